@@ -1,0 +1,134 @@
+"""The one public function: checks its arguments, then hands them to an implementation."""
+
+from typing import Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.normalizers import NORMALIZERS
+from mixhead_plugin.ops.reference import reference_attention
+
+
+class Implementation(NamedTuple):
+    """One entry of the flag ``--attention-impl``."""
+
+    run: Optional[Callable[..., Tensor]]  # takes the arguments of `attention`, checked and with every default filled in
+    missing: str  # why it cannot run at all; empty if it can
+
+
+IMPLEMENTATIONS = {
+    "reference": Implementation(reference_attention, ""),
+    "blockwise": Implementation(None, "not part of this version"),
+    "triton": Implementation(None, "not part of this version"),
+}
+
+
+def implementation_problem(impl: str) -> str:
+    """Why `impl` cannot be used on this machine, in a few words; empty if it can."""
+    if impl == "auto":
+        return ""
+    if impl not in IMPLEMENTATIONS:
+        return "unknown"
+    if impl == "triton" and not torch.cuda.is_available():
+        return "needs a CUDA device and none is visible"
+    return IMPLEMENTATIONS[impl].missing
+
+
+def usable_implementations() -> list[str]:
+    return ["auto", *(name for name in IMPLEMENTATIONS if not implementation_problem(name))]
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    normalizer: str = "softmax",
+    mixing: Optional[Tensor] = None,
+    causal: bool = False,
+    attn_mask: Optional[Tensor] = None,
+    key_padding_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    scale: Optional[float] = None,
+    impl: str = "auto",
+) -> Tensor:
+    """Multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs 8-12).
+
+    Args:
+        query: [B, H, Nq, D]; float16, bfloat16, float32 or float64, as `key` and `value`
+        key: [B, H, Nk, D]
+        value: [B, H, Nk, Dv]
+        normalizer: a key of `NORMALIZERS`
+        mixing: None, [H, H] or [B, Nq, H, H]; M[..., j, i] is the weight of source head j in mixed head i
+        causal: query t sees the keys up to t + (Nk - Nq)
+        attn_mask: additive floats, broadcastable to [B, H, Nq, Nk]; -inf hides a key
+        key_padding_mask: bool [B, Nk], True hides a key
+        dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
+        scale: of the scores; None for D ** -0.5
+        impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises
+
+    Returns:
+        [B, H, Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
+
+    Raises:
+        ValueError: an unknown name, or tensors whose shapes do not fit together
+        TypeError: a mask of the wrong dtype, or dtypes that differ
+        RuntimeError: `impl` cannot run here, with the reason
+    """
+    if normalizer not in NORMALIZERS:
+        raise ValueError(f"normalizer {normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
+    _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p {dropout_p}: must be a probability")
+    problem = implementation_problem(impl)
+    if problem:
+        raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable_implementations())}")
+
+    return IMPLEMENTATIONS["reference" if impl == "auto" else impl].run(
+        query,
+        key,
+        value,
+        normalizer=normalizer,
+        mixing=mixing,
+        causal=causal,
+        attn_mask=attn_mask,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+        scale=query.shape[3] ** -0.5 if scale is None else scale,
+    )
+
+
+def _check_tensors(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixing: Optional[Tensor],
+    attn_mask: Optional[Tensor],
+    key_padding_mask: Optional[Tensor],
+) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
+        if not tensor.is_floating_point() or tensor.dtype != query.dtype:
+            raise TypeError(f"{name} is {tensor.dtype}: query, key and value must share one floating-point dtype")
+    batch, heads, n_queries, head_dim = query.shape
+    n_keys = key.shape[2]
+    if key.shape != (batch, heads, n_keys, head_dim):
+        raise ValueError(f"key {list(key.shape)} does not fit query {list(query.shape)}")
+    if value.shape[:3] != key.shape[:3]:
+        raise ValueError(f"value {list(value.shape)} does not fit key {list(key.shape)}")
+    if mixing is not None and mixing.shape not in ((heads, heads), (batch, n_queries, heads, heads)):
+        raise ValueError(f"mixing {list(mixing.shape)}: must be {[heads, heads]} or {[batch, n_queries, heads, heads]}")
+    if attn_mask is not None:
+        if not attn_mask.is_floating_point():
+            raise TypeError(f"attn_mask is {attn_mask.dtype}: must be additive floats, -inf hides a key")
+        full = (batch, heads, n_queries, n_keys)
+        if attn_mask.dim() > 4 or any(m not in (1, n) for m, n in zip(attn_mask.shape[::-1], full[::-1])):
+            raise ValueError(f"attn_mask {list(attn_mask.shape)}: must be broadcastable to {list(full)}")
+    if key_padding_mask is not None:
+        if key_padding_mask.dtype != torch.bool:
+            raise TypeError(f"key_padding_mask is {key_padding_mask.dtype}: must be bool, True hides a key")
+        if key_padding_mask.shape != (batch, n_keys):
+            raise ValueError(f"key_padding_mask {list(key_padding_mask.shape)}: must be {[batch, n_keys]}")

@@ -1,0 +1,71 @@
+"""Mixed attention as its equations stand in the papers: the specification that every other implementation is held to.
+
+The three steps are functions of their own, because a module that must return its weights, or be scripted, takes them
+one by one.
+"""
+
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.normalizers import NORMALIZERS
+
+
+def upcast(tensor: Tensor) -> Tensor:
+    """float32 for half precision; float32 and float64 stay."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def attention_scores(query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float) -> Tensor:
+    """scale * Q K^T + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
+
+    Args:
+        query: [B, H, Nq, D]
+        key: [B, H, Nk, D]
+        mask: additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
+        scale: usually D ** -0.5
+    """
+    scores = torch.matmul(upcast(query) * scale, upcast(key).transpose(2, 3))  # [B, H, Nq, Nk]
+    return scores if mask is None else scores + mask
+
+
+def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
+    """Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12).
+
+    Args:
+        weights: P [B, H, Nq, Nk]
+        mixing: M [H, H] or [B, Nq, H, H], M[..., j, i]: weight of source head j in mixed head i; None leaves P as it is
+    """
+    if mixing is None:
+        return weights
+    mixing = mixing.to(weights.dtype)
+    if mixing.dim() == 2:
+        return torch.einsum("bjqk,ji->biqk", weights, mixing)
+    return torch.einsum("bjqk,bqji->biqk", weights, mixing)
+
+
+def reference_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    normalizer: str,
+    mixing: Optional[Tensor],
+    causal: bool,
+    attn_mask: Optional[Tensor],
+    key_padding_mask: Optional[Tensor],
+    dropout_p: float,
+    scale: float,
+) -> Tensor:
+    """Mixhead eqs 8-12 in float32 or better, whatever dtype comes and goes; arguments as in `ops.attention`."""
+    with torch.autocast(query.device.type, enabled=False):
+        mask = additive_mask(
+            causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
+        )
+        scores = attention_scores(query, key, mask, scale)  # [B, H, Nq, Nk]
+        weights = mix_heads(NORMALIZERS[normalizer].weights(scores), mixing)  # [B, H, Nq, Nk]
+        output = torch.matmul(F.dropout(weights, dropout_p), upcast(value))  # [B, H, Nq, Dv]
+    return output.to(value.dtype)
