@@ -1,0 +1,1 @@
+"""nn.Modules that keep fairseq's contracts."""

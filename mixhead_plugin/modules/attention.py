@@ -1,0 +1,362 @@
+"""fairseq's multi-head attention with a choice of normalizer, mixed heads and a free head size."""
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.ops import NORMALIZERS, attention
+from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.reference import attention_scores, mix_heads, upcast
+
+
+class MixheadAttention(MultiheadAttention):
+    """A drop-in for fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
+
+    The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
+
+    Args:
+        embed_dim, ..., qn_block_size: as in fairseq
+        normalizer: a key of `NORMALIZERS`
+        head_mixing: a key of `HEAD_MIXINGS`
+        head_dim: size of one head, of queries, keys and values alike; None for embed_dim / num_heads
+        impl: which implementation of `ops.attention` computes it
+        value_init_scale: factor on the initial weights of v_proj and out_proj
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        self_attention: bool = False,
+        encoder_decoder_attention: bool = False,
+        dictionary: Any = None,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
+        *,
+        normalizer: str = "softmax",
+        head_mixing: str = "none",
+        head_dim: Optional[int] = None,
+        impl: str = "auto",
+        value_init_scale: float = 1.0,
+    ):
+        # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim, so its parent's is called instead.
+        super(MultiheadAttention, self).__init__(dictionary)
+        if head_dim is None and embed_dim % num_heads != 0:
+            raise ValueError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}: give a head_dim")
+        self.embed_dim = embed_dim
+        self.kdim = kdim if kdim is not None else embed_dim
+        self.vdim = vdim if vdim is not None else embed_dim
+        self.qkv_same_dim = self.kdim == embed_dim and self.vdim == embed_dim
+        if self_attention and not self.qkv_same_dim:
+            raise ValueError(f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}")
+
+        self.num_heads = num_heads
+        self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.self_attention = self_attention
+        self.encoder_decoder_attention = encoder_decoder_attention
+        # --retain-dropout-modules must find it under the stock name
+        self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
+
+        # In fairseq's order: the same seed gives the same projections as the stock module.
+        inner_dim = num_heads * self.head_dim
+        self.k_proj = quant_noise(nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size)
+        self.v_proj = quant_noise(nn.Linear(self.vdim, inner_dim, bias=bias), q_noise, qn_block_size)
+        self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
+        self.out_proj = quant_noise(nn.Linear(inner_dim, embed_dim, bias=bias), q_noise, qn_block_size)
+        self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
+        self.bias_v = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
+        self.add_zero_attn = add_zero_attn
+        self.beam_size = 1
+        self.reset_parameters()
+        self.value_init_scale = value_init_scale
+        self.scale_values()
+
+        self.normalizer = normalizer
+        self.normalize = NORMALIZERS[normalizer].weights
+        self.head_mixing_kind = head_mixing
+        build_mixing = HEAD_MIXINGS[head_mixing].build
+        self.head_mixing = None if build_mixing is None else build_mixing(num_heads, self.head_dim)
+        self.impl = impl
+
+        # Attributes of the stock module that code outside of it reads or sets.
+        self.use_xformers = False
+        self.onnx_trace = False
+        self.skip_embed_dim_check = False
+
+    def scale_values(self) -> None:
+        """Shrink the initial W_V and W_O (l2 essay); to be called again after another initialisation like BERT's."""
+        with torch.no_grad():
+            self.v_proj.weight.mul_(self.value_init_scale)
+            self.out_proj.weight.mul_(self.value_init_scale)
+
+    def signature(self) -> Dict[str, Any]:
+        """What a checkpoint must agree on with this module, by the flag that decides it."""
+        return {
+            "attention_normalizer": self.normalizer,
+            "head_mixing": self.head_mixing_kind,
+            "attention_heads": self.num_heads,
+            "head_dim": self.head_dim,
+        }
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        # Two normalizers have the same parameters: the metadata beside them tells a checkpoint of one from the other's.
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", None)
+        if metadata is not None:
+            metadata[prefix[:-1]].update(self.signature())
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attend, with fairseq's calling convention.
+
+        Args:
+            query: [Nq, B, embed_dim]
+            key: [Nk, B, kdim]; may be None when `static_kv` finds it in the cache
+            value: [Nk, B, vdim], likewise
+            key_padding_mask: [B, Nk], non-zero hides a key
+            incremental_state: the cache of step-by-step decoding
+            need_weights: also return the mixed weights, averaged over the heads
+            static_kv: keys and values of the first step serve all the others (encoder-decoder attention)
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores, non-zeros of other types hide
+            before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, D] instead
+            need_head_weights: also return the mixed weights of every head
+
+        Returns:
+            output [Nq, B, embed_dim] and weights: None, [B, Nq, Nk], or [H, B, Nq, Nk] with `need_head_weights`
+        """
+        _, batch, embed_dim = query.size()
+        if not self.skip_embed_dim_check:
+            assert embed_dim == self.embed_dim, f"query dim {embed_dim} != {self.embed_dim}"
+
+        q = self._split_heads(self.q_proj(query))  # [B, H, Nq, D]
+        k, v, key_padding_mask = self._keys_and_values(
+            query, key, value, key_padding_mask, incremental_state, static_kv
+        )
+        if self.bias_k is not None or self.add_zero_attn:
+            k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.to(torch.bool)  # fairseq keeps them as floats in the cache
+        if attn_mask is not None:
+            attn_mask = self._as_additive(attn_mask, q)
+        mixing: Optional[Tensor] = None
+        if self.head_mixing is not None:
+            mixing = self.head_mixing(q)  # [H, H] or [B, Nq, H, H]
+
+        beams = batch // k.size(0)
+        if beams > 1:
+            # Hypotheses of one sentence share its keys: to the attention they are further queries.
+            q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)  # [B, H, beams * Nq, D]
+            if mixing is not None and mixing.dim() == 4:
+                mixing = self._fold_beams(mixing, beams)  # [B, beams * Nq, H, H]
+            if attn_mask is not None:
+                attn_mask = attn_mask.repeat(1, 1, beams, 1)
+
+        if before_softmax:
+            mask = self._mask(q, k, attn_mask, key_padding_mask)
+            scores = attention_scores(q, k, mask, self.scaling)
+            return scores.flatten(0, 1).to(q.dtype), v.flatten(0, 1)
+
+        dropout_p = 0.0
+        if self.training or self.dropout_module.apply_during_inference:
+            dropout_p = float(self.dropout_module.p)
+        weights: Optional[Tensor] = None
+        if torch.jit.is_scripting():
+            out, weights = self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
+        else:
+            out, weights = self._attend(
+                q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, need_weights or need_head_weights
+            )
+        # out [B, H, Nq, D], weights [B, H, Nq, Nk] or None
+
+        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H, D]
+        out = self.out_proj(out.flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
+        if weights is None or not (need_weights or need_head_weights):
+            return out, None
+        weights = self._unfold_beams(weights.transpose(1, 2), beams)  # [B, Nq, H, Nk]
+        if need_head_weights:
+            return out, weights.permute(2, 0, 1, 3)
+        return out, weights.mean(2)
+
+    @torch.jit.export
+    def reorder_incremental_state(
+        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]], new_order: Tensor
+    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
+        """Let row i of the cache go on from row `new_order[i]`, [B], as beam search chooses.
+
+        Encoder-decoder attention keeps one row per sentence, and hypotheses never change sentence: with beams its rows
+        move only when sentences are finished. Without beams any order is followed (fairseq ignores a permutation).
+        """
+        if incremental_state is None:
+            return incremental_state
+        saved = self._get_input_buffer(incremental_state)
+        if self.encoder_decoder_attention and self.beam_size > 1:
+            prev_key = saved.get("prev_key")
+            if prev_key is None or prev_key.size(0) * self.beam_size == new_order.size(0):
+                return incremental_state
+            new_order = new_order.view(-1, self.beam_size)[:, 0] // self.beam_size
+        for name in list(saved.keys()):
+            rows = saved[name]
+            if rows is not None:
+                saved[name] = rows.index_select(0, new_order)
+        return self._set_input_buffer(incremental_state, saved)
+
+    @torch.jit.unused
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mixing: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        dropout_p: float,
+        need_weights: bool,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        if need_weights:
+            with torch.autocast(q.device.type, enabled=False):  # the definition is float32 under --amp too
+                return self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
+        out = attention(
+            q,
+            k,
+            v,
+            normalizer=self.normalizer,
+            mixing=mixing,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            dropout_p=dropout_p,
+            impl=self.impl,
+        )
+        return out, None
+
+    def _attend_by_definition(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mixing: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        dropout_p: float,
+    ) -> Tuple[Tensor, Tensor]:
+        """The reference's steps one by one, for whom needs the weights or a graph that TorchScript understands."""
+        scores = attention_scores(q, k, self._mask(q, k, attn_mask, key_padding_mask), self.scaling)  # [B, H, Nq, Nk]
+        weights = mix_heads(self.normalize(scores), mixing)  # [B, H, Nq, Nk]
+        out = torch.matmul(F.dropout(weights, dropout_p), upcast(v))  # [B, H, Nq, D]
+        return out.to(v.dtype), weights
+
+    def _mask(
+        self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]
+    ) -> Optional[Tensor]:
+        dtype = upcast(q).dtype
+        return additive_mask(False, attn_mask, key_padding_mask, q.size(2), k.size(2), q.device, dtype)
+
+    def _keys_and_values(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        static_kv: bool,
+    ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Keys and values [B, H, Nk, D] with what the cache holds of earlier steps, and their padding mask [B, Nk]."""
+        k: Optional[Tensor] = None
+        v: Optional[Tensor] = None
+        saved: Dict[str, Optional[Tensor]] = {}
+        if incremental_state is not None:
+            saved = self._get_input_buffer(incremental_state)
+        cached = "prev_key" in saved
+
+        if self.self_attention:
+            key = query
+            value = query
+        if not (cached and static_kv):
+            assert key is not None and value is not None, "keys and values are neither given nor cached"
+            if self.encoder_decoder_attention and self.beam_size > 1 and query.size(1) == key.size(1):
+                # Every sentence comes repeated for its hypotheses; one copy of it is enough.
+                key = key[:, :: self.beam_size]
+                value = value[:, :: self.beam_size]
+                if key_padding_mask is not None:
+                    key_padding_mask = key_padding_mask[:: self.beam_size]
+            k = self._split_heads(self.k_proj(key))
+            v = self._split_heads(self.v_proj(value))
+
+        if incremental_state is not None:
+            if cached:
+                prev_key, prev_value = saved["prev_key"], saved["prev_value"]
+                assert prev_key is not None and prev_value is not None
+                k = prev_key if k is None else torch.cat([prev_key, k], dim=2)
+                v = prev_value if v is None else torch.cat([prev_value, v], dim=2)
+            assert k is not None and v is not None
+            prev_padding: Optional[Tensor] = None
+            if "prev_key_padding_mask" in saved:
+                prev_padding = saved["prev_key_padding_mask"]
+            key_padding_mask = self._append_prev_key_padding_mask(
+                key_padding_mask, prev_padding, k.size(0), k.size(2), static_kv
+            )
+            saved["prev_key"] = k
+            saved["prev_value"] = v
+            saved["prev_key_padding_mask"] = key_padding_mask
+            self._set_input_buffer(incremental_state, saved)
+        assert k is not None and v is not None
+        return k, v, key_padding_mask
+
+    def _append_constant_keys(
+        self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]
+    ) -> Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+        """The learned and the zero key, always visible and never cached."""
+        batch = k.size(0)
+        bias_k, bias_v = self.bias_k, self.bias_v
+        if bias_k is not None and bias_v is not None:
+            k = torch.cat([k, self._split_heads(bias_k.expand(1, batch, -1)).to(k.dtype)], dim=2)
+            v = torch.cat([v, self._split_heads(bias_v.expand(1, batch, -1)).to(v.dtype)], dim=2)
+            key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
+        if self.add_zero_attn:
+            k = F.pad(k, [0, 0, 0, 1])
+            v = F.pad(v, [0, 0, 0, 1])
+            key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
+        return k, v, key_padding_mask, attn_mask
+
+    def _as_additive(self, attn_mask: Tensor, q: Tensor) -> Tensor:
+        """[Nq, Nk] or [B * H, Nq, Nk] of any type -> floats broadcastable to [B, H, Nq, Nk]."""
+        if not attn_mask.is_floating_point():
+            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
+        if attn_mask.dim() == 3:
+            return attn_mask.view(q.size(0), self.num_heads, attn_mask.size(1), attn_mask.size(2))
+        return attn_mask[None, None]
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """[N, B, H * D] -> [B, H, N, D]"""
+        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
+        """[B * beams, Nq, ...] -> [B, beams * Nq, ...]"""
+        return x.unflatten(0, [-1, beams]).flatten(1, 2)
+
+    def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
+        """[B, beams * Nq, ...] -> [B * beams, Nq, ...]"""
+        return x.unflatten(1, [beams, -1]).flatten(0, 1)
