@@ -1,0 +1,7 @@
+"""The stock models with the plugin's attention; importing this package registers them with fairseq."""
+
+from mixhead_plugin.models.roberta import RobertaModel
+from mixhead_plugin.models.transformer import TransformerModel
+from mixhead_plugin.models.transformer_lm import TransformerLanguageModel
+
+__all__ = ["RobertaModel", "TransformerLanguageModel", "TransformerModel"]

@@ -1,0 +1,108 @@
+"""What all models of the plugin share: the check of flags and checkpoints, and their names in fairseq."""
+
+import os
+from typing import Any, Callable, ClassVar, Dict, Optional, Type
+
+from fairseq.models import (
+    ARCH_CONFIG_REGISTRY,
+    ARCH_MODEL_INV_REGISTRY,
+    BaseFairseqModel,
+    register_model,
+    register_model_architecture,
+)
+
+from mixhead_plugin.modules.checkpoint import check_checkpoint
+from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, check, complete
+
+
+class FamilyModel(BaseFairseqModel):
+    """Mixin before a stock model class."""
+
+    family: ClassVar[str]  # a key of FAMILIES; set by `register_families`
+
+    @classmethod
+    def options_of(cls, args: Any) -> AttentionOptions:
+        """The model's config, which is an AttentionOptions, from flat `args`; values that `args` lack are defaults."""
+        raise NotImplementedError
+
+    @classmethod
+    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+        """The attentions that the model built from the completed `args` would have, by place."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_args(cls, args: Any) -> None:
+        """Complete `args` with the family's presets and refuse what cannot work; see `options.check`."""
+        complete(args, cls.family)
+        shapes = cls.attention_shapes(args)
+        check(cls.options_of(args), cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
+        for side in ("encoder", "decoder"):
+            if getattr(args, f"{side}_xformers_att_config", None) is not None:
+                raise OptionError(
+                    f"--{side}-xformers-att-config {getattr(args, f'{side}_xformers_att_config')}: "
+                    "must be left out, the plugin computes the attention itself"
+                )
+
+    def load_state_dict(self, state_dict: Dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        check_checkpoint(self, state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def check_data(args: Any) -> None:
+    """Refuse a data folder that is not there or was not prepared, where fairseq would fail later and vaguely."""
+    for path in (getattr(args, "data", None) or "").split(os.pathsep):
+        if not path or "://" in path:
+            continue
+        if not os.path.isdir(path):
+            raise OptionError(f"data {path}: no such folder")
+        # tasks of several inputs, such as sentence_prediction, keep each in a folder of its own
+        folders = [path, *(entry.path for entry in os.scandir(path) if entry.is_dir())]
+        names = [name for folder in folders for name in os.listdir(folder)]
+        subsets = [args.train_subset] if getattr(args, "train_subset", None) else []
+        if not getattr(args, "disable_validation", False):
+            subsets += (getattr(args, "valid_subset", None) or "").split(",")
+        for prefix in ("dict", *filter(None, subsets)):
+            if not any(name.startswith(f"{prefix}.") for name in names):
+                raise OptionError(f"data {path}: has no {prefix}.* file; run fairseq-preprocess first")
+
+
+def register_families(
+    base: Type[FamilyModel], stock: str, config: Optional[Callable[[str], type]] = None
+) -> Dict[str, Type[FamilyModel]]:
+    """Register `base` and every architecture of the stock model `stock` once per family, as `<family>_<stock name>`.
+
+    Args:
+        base: the model
+        stock: the name of fairseq's model
+        config: makes the dataclass of a family, for a model that fairseq configures by dataclass
+
+    Returns:
+        the registered classes by family
+    """
+    models = {}
+    for family in FAMILIES:
+        name = f"{family}_{stock}"
+        model = type(
+            f"{family.capitalize()}{base.__name__}", (base,), {"family": family, "__module__": base.__module__}
+        )
+        register_model(name, dataclass=config(family) if config else None)(model)
+        for stock_arch in ARCH_MODEL_INV_REGISTRY[stock]:
+            arch = f"{family}_{stock_arch}"
+            function = _architecture(model, ARCH_CONFIG_REGISTRY[stock_arch])
+            if arch in ARCH_CONFIG_REGISTRY:
+                # fairseq registered a no-op for a dataclass model's own name; ours also checks, on the command line
+                ARCH_CONFIG_REGISTRY[arch] = function
+            else:
+                register_model_architecture(name, arch)(function)
+        models[family] = model
+    return models
+
+
+def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], None]) -> Callable[[Any], None]:
+    def architecture(args: Any) -> None:
+        stock_architecture(args)
+        model.check_args(args)
+        if not hasattr(args, "_name"):  # straight from the command line, not from a checkpoint made elsewhere
+            check_data(args)
+
+    return architecture

@@ -1,0 +1,61 @@
+"""RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and `<family>_xlm`."""
+
+from typing import Any, Dict
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.roberta import model as stock
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+
+from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.models.transformer import TransformerConfig
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.layers import MixheadEncoder
+from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace
+
+
+class RobertaEncoder(stock.RobertaEncoder):
+    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> MixheadEncoder:
+        encoder = MixheadEncoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
+        encoder.apply(init_bert_params)
+        return encoder
+
+
+class RobertaModel(FamilyModel, stock.RobertaModel):
+    """fairseq's RoBERTa with the plugin's attention."""
+
+    def __init__(self, args: Any, encoder: RobertaEncoder):
+        super().__init__(args, encoder)
+        for module in self.modules():
+            if isinstance(module, MixheadAttention):
+                module.scale_values()  # BERT's initialisation has just overwritten the first time
+
+    @staticmethod
+    def add_args(parser: Any) -> None:
+        stock.RobertaModel.add_args(parser)
+        gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
+
+    @classmethod
+    def options_of(cls, args: Any) -> AttentionOptions:
+        return AttentionOptions.from_namespace(args)
+
+    @classmethod
+    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+        return {"encoder-self": AttentionShape("encoder", args.encoder_embed_dim, args.encoder_attention_heads)}
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "RobertaModel":
+        args = as_namespace(args)
+        stock.base_architecture(args)
+        if getattr(args, "tokens_per_sample", None) is None:
+            args.tokens_per_sample = task.max_positions()
+        cls.check_args(args)
+        if getattr(args, "mha_heads_to_keep", -1) != -1 and args.head_mixing != "none":
+            raise OptionError(
+                f"--mha-heads-to-keep {args.mha_heads_to_keep}: cannot cut mixed heads; needs --head-mixing none"
+            )
+        if getattr(args, "max_positions", None) is None:
+            args.max_positions = args.tokens_per_sample
+        return cls(args, RobertaEncoder(args, task.source_dictionary))
+
+
+MODELS = register_families(RobertaModel, "roberta")

@@ -1,0 +1,124 @@
+"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention in the places that the flags name."""
+
+from typing import Any
+
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import FairseqDropout
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import nn
+
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.options import AttentionOptions
+
+
+def build_attention(embed_dim: int, num_heads: int, options: AttentionOptions, **stock: Any) -> MixheadAttention:
+    """The attention that `options` ask for; `stock` are arguments of fairseq's own attention."""
+    return MixheadAttention(
+        embed_dim,
+        num_heads,
+        normalizer=options.attention_normalizer,
+        head_mixing=options.head_mixing,
+        head_dim=options.head_dim,
+        impl=options.attention_impl,
+        value_init_scale=options.value_init_scale,
+        **stock,
+    )
+
+
+def _keep_dropout_names(module: nn.Module, stock: type) -> None:
+    """fairseq names a dropout after the class around it; --retain-dropout-modules must find the stock names."""
+    name = stock.__name__
+    for child in module.children():
+        if isinstance(child, FairseqDropout):
+            child.module_name = name
+
+
+def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
+    """Activation checkpointing and FSDP around a layer, as fairseq's `build_*_layer` do."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class MixheadEncoderLayer(TransformerEncoderLayerBase):
+    def __init__(self, cfg: Any, return_fc: bool = False):
+        super().__init__(cfg, return_fc=return_fc)
+        _keep_dropout_names(self, TransformerEncoderLayerBase)
+
+    def build_self_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
+        if not cfg.covers("encoder-self"):
+            return super().build_self_attention(embed_dim, cfg)
+        return build_attention(
+            embed_dim,
+            cfg.encoder.attention_heads,
+            cfg,
+            dropout=cfg.attention_dropout,
+            self_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+
+class MixheadDecoderLayer(TransformerDecoderLayerBase):
+    def __init__(self, cfg: Any, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False):
+        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn)
+        _keep_dropout_names(self, TransformerDecoderLayerBase)
+
+    def build_self_attention(
+        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> nn.Module:
+        if not cfg.covers("decoder-self"):
+            return super().build_self_attention(embed_dim, cfg, add_bias_kv, add_zero_attn)
+        return build_attention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            cfg,
+            dropout=cfg.attention_dropout,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            self_attention=not cfg.cross_self_attention,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+    def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
+        if not cfg.covers("cross"):
+            return super().build_encoder_attention(embed_dim, cfg)
+        return build_attention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            cfg,
+            kdim=cfg.encoder.embed_dim,
+            vdim=cfg.encoder.embed_dim,
+            dropout=cfg.attention_dropout,
+            encoder_decoder_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+        )
+
+
+class MixheadEncoder(TransformerEncoderBase):
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, return_fc: bool = False):
+        super().__init__(cfg, dictionary, embed_tokens, return_fc)
+        self.dropout_module.module_name = "TransformerEncoder"  # see _keep_dropout_names
+
+    def build_encoder_layer(self, cfg: Any) -> nn.Module:
+        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+
+
+class MixheadDecoder(TransformerDecoderBase):
+    def __init__(
+        self,
+        cfg: Any,
+        dictionary: Any,
+        embed_tokens: nn.Module,
+        no_encoder_attn: bool = False,
+        output_projection: Any = None,
+    ):
+        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
+        self.dropout_module.module_name = "TransformerDecoder"  # see _keep_dropout_names
+
+    def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
+        return _wrapped(MixheadDecoderLayer(cfg, no_encoder_attn), cfg)

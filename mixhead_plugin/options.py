@@ -1,0 +1,190 @@
+"""Every flag of the plugin once, what its values mean, and what is refused before anything is built."""
+
+from argparse import Namespace
+from dataclasses import dataclass, field, fields
+from typing import Any, Dict, NamedTuple, Optional
+
+from fairseq.dataclass import FairseqDataclass
+from omegaconf import II, OmegaConf
+
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem
+
+
+class OptionError(ValueError):
+    """A flag, a combination of flags, or a file named by one, that cannot be used; the message is one line."""
+
+
+# Which attentions each --attention-scope changes.
+SCOPES = {
+    "all": ("encoder-self", "decoder-self", "cross"),
+    "self": ("encoder-self", "decoder-self"),
+    "cross": ("cross",),
+    "encoder": ("encoder-self",),
+    "decoder": ("decoder-self", "cross"),
+    "decoder-self": ("decoder-self",),
+}
+
+TOKENS_PER_SAMPLE = II("task.tokens_per_sample")
+
+# A family is a preset of the flags below, under the name `<family>_<stock architecture>`.
+FAMILIES: Dict[str, Dict[str, Any]] = {
+    "mixhead": {"head_mixing": "position-wise"},
+    "fixhead": {
+        "head_dim": TOKENS_PER_SAMPLE
+    },  # the head size is the input length (low-rank bottleneck paper, section 3.1)
+    "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
+    # The rows of l2 weights sum to as much as sqrt(n): the essay shrinks W_V and W_O in return.
+    "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
+}
+
+_CHOICES = {
+    "attention_normalizer": tuple(NORMALIZERS),
+    "head_mixing": tuple(HEAD_MIXINGS),
+    "attention_scope": tuple(SCOPES),
+    "attention_impl": ("auto", *IMPLEMENTATIONS),
+}
+
+
+def _presets(name: str) -> str:
+    values = [f"{preset[name]} in family {family}" for family, preset in FAMILIES.items() if name in preset]
+    return "".join(f"; {value}" for value in values).replace(TOKENS_PER_SAMPLE, "--tokens-per-sample")
+
+
+def _flag(name: str, default: Any, text: str) -> Any:
+    """A dataclass field whose help also lists the choices and the defaults."""
+    choices = f"; one of {', '.join(_CHOICES[name])}" if name in _CHOICES else ""
+    shown = "--embed-dim / heads" if default is None else default
+    return field(default=default, metadata={"help": f"{text}{choices} (default: {shown}{_presets(name)})"})
+
+
+@dataclass
+class AttentionOptions(FairseqDataclass):
+    """The flags that every architecture of the plugin has beside its stock ones."""
+
+    attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
+    head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
+    head_dim: Optional[int] = _flag("head_dim", None, "size of one head, free of the embedding and the number of heads")
+    attention_scope: str = _flag(
+        "attention_scope",
+        "all",
+        "which attentions the other flags change; the rest stay fairseq's own softmax attention",
+    )
+    attention_impl: str = _flag("attention_impl", "auto", "which code computes the attention")
+    value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
+
+    def covers(self, place: str) -> bool:
+        """Whether the flags change the attention at `place`, one of SCOPES['all']."""
+        return place in SCOPES[self.attention_scope]
+
+
+OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
+
+
+class AttentionShape(NamedTuple):
+    """What is known of the attention at one place before it is built."""
+
+    side: str  # "encoder" or "decoder": the prefix of its stock flags
+    embed_dim: int
+    num_heads: int
+
+
+def as_namespace(args: Any) -> Namespace:
+    """What fairseq gives to `build_model`, flat: fairseq's own converters lose unknown keys of a DictConfig."""
+    if OmegaConf.is_config(args):
+        return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
+    return args
+
+
+def complete(args: Any, family: str) -> None:
+    """Give `args` (Namespace or DictConfig, changed in place) the family's value of every flag that it lacks."""
+    for option in fields(AttentionOptions):
+        if option.name in OPTION_NAMES:
+            value = getattr(args, option.name, None)
+            if value is None:
+                value = FAMILIES[family].get(option.name, option.default)
+            if value == TOKENS_PER_SAMPLE:
+                value = getattr(args, "tokens_per_sample", None)
+            setattr(args, option.name, value)
+
+
+def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionShape], scale_heads: bool = False) -> None:
+    """Refuse what cannot work or would silently do nothing.
+
+    Args:
+        options: complete, see `complete`
+        family: a key of FAMILIES
+        shapes: the attentions that the model will have, by place
+        scale_heads: whether fairseq's --scale-heads is on
+
+    Raises:
+        OptionError: one line with the flag, its value and what would be valid
+    """
+    for name, choices in _CHOICES.items():
+        value = getattr(options, name)
+        if value not in choices:
+            raise OptionError(f"{_name(name)} {value}: must be one of {', '.join(choices)}")
+
+    problem = implementation_problem(options.attention_impl)
+    if problem:
+        usable = [impl for impl in _CHOICES["attention_impl"] if not implementation_problem(impl)]
+        raise OptionError(
+            f"--attention-impl {options.attention_impl}: {problem}; usable here: {', '.join(usable)} "
+            "(for a trained model: --model-overrides \"{'attention_impl': 'auto'}\")"
+        )
+    if options.head_dim is not None and options.head_dim < 1:
+        raise OptionError(f"--head-dim {options.head_dim}: must be at least 1 (leave it out for embedding / heads)")
+    if options.head_dim is None and "head_dim" in FAMILIES[family]:
+        raise OptionError(
+            f"--head-dim is missing: family {family} needs a head size, at best the input length, where the task has "
+            "no --tokens-per-sample"
+        )
+    if not options.value_init_scale > 0:
+        raise OptionError(f"--value-init-scale {options.value_init_scale}: must be greater than 0")
+
+    _check_scope(options, shapes)
+    for place, shape in shapes.items():
+        _check_shape(options, place, shape)
+        own_dim = options.head_dim is not None and options.covers(place)
+        if scale_heads and own_dim and options.head_dim * shape.num_heads != shape.embed_dim:
+            raise OptionError(
+                f"--scale-heads: needs --head-dim {shape.embed_dim // shape.num_heads} "
+                f"(--{shape.side}-embed-dim / --{shape.side}-attention-heads), not {options.head_dim}"
+            )
+
+
+def _check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
+    scope = options.attention_scope
+    if not any(options.covers(place) for place in shapes):
+        useful = [name for name, places in SCOPES.items() if any(place in shapes for place in places)]
+        raise OptionError(
+            f"--attention-scope {scope}: this model has no such attention, only {', '.join(shapes)}; "
+            f"must be one of {', '.join(useful)}"
+        )
+    unchanged = all(
+        getattr(options, f.name) == f.default for f in fields(AttentionOptions) if f.name in OPTION_NAMES[:3]
+    )
+    stock = unchanged and options.attention_impl == "auto" and options.value_init_scale == 1
+    if scope != "all" and stock:
+        raise OptionError(
+            f"--attention-scope {scope}: has no effect with --attention-normalizer softmax, --head-mixing none and no "
+            "--head-dim; change one of them or leave the scope out"
+        )
+
+
+def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
+    heads = f"--{shape.side}-attention-heads {shape.num_heads}"
+    if shape.num_heads < 1:
+        raise OptionError(f"{heads}: must be at least 1")
+    if shape.embed_dim % shape.num_heads == 0 or (options.head_dim is not None and options.covers(place)):
+        return
+    hint = "must divide it" if options.head_dim is not None else "must divide it, or --head-dim must be set"
+    where = f" of the {place} attention, which --attention-scope {options.attention_scope} leaves as it is,"
+    raise OptionError(
+        f"{heads}{'' if options.covers(place) else where} does not divide --{shape.side}-embed-dim {shape.embed_dim}: "
+        f"{hint}"
+    )
+
+
+def _name(option: str) -> str:
+    return "--" + option.replace("_", "-")

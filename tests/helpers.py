@@ -1,0 +1,85 @@
+"""Small models, tasks and data for the tests."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from fairseq.data import Dictionary
+from fairseq.models import build_model
+
+import mixhead_plugin  # noqa: F401 (registers the architectures)
+from mixhead_plugin.modules.attention import MixheadAttention
+
+VOCABULARY = 29
+
+
+def dictionary() -> Dictionary:
+    words = Dictionary()
+    for i in range(VOCABULARY - len(words)):
+        words.add_symbol(f"w{i}")
+    return words
+
+
+def task() -> SimpleNamespace:
+    words = dictionary()
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
+
+
+# By stock model, the more special name first.
+TINY = {
+    "transformer_lm": {
+        "decoder_embed_dim": 16,
+        "decoder_ffn_embed_dim": 24,
+        "decoder_input_dim": 16,
+        "decoder_output_dim": 16,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+        "tokens_per_sample": 32,
+        "max_target_positions": 64,
+    },
+    "transformer": {
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_layers": 2,
+        "decoder_attention_heads": 4,
+    },
+    "roberta_base": {
+        "encoder_embed_dim": 16,
+        "encoder_ffn_embed_dim": 24,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "max_positions": 64,
+        "tokens_per_sample": 64,
+    },
+}
+
+
+def build(arch: str, seed: int = 1, **flags):
+    """A tiny model of `arch`, stock or plugin, through fairseq's own factory; without dropout unless `flags` say so."""
+    tiny = next(flags for name, flags in TINY.items() if name.split("_base")[0] in arch)
+    args = Namespace(arch=arch, **{"dropout": 0.0, "attention_dropout": 0.0, **tiny, **flags})
+    torch.manual_seed(seed)
+    return build_model(args, task())
+
+
+def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
+    """Move the mixing away from where it starts: at the identity nothing would be tested."""
+    generator = torch.Generator().manual_seed(7)
+    for module in model.modules():
+        if isinstance(module, MixheadAttention) and module.head_mixing is not None:
+            for parameter in module.head_mixing.parameters():
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.data.add_(size * noise.to(parameter))
+    return model
+
+
+def tokens(batch: int = 3, length: int = 7, padded: bool = False) -> torch.Tensor:
+    """Random sentences; with `padded`, of different lengths, padded on the right."""
+    words = dictionary()
+    sentences = torch.randint(words.nspecial, VOCABULARY, (batch, length))
+    if padded:
+        for i in range(1, batch):
+            sentences[i, length - i :] = words.pad()
+    return sentences
