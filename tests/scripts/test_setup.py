@@ -1,0 +1,453 @@
+"""scripts/setup.sh and scripts/test.sh in a copy of the checkout, with a Python that only writes down what it is told.
+
+The probe of the interpreter is real; venv and pip are not, so nothing is installed and nothing is downloaded.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BASH = shutil.which("bash")
+SHELL_SCRIPTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("scripts/**/*.sh", "examples/**/*.sh", ".ci/run")
+    for path in ROOT.glob(pattern)
+)
+TOOLS = ["bash", "cat", "cp", "dirname", "env", "flock", "grep", "mkdir", "rm", "sed", "sleep", "tail", "timeout", "wc"]
+
+# What stands in for the interpreter: `-m venv` makes a folder, everything else is the real one with `patch` applied.
+PYTHON = """#!{bash}
+if [[ " $* " == *" -m venv "* ]]; then
+    echo "$*" >>{calls}
+    target="${{@: -1}}"
+    mkdir -p "$target/bin"
+    cp {venv_python} "$target/bin/python"
+    [[ "$*" == *--system-site-packages* ]] && system=true || system=false
+    echo "include-system-site-packages = $system" >"$target/pyvenv.cfg"
+else
+    FAKE_PYTHON=$0 PYTHONPATH={patches} exec {real} "$@"
+fi
+"""
+# What stands in for .venv/bin/python.
+VENV_PYTHON = """#!{bash}
+[[ "$*" == "-c " ]] && exit
+echo "$*" >>{calls}
+if [[ "$*" == *"${{FAKE_HANG-no such}}"* ]]; then sleep 30; fi
+if [[ "$*" == *"${{FAKE_FAIL-no such}}"* ]]; then echo "${{FAKE_ERROR-}}"; exit 3; fi
+if [[ "$*" == *summary ]]; then echo "all is well" >"${{@: -1}}"; fi
+"""
+
+
+class Checkout:
+    """A copy of what the scripts touch, in a folder with a space in its name, with a PATH of fakes and basics."""
+
+    def __init__(self, tmp_path):
+        self.root = tmp_path / "a checkout"
+        self.bin = tmp_path / "bin"
+        self.patches = tmp_path / "patches"
+        self.log = tmp_path / "calls"
+        for folder in (self.root / "mixhead_plugin", self.bin, self.patches):
+            folder.mkdir(parents=True)
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        for name in ("setup.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, self.root)
+        (self.root / "mixhead_plugin" / "__init__.py").write_text('"""Nothing."""\n\n__version__ = "1.2.3"\n')
+        for tool in TOOLS:
+            if found := shutil.which(tool):
+                (self.bin / tool).symlink_to(found)
+        self.program("c++", "exit 0")
+        self.program("venv_python", VENV_PYTHON.format(bash=BASH, calls=f"'{self.log}'"))
+        self.interpreter("python3")
+        self.patch("")
+
+    def program(self, name, text):
+        path = self.bin / name
+        path.write_text(text if text.startswith("#!") else f"#!{BASH}\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    def interpreter(self, name):
+        parts = {"calls": self.log, "venv_python": self.bin / "venv_python", "patches": self.patches}
+        quoted = {key: f"'{value}'" for key, value in parts.items()}
+        return self.program(name, PYTHON.format(bash=BASH, real=f"'{sys.executable}'", **quoted))
+
+    def patch(self, code):
+        """Python run in the interpreter before the probe, which must take it for what it passes itself off as."""
+        disguise = "import importlib.metadata, os, sys\nsys.executable = os.environ['FAKE_PYTHON']\n"
+        no_torch = "importlib.metadata.version = lambda name: '1.0'\n"
+        (self.patches / "sitecustomize.py").write_text(disguise + no_torch + code + "\n")
+
+    def start(self, script="setup.sh", *arguments, **environment):
+        self.log.write_text("")
+        return subprocess.Popen(
+            [BASH, str(self.root / "scripts" / script), *arguments],
+            # PIP_NO_INDEX: should a fake be passed by, at least nothing is downloaded.
+            env={"PATH": str(self.bin), "HOME": str(self.root), "PIP_NO_INDEX": "1", **environment},
+            cwd=self.root.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script="setup.sh", *arguments, **environment):
+        process = self.start(script, *arguments, **environment)
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def set_up(self, **environment):
+        done = self.run(**environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    @property
+    def calls(self):
+        return self.log.read_text().splitlines()
+
+    @property
+    def steps(self):
+        """The steps that the last run took, from what it asked of Python."""
+        signs = {
+            "venv": "-m venv ",
+            "build tools": "build.txt",
+            "torch": "torch.txt",
+            "fairseq": "fairseq.txt",
+            "packages": "runtime.txt",
+            "project": " -e ",
+            "check": "summary",
+        }
+        return [step for call in self.calls for step, sign in signs.items() if sign in call]
+
+
+ALL_STEPS = ["venv", "build tools", "torch", "fairseq", "packages", "project", "check"]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path)
+
+
+def assert_refused(done, *words):
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
+# ---- refusals, before anything is touched
+
+
+REFUSALS = {
+    "old Python": ("sys.version_info = (3, 8, 18, 'final', 0)", ["3.8.18", ">= 3.11", "PYTHON="]),
+    "no headers": (
+        "import sysconfig; real = sysconfig.get_path\n"
+        "sysconfig.get_path = lambda name: '/no/where' if name == 'include' else real(name)",
+        ["/no/where/Python.h", "python3-dev"],
+    ),
+    "no ensurepip": ("sys.modules['ensurepip'] = None", ["ensurepip", "python3-venv"]),
+    "broken Python": ("raise SystemExit('out of order')", ["does not run", "PYTHON="]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(checkout, case):
+    code, words = REFUSALS[case]
+    checkout.patch(code)
+    assert_refused(checkout.run(), *words)
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_a_missing_interpreter_is_refused(checkout):
+    assert_refused(checkout.run(PYTHON="python9"), "'python9' not found", "PYTHON=")
+    (checkout.bin / "python3").unlink()
+    assert_refused(checkout.run(), "'python3' not found")
+
+
+def test_a_missing_compiler_is_refused(checkout):
+    (checkout.bin / "c++").unlink()
+    assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
+    assert_refused(checkout.run(CXX="no-such-compiler -O2"), "CXX is 'no-such-compiler -O2'")
+    assert not (checkout.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", ["g++", "clang++", "of my own"])
+def test_any_compiler_will_do(checkout, name):
+    (checkout.bin / "c++").rename(checkout.bin / name.replace(" ", "-"))
+    checkout.set_up(**({"CXX": "of-my-own -O2"} if name == "of my own" else {}))
+
+
+def test_arguments_are_refused(checkout):
+    assert_refused(checkout.run("setup.sh", "--torch"), "'--torch'", "--help")
+
+
+# ---- what is done, and what is done again
+
+
+def test_a_second_run_does_nothing(checkout):
+    first = checkout.set_up()
+    assert checkout.steps == ALL_STEPS
+    assert [line for line in first.stdout.splitlines() if re.search(r" \d+ s$", line)], "a line with seconds per step"
+    second = checkout.set_up()
+    assert checkout.calls == []
+    assert "up to date (all is well)" in second.stdout
+
+
+def test_installed_packages_need_neither_compiler_nor_headers(checkout):
+    checkout.set_up()
+    (checkout.bin / "c++").unlink()
+    checkout.set_up()
+    (checkout.root / "scripts/requirements/test.txt").write_text("pytest==0\n")
+    checkout.set_up()
+
+
+@pytest.mark.parametrize(
+    ("file", "steps"),
+    [
+        ("scripts/requirements/build.txt", ALL_STEPS),
+        ("scripts/requirements/torch.txt", ALL_STEPS),
+        ("scripts/requirements/fairseq.txt", ALL_STEPS[3:]),
+        ("scripts/requirements/test.txt", ALL_STEPS[4:]),
+        ("pyproject.toml", ALL_STEPS[5:]),
+        ("setup.py", ALL_STEPS[5:]),
+    ],
+)
+def test_a_changed_pin_redoes_its_step_and_what_rests_on_it(checkout, file, steps):
+    checkout.set_up()
+    with open(checkout.root / file, "a") as out:
+        out.write("# changed\n")
+    checkout.set_up()
+    assert checkout.steps == steps
+
+
+def test_only_the_version_counts_in_the_package(checkout):
+    checkout.set_up()
+    init = checkout.root / "mixhead_plugin" / "__init__.py"
+    init.write_text(init.read_text() + "import argparse\n")
+    checkout.set_up()
+    assert checkout.steps == []
+    init.write_text(init.read_text().replace("1.2.3", "1.2.4"))
+    checkout.set_up()
+    assert checkout.steps == ["project", "check"]
+
+
+def test_a_failed_step_is_named_and_resumed(checkout):
+    failed = checkout.run(FAKE_FAIL="runtime.txt", FAKE_ERROR="NewConnectionError: [Errno -2]")
+    assert_refused(failed, "what fairseq and the tests need", "network", "setup.log")
+    checkout.set_up()
+    assert checkout.steps == ["packages", "project", "check"]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("ERROR: No matching distribution found for torch", "index"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "sha256"),
+        ("something else", "see the log"),
+    ],
+)
+def test_the_likely_cause_is_named(checkout, error, cause):
+    assert_refused(checkout.run(FAKE_FAIL="pip install", FAKE_ERROR=error), cause)
+
+
+@pytest.mark.skipif(not shutil.which("timeout"), reason="needs timeout(1)")
+def test_a_step_that_hangs_is_stopped(checkout):
+    assert_refused(checkout.run(FAKE_HANG="pip install", SETUP_TIMEOUT="1"), "torch", "slow network", "SETUP_TIMEOUT")
+
+
+@pytest.mark.skipif(not shutil.which("timeout"), reason="needs timeout(1)")
+def test_an_interrupted_run_leaves_nothing_running_and_is_resumed(checkout):
+    process = checkout.start(FAKE_HANG="fairseq.txt")
+    deadline = time.monotonic() + 30
+    while "fairseq" not in checkout.steps and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)  # SIGINT takes the same way, but is ignored where pytest runs in the background
+    process.communicate(timeout=10)
+    assert process.returncode == 130
+    started = time.monotonic()
+    checkout.set_up()  # would wait for the lock, had the pip of the first run lived on
+    assert time.monotonic() - started < 15
+    assert checkout.steps == ALL_STEPS[3:]
+
+
+@pytest.mark.parametrize("harm", ["interpreter gone", "not ours", "moved"])
+def test_a_broken_or_foreign_venv_is_rebuilt(checkout, harm):
+    checkout.set_up()
+    if harm == "interpreter gone":
+        (checkout.root / ".venv/bin/python").unlink()
+        (checkout.root / ".venv/bin/python").symlink_to("/no/such/python")
+    elif harm == "not ours":
+        shutil.rmtree(checkout.root / ".venv/.setup")
+    else:
+        checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
+    assert "rebuilding" in checkout.set_up().stdout
+    assert checkout.steps == ALL_STEPS
+
+
+@pytest.mark.skipif(not shutil.which("flock"), reason="needs flock(1)")
+def test_two_runs_at_once_do_the_work_once(checkout):
+    runs = [checkout.start(), checkout.start()]
+    outputs = [process.communicate(timeout=60)[0] for process in runs]
+    assert [process.returncode for process in runs] == [0, 0]
+    assert checkout.steps == ALL_STEPS
+    assert sum("up to date" in output for output in outputs) == 1
+
+
+# ---- choices
+
+
+@pytest.mark.parametrize(
+    ("asked", "installed"),
+    [
+        ("2.11.0", ["torch==2.11.0"]),
+        ("2.11.0 --index-url INDEX", ["torch==2.11.0", "--index-url", "INDEX"]),
+        ("torch>=2.7 --pre", ["torch>=2.7", "--pre"]),
+        ("wheels/torch 2.whl", ["{here}/wheels/torch 2.whl"]),
+    ],
+)
+def test_torch_is_what_was_asked_for(checkout, asked, installed):
+    here = checkout.root.parent
+    (here / "wheels").mkdir()
+    (here / "wheels" / "torch 2.whl").touch()
+    checkout.set_up(TORCH=asked)
+    wanted = " ".join(installed).format(here=here)
+    assert [call for call in checkout.calls if call.endswith(" " + wanted)]
+    assert "torch" not in checkout.steps, "not the pin"
+
+
+def test_choices_are_remembered_until_others_are_made(checkout):
+    checkout.interpreter("python3.99")
+    checkout.set_up(TORCH="2.11.0", PYTHON="python3.99")
+    checkout.set_up()
+    assert checkout.steps == []
+    checkout.set_up(TORCH="")
+    assert checkout.steps == ALL_STEPS
+
+
+def test_the_interpreters_own_torch_is_used(checkout):
+    checkout.patch("importlib.metadata.version = lambda name: '2.11.0+local'")
+    done = checkout.set_up()
+    assert "using torch 2.11.0+local" in done.stdout
+    assert "--system-site-packages" in checkout.calls[0]
+    assert "torch" not in checkout.steps
+    checkout.set_up()
+    assert checkout.steps == []
+
+
+def test_a_torch_that_does_not_import_is_not_used(checkout):
+    checkout.patch("importlib.metadata.version = lambda name: '2.11.0'")
+    done = checkout.set_up(FAKE_FAIL="-c import torch")
+    assert "cannot be imported" in done.stdout
+    assert "torch" in checkout.steps
+    assert "false" in (checkout.root / ".venv/pyvenv.cfg").read_text()
+    checkout.set_up()
+    assert checkout.steps == []
+
+
+def test_an_old_torch_is_not_used(checkout):
+    checkout.patch("importlib.metadata.version = lambda name: '2.5.1'")
+    checkout.set_up()
+    assert checkout.steps == ALL_STEPS
+
+
+def test_the_callers_pip_settings_do_not_bend_the_environment(checkout):
+    recorder = "#!{bash}\nenv >>'{env}'\n".format(bash=BASH, env=checkout.root.parent / "environment")
+    checkout.program("venv_python", recorder + VENV_PYTHON.format(bash=BASH, calls=f"'{checkout.log}'"))
+    checkout.set_up(PIP_CONSTRAINT="/c", PIP_USER="1", PIP_TARGET="/t", CUDA_HOME="/cuda", PIP_CACHE_DIR="/kept")
+    seen = (checkout.root.parent / "environment").read_text()
+    assert not re.search(r"^(PIP_CONSTRAINT|PIP_USER|PIP_TARGET|CUDA_HOME|PYTHONPATH)=", seen, re.MULTILINE)
+    assert {"PIP_CACHE_DIR=/kept", "PIP_NO_INPUT=1", "MAX_JOBS=2"} <= set(seen.splitlines())
+
+
+# ---- test.sh
+
+
+def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
+    checkout.set_up()
+    assert checkout.run("test.sh", "tests/ops", "-k", "a b").returncode == 0
+    assert checkout.calls == ["-m ruff check .", "-m ruff format --check .", "-m pytest -m not slow tests/ops -k a b"]
+    assert checkout.run("test.sh", "--all", "-x").returncode == 0
+    assert checkout.calls[-1] == "-m pytest -x"
+
+
+@pytest.mark.parametrize("fault", ["ruff check", "ruff format", "-m pytest"])
+def test_test_sh_fails_if_anything_fails_and_ends_with_pytest(checkout, fault):
+    checkout.set_up()
+    assert checkout.run("test.sh", FAKE_FAIL=fault).returncode != 0
+    assert len(checkout.calls) == 3
+    assert checkout.calls[-1].startswith("-m pytest")
+
+
+def test_test_sh_stops_where_the_set_up_fails(checkout):
+    (checkout.bin / "c++").unlink()
+    assert_refused(checkout.run("test.sh"), "no C++ compiler")
+
+
+# ---- the files themselves
+
+
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=str)
+def test_shell_scripts_parse_and_are_executable(script):
+    subprocess.run([BASH, "-n", ROOT / script], check=True)
+    assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!")
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=str)
+def test_shell_scripts_pass_shellcheck(script):
+    subprocess.run(["shellcheck", "-x", ROOT / script], check=True, cwd=ROOT)
+
+
+def pins():
+    for path in sorted((ROOT / "scripts/requirements").glob("*.txt")):
+        for line in path.read_text().splitlines():
+            if (requirement := line.split("#")[0].strip(" \\")) and not requirement.startswith("--"):
+                yield requirement
+
+
+def test_every_requirement_is_pinned_once():
+    names = [re.fullmatch(r"([\w.-]+)==[\w.]+", pin).group(1).lower() for pin in pins()]
+    assert len(names) == len(set(names))
+
+
+def test_setup_py_and_the_pins_agree():
+    text = (ROOT / "setup.py").read_text()
+    pinned = set(pins())
+    for requirement in re.findall(r'"([\w.-]+==[\w.]+)"', text):
+        assert requirement in pinned
+
+
+def test_metadata_needs_no_import_of_the_package(checkout):
+    (checkout.root / "mixhead_plugin" / "__init__.py").write_text(
+        "raise ImportError('not at set-up')\n__version__ = '1.2.3'\n"
+    )
+    (checkout.root / "mixhead_plugin" / "ops").mkdir()
+    (checkout.root / "mixhead_plugin" / "ops" / "__init__.py").touch()
+    (checkout.root / "tests").mkdir()
+    (checkout.root / "tests" / "__init__.py").touch()
+    code = (
+        "from distutils.core import run_setup; d = run_setup('setup.py');"
+        "print(d.get_name(), d.get_version(), *sorted(d.packages), d.install_requires, *sorted(d.extras_require))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", "import setuptools; " + code],
+        cwd=checkout.root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [
+        *("mixhead_plugin", "1.2.3", "mixhead_plugin", "mixhead_plugin.ops"),
+        *("['torch>=2.6']", "fairseq", "test"),
+    ]
