@@ -1,0 +1,337 @@
+"""The stock model and the Mixhead one, trained and scored by fairseq's own commands with the same flags."""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import NamedTuple, Optional
+
+import matplotlib
+import sacrebleu
+import sentencepiece
+from corpus import generate
+from tqdm import tqdm
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "mixhead_plugin"
+SPLITS = ("train", "valid", "test")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+RUNNING: list[subprocess.Popen] = []
+# Otherwise fairseq leaves out the last sentences of every set, those that fill no multiple of 8.
+WHOLE_SETS = ["--required-batch-size-multiple", "1"]
+BEAM = 5
+SAMPLES = 5
+
+# What both models share. Many small heads, the case that Mixhead is for.
+TRANSLATION_FLAGS = """
+    --source-lang de --target-lang en --share-all-embeddings
+    --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
+    --encoder-attention-heads 16 --decoder-attention-heads 16 --dropout 0.1
+    --criterion label_smoothed_cross_entropy --label-smoothing 0.1
+    --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0
+    --max-tokens 1500
+""".split()
+LM_FLAGS = """
+    --task language_modeling --sample-break-mode none --tokens-per-sample 128 --share-decoder-input-output-embed
+    --decoder-layers 4 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
+    --decoder-ffn-embed-dim 512 --decoder-attention-heads 16 --decoder-normalize-before --dropout 0.2
+    --criterion cross_entropy
+    --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 100 --clip-norm 1.0
+    --max-tokens 2048
+""".split()
+
+
+class Result(NamedTuple):
+    """One trained model."""
+
+    arch: str
+    parameters: int
+    train_seconds: float
+    score_seconds: float
+    score: float
+    validation: list[tuple[int, float]]  # updates, perplexity
+    hypotheses: list[str]
+
+
+def fail(message: str) -> None:
+    sys.exit(f"demo: error: {message}")
+
+
+def run(command: list[str], log: Path, threads: int, bar: Optional[tqdm] = None) -> tuple[list[str], float]:
+    """Run one of fairseq's commands, output to `log`; `bar` follows the updates of a training. Lines and seconds."""
+    command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    start = time.monotonic()
+    lines = []
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+        )
+        RUNNING.append(process)
+        for line in process.stdout:
+            file.write(line)
+            lines.append(line.rstrip("\n"))
+            if bar is not None:
+                follow(line, bar)
+        status = process.wait()
+        RUNNING.remove(process)
+    if status != 0:
+        tail = "\n".join(deque(lines, 15))
+        fail(f"{Path(command[0]).name} failed; its whole output is in {log}, these are its last lines:\n{tail}")
+    return lines, time.monotonic() - start
+
+
+def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]) -> list[Result]:
+    """Do `work(arch, row, threads)` for all architectures at once, the cores shared out evenly.
+
+    On few cores two processes of one thread each do more than one of two: its every small step waits for both.
+    """
+    threads = max(1, CORES // len(archs))
+    with ThreadPoolExecutor(max_workers=min(len(archs), CORES)) as pool:
+        futures = [pool.submit(work, arch, row, threads) for row, arch in enumerate(archs)]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            for process in RUNNING:  # what failed has already said so; the others need not go on
+                process.terminate()
+            raise
+
+
+def logged_stats(line: str) -> tuple[str, dict[str, str]]:
+    """What a line of fairseq's log (--log-format json) reports, "train_inner" or "valid", and the figures."""
+    match = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line)
+    return (match[1], json.loads(match[2])) if match else ("", {})
+
+
+def follow(line: str, bar: tqdm) -> None:
+    """Move `bar` to what a log line says."""
+    kind, stats = logged_stats(line)
+    if kind == "valid":
+        bar.set_postfix_str(f"validation perplexity {stats['valid_ppl']}")
+    elif kind == "train_inner":
+        bar.update(int(stats["num_updates"]) - bar.n)
+
+
+def train(
+    arch: str, flags: list[str], data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
+) -> tuple[int, list[tuple[int, float]], float]:
+    """Train `arch`; the number of its parameters, its perplexity at every validation, and the seconds it took."""
+    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *flags]
+    command += [
+        "--max-update",
+        str(args.updates),
+        "--seed",
+        str(args.seed),
+        "--save-dir",
+        str(save),
+        "--no-epoch-checkpoints",
+    ]
+    command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0", *WHOLE_SETS]
+    command += ["--validate-interval-updates", str(max(1, args.updates // 8))]
+    with tqdm(total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True) as bar:
+        lines, seconds = run(command, save.with_suffix(".train.log"), threads, bar)
+    (parameters,) = (m[1] for m in map(re.compile(r"num\. shared model params: ([\d,]+)").search, lines) if m)
+    logged = (logged_stats(line) for line in lines)
+    validation = [(int(s["valid_num_updates"]), float(s["valid_ppl"])) for kind, s in logged if kind == "valid"]
+    return int(parameters.replace(",", "")), validation, seconds
+
+
+def subwords(text: Path, out: Path, languages: list[str], size: int) -> None:
+    """Train sentencepiece on the training text and cut every split, `text`/split.language -> `out`/split.language."""
+    files = {language: text / f"train.{language}" for language in languages}
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=",".join(map(str, files.values())),
+            model_prefix=str(out / "sentencepiece"),
+            vocab_size=size,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            num_threads=CORES,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        fail(f"sentencepiece cannot cut {text} into --vocabulary {size} pieces: {error}")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(out / "sentencepiece.model"))
+    for split in SPLITS:
+        for language in languages:
+            with (text / f"{split}.{language}").open() as source, (out / f"{split}.{language}").open("w") as target:
+                for line in source:
+                    print(*pieces.encode(line.strip(), out_type=str), file=target)
+
+
+def preprocess(cut: Path, data: Path, extra: list[str]) -> None:
+    command = ["fairseq-preprocess", "--destdir", str(data), "--workers", str(CORES), *extra]
+    for split in SPLITS:
+        command += [f"--{split}pref", str(cut / split) + ("" if "--source-lang" in extra else ".en")]
+    run(command, cut / "preprocess.log", 1)
+
+
+def own_parallel_text(folder: Path) -> Path:
+    """Check the user's {train,valid,test}.{de,en}."""
+    for split in SPLITS:
+        counts = []
+        for language in ("de", "en"):
+            file = folder / f"{split}.{language}"
+            if not file.is_file():
+                fail(f"DATA={folder}: {file.name} is missing")
+            with file.open("rb") as lines:
+                counts.append(sum(1 for _ in lines))
+        if counts[0] != counts[1] or counts[0] == 0:
+            fail(f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they must match")
+    return folder
+
+
+def write_corpus(folder: Path, seed: int) -> Path:
+    for split, pairs in generate(seed=seed).items():
+        for side, language in enumerate(("de", "en")):
+            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    return folder
+
+
+def write_topics(folder: Path, seed: int) -> Path:
+    """The help texts of Python: every topic whole in one split."""
+    names = sorted(topics)
+    random.Random(seed).shuffle(names)
+    held_out = len(names) // 10
+    parts = {"test": names[:held_out], "valid": names[held_out : 2 * held_out], "train": names[2 * held_out :]}
+    for split, members in parts.items():
+        lines = (line.strip() for name in members for line in topics[name].splitlines())
+        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines if line))
+    return folder
+
+
+def translate(data: Path, save: Path, references: list[str], threads: int) -> tuple[float, list[str], float]:
+    """BLEU, the translations in the order of the test set, and the seconds it took."""
+    command = ["fairseq-generate", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
+    command += ["--source-lang", "de", "--target-lang", "en", "--beam", str(BEAM), "--remove-bpe", "sentencepiece"]
+    command += ["--max-tokens", "6000", "--max-len-a", "1.2", "--max-len-b", "10", *WHOLE_SETS]
+    lines, seconds = run(command, save.with_suffix(".generate.log"), threads)
+    found = (re.match(r"H-(\d+)\t\S+\t(.*)$", line) for line in lines)
+    hypotheses = dict.fromkeys(range(len(references)), "")
+    hypotheses.update({int(match[1]): match[2] for match in found if match})
+    ordered = [hypotheses[i] for i in sorted(hypotheses)]
+    return sacrebleu.corpus_bleu(ordered, [references]).score, ordered, seconds
+
+
+def evaluate_lm(data: Path, save: Path, threads: int) -> tuple[float, float]:
+    """Perplexity of the test set, per subword, and the seconds it took."""
+    command = ["fairseq-eval-lm", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
+    command += ["--gen-subset", "test", "--tokens-per-sample", "128", "--context-window", "64"]
+    command += ["--max-tokens", "4096", *WHOLE_SETS]
+    lines, seconds = run(command, save.with_suffix(".evaluate.log"), threads)
+    (perplexity,) = (m[1] for m in map(re.compile(r"Perplexity: ([\d.]+)").search, lines) if m)
+    return float(perplexity), seconds
+
+
+def report(results: list[Result], metric: str, how: str) -> None:
+    stock = results[0]
+    print(f"\n{'model':<24} {metric:>10} {'parameters':>11} {'added':>7} {'training':>10} {how:>12}")
+    for r in results:
+        print(
+            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {r.parameters - stock.parameters:>7,} "
+            f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
+        )
+
+
+def record(results: list[Result], metric: str, flags: list[str], args: argparse.Namespace, folder: Path) -> None:
+    """results.json, and the course of the training as a picture."""
+    rows = [{k: v for k, v in r._asdict().items() if k != "hypotheses"} for r in results]
+    everything = {"metric": metric, "flags": " ".join(flags), **vars(args), "models": rows}
+    (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
+    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    for r in results:
+        axes.plot(*zip(*r.validation, strict=True), marker=".", label=f"{r.arch}: {r.score:.2f} {metric}")
+    axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    for suffix in ("png", "svg"):
+        figure.savefig(folder / f"training.{suffix}", dpi=150)
+
+
+def translation_demo(args: argparse.Namespace, folder: Path) -> None:
+    if "DATA" in os.environ:
+        text = own_parallel_text(Path(os.environ["DATA"]))
+        print(f"data: {text}")
+    else:
+        text = write_corpus(folder / "text", args.seed)
+        print("data: a generated German-English corpus (examples/demo/corpus.py)")
+    subwords(text, folder / "subwords", ["de", "en"], args.vocabulary)
+    data = folder / "binary"
+    preprocess(folder / "subwords", data, ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"])
+    sources, references = ((text / f"test.{language}").read_text().splitlines() for language in ("de", "en"))
+
+    def work(arch: str, row: int, threads: int) -> Result:
+        save = folder / arch
+        parameters, validation, train_seconds = train(arch, TRANSLATION_FLAGS, data, save, args, row, threads)
+        bleu, hypotheses, seconds = translate(data, save, references, threads)
+        return Result(arch, parameters, train_seconds, seconds, bleu, validation, hypotheses)
+
+    results = side_by_side(work, ("transformer", "mixhead_transformer"))
+    print()
+    for i in random.Random(args.seed).sample(range(len(references)), min(SAMPLES, len(references))):
+        print(f"\nGerman     {sources[i]}\nreference  {references[i]}")
+        for result in results:
+            print(
+                f"{result.arch.removesuffix('_transformer').replace('transformer', 'stock'):<10} {result.hypotheses[i]}"
+            )
+    report(results, "sacreBLEU", "translation")
+    record(results, "sacreBLEU", TRANSLATION_FLAGS, args, folder)
+
+
+def lm_demo(args: argparse.Namespace, folder: Path) -> None:
+    text = write_topics(folder / "text", args.seed)
+    print("data: the help texts of Python (pydoc_data.topics)")
+    subwords(text, folder / "subwords", ["en"], args.vocabulary)
+    data = folder / "binary"
+    preprocess(folder / "subwords", data, ["--only-source"])
+
+    def work(arch: str, row: int, threads: int) -> Result:
+        save = folder / arch
+        parameters, validation, train_seconds = train(arch, LM_FLAGS, data, save, args, row, threads)
+        perplexity, seconds = evaluate_lm(data, save, threads)
+        return Result(arch, parameters, train_seconds, seconds, perplexity, validation, [])
+
+    results = side_by_side(work, ("transformer_lm", "mixhead_transformer_lm"))
+    print()
+    report(results, "perplexity", "evaluation")
+    record(results, "perplexity", LM_FLAGS, args, folder)
+
+
+DEMOS = {"translation": (translation_demo, 800, 2000), "lm": (lm_demo, 300, 4000)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
+    parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
+    parser.add_argument("--updates", type=int, help="training updates of each model (default: 400, lm: 300)")
+    parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 4000)")
+    parser.add_argument("--seed", type=int, default=1, help="of data and training (default: %(default)s)")
+    args = parser.parse_args()
+    demo, updates, vocabulary = DEMOS[args.what]
+    args.updates = args.updates or updates
+    args.vocabulary = args.vocabulary or vocabulary
+
+    folder = ROOT / "runs" / "demo" / args.what
+    shutil.rmtree(folder, ignore_errors=True)
+    for part in ("text", "subwords"):
+        (folder / part).mkdir(parents=True)
+    start = time.monotonic()
+    demo(args, folder)
+    print(f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints, logs: {folder.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

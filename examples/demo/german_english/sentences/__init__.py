@@ -1,0 +1,1 @@
+"""The sorts of sentence, each drawn by a function that takes the dice."""

@@ -1,0 +1,269 @@
+"""fairseq's real commands, as a user types them, on a tiny corpus."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import mixhead_plugin
+from tests.helpers import TINY
+
+PLUGIN = str(Path(mixhead_plugin.__file__).parent)
+EXAMPLES = Path(PLUGIN).parent / "examples"
+SIZES = [f"--{name.replace('_', '-')}={value}" for name, value in TINY["transformer"].items()]
+LM_SIZES = [
+    f"--{name.replace('_', '-')}={value}"
+    for name, value in TINY["transformer_lm"].items()
+    if name.startswith("decoder")
+]
+ROBERTA_SIZES = [
+    f"--{name.replace('_', '-')}={value}" for name, value in TINY["roberta_base"].items() if name.startswith("encoder")
+]
+TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
+# fairseq leaves out the last sentences of a set that fill no multiple of 8
+WHOLE_SETS = ["--required-batch-size-multiple", "1"]
+TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
+NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
+VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
+
+
+def run(command, *arguments, stdin=None, check=True, cwd=None):
+    program = str(Path(sys.executable).parent / command)
+    result = subprocess.run(
+        [program, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result
+
+
+def train(data, arch, save, *flags, updates=3, check=True):
+    arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
+    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
+
+
+def losses(result):
+    logged = re.findall(r"\| train_inner \| (\{.*\})", result.stdout + result.stderr)
+    return [json.loads(line)["loss"] for line in logged]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A few hundred sentences of three words, the object in another place on each side."""
+    folder = tmp_path_factory.mktemp("corpus")
+    pairs = [
+        (f"{s} {o} {v}", f"{NOUNS[s]} {VERBS[v]} {NOUNS[o]}") for s in NOUNS for v in VERBS for o in NOUNS if s != o
+    ]
+    pairs = [pairs[i * 37 % len(pairs)] for i in range(len(pairs))]
+    for split, chosen in {"train": pairs[:90], "valid": pairs[90:105], "test": pairs[105:]}.items():
+        for side, language in enumerate(("de", "en")):
+            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in chosen))
+    return folder
+
+
+def preprocess(corpus, data, *flags):
+    prefixes = [flag for split in ("train", "valid", "test") for flag in (f"--{split}pref", corpus / split)]
+    run("fairseq-preprocess", "--user-dir", PLUGIN, *prefixes, "--destdir", data, *flags)
+    return data
+
+
+@pytest.fixture(scope="session")
+def translation_data(corpus, tmp_path_factory):
+    flags = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
+    return preprocess(corpus, tmp_path_factory.mktemp("data") / "de-en", *flags)
+
+
+@pytest.fixture(scope="session")
+def text_data(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    for split in ("train", "valid", "test"):
+        (folder / split).write_text((corpus / f"{split}.en").read_text())
+    return preprocess(folder, folder / "text", "--only-source")
+
+
+@pytest.fixture(scope="session")
+def translator(translation_data, tmp_path_factory):
+    """A Mixhead model that has learnt the tiny language."""
+    save = tmp_path_factory.mktemp("translator")
+    flags = ["--criterion", "label_smoothed_cross_entropy", "--share-all-embeddings", "--eval-bleu", "--dropout", "0"]
+    train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def language_model(text_data, tmp_path_factory):
+    save = tmp_path_factory.mktemp("lm")
+    flags = ["--task", "language_modeling", "--tokens-per-sample", "32", "--sample-break-mode", "eos"]
+    train(text_data, "l2_transformer_lm", save, *LM_SIZES, *flags, updates=10)
+    return save / "checkpoint_last.pt"
+
+
+def test_generate_translates_and_score_scores_it(translation_data, translator, tmp_path):
+    arguments = [
+        translation_data,
+        "--user-dir",
+        PLUGIN,
+        "--path",
+        translator,
+        "--beam",
+        "4",
+        "--print-alignment",
+        "hard",
+    ]
+    output = run("fairseq-generate", *arguments, *WHOLE_SETS).stdout
+    hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))
+    references = dict(re.findall(r"^T-(\d+)\t(.*)$", output, re.M))
+    assert len(hypotheses) == len(references) == 15
+    assert sum(hypotheses[i] == references[i] for i in references) >= 12
+    assert re.search(r"^A-0\t\d+-\d+", output, re.M)
+
+    for name, lines in (("sys", hypotheses), ("ref", references)):
+        (tmp_path / name).write_text("".join(lines[i] + "\n" for i in sorted(references)))
+    scored = run("fairseq-score", "--sys", tmp_path / "sys", "--ref", tmp_path / "ref", "--order", "2").stdout
+    assert float(re.search(r"BLEU2? = ([\d.]+)", scored)[1]) > 60
+
+
+def test_interactive_translates_what_is_typed(translation_data, translator):
+    arguments = [translation_data, "--user-dir", PLUGIN, "--path", translator, "--beam", "2"]
+    output = run("fairseq-interactive", *arguments, stdin="hund katze sieht\nfrau kind hört\n").stdout
+    assert re.findall(r"^H-\d+\t\S+\t(.*)$", output, re.M) == ["dog sees cat", "woman hears child"]
+
+
+def test_validate_gives_the_loss_of_training(translation_data, translator):
+    arguments = [translation_data, "--user-dir", PLUGIN, "--path", translator, "--task", "translation"]
+    output = run("fairseq-validate", *arguments, "--max-tokens", "400", "--log-format", "json", *WHOLE_SETS)
+    logged = re.findall(r'"valid_loss": "([\d.]+)"', output.stdout + output.stderr)
+    state = torch.load(translator, weights_only=True)
+    assert float(logged[-1]) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
+
+
+def test_checkpoints_with_bleu_scores_load_with_torchs_safe_loader(translator):
+    state = torch.load(translator, weights_only=True)
+    assert state["extra_state"]["metrics"]
+    assert state["model"]["decoder.layers.0.encoder_attn.head_mixing.bias"].shape == (4, 4)
+
+
+class Payload:
+    def __reduce__(self):
+        return print, ("code in a checkpoint was run",)
+
+
+def test_a_checkpoint_that_carries_code_is_refused(translation_data, translator, tmp_path):
+    state = torch.load(translator, weights_only=True)
+    torch.save({**state, "payload": Payload()}, tmp_path / "bad.pt")
+    arguments = [translation_data, "--user-dir", PLUGIN, "--path", tmp_path / "bad.pt"]
+    result = run("fairseq-generate", *arguments, check=False)
+    assert result.returncode != 0
+    assert "code in a checkpoint was run" not in result.stdout + result.stderr
+    assert "weights_only" in result.stderr.lower() or "Weights only" in result.stderr
+
+
+def test_eval_lm_gives_a_perplexity(text_data, language_model):
+    arguments = [text_data, "--user-dir", PLUGIN, "--path", language_model, "--sample-break-mode", "eos"]
+    result = run("fairseq-eval-lm", *arguments, "--tokens-per-sample", "32", "--max-tokens", "400", *WHOLE_SETS)
+    perplexity = float(re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1])
+    assert 1 < perplexity < 20
+
+
+def test_generate_continues_a_text_with_a_language_model(text_data, language_model):
+    arguments = [text_data, "--user-dir", PLUGIN, "--task", "language_modeling", "--path", language_model]
+    arguments += ["--beam", "2", "--prefix-size", "1", "--sample-break-mode", "eos", *WHOLE_SETS]
+    output = run("fairseq-generate", *arguments)
+    assert len(re.findall(r"^H-", output.stdout, re.M)) == 15
+
+
+def test_adaptive_inputs_train(text_data, tmp_path):
+    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--criterion", "adaptive_loss"]
+    flags += ["--adaptive-input-cutoff", "5,10", "--adaptive-softmax-cutoff", "5,10", "--ddp-backend", "legacy_ddp"]
+    result = train(text_data, "fixhead_transformer_lm_wiki103", tmp_path, *LM_SIZES, *flags)
+    assert len(losses(result)) == 3
+    assert "(q_proj): Linear(in_features=16, out_features=64" in result.stdout + result.stderr  # 4 heads of 16 tokens
+
+
+def test_roberta_trains_as_a_masked_language_model(text_data, tmp_path):
+    flags = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", "32", "--mask-prob", "0.3"]
+    result = train(text_data, "mixhead_roberta_base", tmp_path, *ROBERTA_SIZES, *flags)
+    assert len(losses(result)) == 3
+
+
+@pytest.mark.parametrize("name", ["translation", "lm"])
+def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp_path):
+    data = translation_data if name == "translation" else text_data
+    overrides = [f"common.user_dir={PLUGIN}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save"]
+    overrides += ["common.cpu=true", "optimization.max_update=2", "dataset.max_tokens=400", "dataset.num_workers=0"]
+    arguments = ["--config-dir", EXAMPLES / "demo", "--config-name", name, f"hydra.run.dir={tmp_path}/out"]
+    run("fairseq-hydra-train", *arguments, *overrides)
+    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
+    assert any(".head_mixing." in key for key in state["model"])
+    command = "fairseq-generate" if name == "translation" else "fairseq-eval-lm"
+    run(command, data, "--user-dir", PLUGIN, "--path", tmp_path / "save" / "checkpoint_last.pt", "--max-tokens", "400")
+
+
+def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
+    """Interrupted and resumed, dropout on, it logs the same losses as in one go."""
+    flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40"]
+    whole = losses(train(translation_data, "mixhead_transformer", tmp_path / "whole", *flags, updates=6))
+    first = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=3))
+    second = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=6))
+    assert first + second == whole
+
+
+@pytest.fixture(scope="session")
+def stock_translator(translation_data, tmp_path_factory):
+    save = tmp_path_factory.mktemp("stock")
+    train(translation_data, "transformer", save, *SIZES, "--share-all-embeddings", updates=4)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.mark.parametrize("how", ["--finetune-from-model", "--restore-file"])
+def test_a_stock_checkpoint_is_fine_tuned(how, translation_data, stock_translator, tmp_path):
+    flags = [*SIZES, "--share-all-embeddings", how, stock_translator]
+    if how == "--restore-file":
+        flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+    updates = 1 if how == "--finetune-from-model" else 5
+    logged = losses(train(translation_data, "mixhead_transformer", tmp_path / "ours", *flags, updates=updates))
+    expected = losses(train(translation_data, "transformer", tmp_path / "stock", *flags, updates=updates))
+    assert logged[:1] == expected[:1]  # mixing starts as the identity: the first loss is the stock one
+
+
+def test_a_checkpoint_of_another_family_is_refused_in_one_line(translation_data, translator, tmp_path):
+    flags = [*SIZES, "--share-all-embeddings", "--finetune-from-model", translator]
+    result = train(translation_data, "sigsoftmax_transformer", tmp_path, *flags, check=False)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("fairseq-train: error: checkpoint of another family: its ")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--head-mixing", "best"], "--head-mixing best: must be one of none, position-independent"),
+        (["--encoder-attention-heads", "7"], "--encoder-attention-heads 7 does not divide --encoder-embed-dim 512"),
+    ],
+)
+def test_a_wrong_flag_ends_the_command_with_one_line(flags, message, translation_data, tmp_path):
+    result = train(translation_data, "mixhead_transformer", tmp_path / "save", *flags, check=False)
+    assert result.returncode != 0
+    assert result.stderr.startswith(f"fairseq-train: error: {message}")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "save").exists()
+
+
+def test_missing_data_ends_the_command_with_one_line(tmp_path):
+    result = train(tmp_path / "nowhere", "mixhead_transformer", tmp_path / "save", check=False)
+    assert result.stderr == f"fairseq-train: error: data {tmp_path}/nowhere: no such folder\n"
+
+
+def test_the_module_prints_the_folder_for_user_dir(tmp_path):
+    result = subprocess.run([sys.executable, "-m", "mixhead_plugin"], capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout == PLUGIN + "\n"
