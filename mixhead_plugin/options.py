@@ -72,6 +72,7 @@ class AttentionOptions(FairseqDataclass):
     )
     attention_impl: str = _flag("attention_impl", "auto", "which code computes the attention")
     value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
+    mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of the head mixing alone")
 
     def covers(self, place: str) -> bool:
         """Whether the flags change the attention at `place`, one of SCOPES['all']."""
@@ -90,10 +91,14 @@ class AttentionShape(NamedTuple):
 
 
 def as_namespace(args: Any) -> Namespace:
-    """What fairseq gives to `build_model`, flat: fairseq's own converters lose unknown keys of a DictConfig."""
-    if OmegaConf.is_config(args):
-        return Namespace(**OmegaConf.to_container(args, resolve=True, enum_to_str=True))
-    return args
+    """What fairseq gives to `build_model`, flat: fairseq's own converters lose unknown keys of a DictConfig.
+
+    The flags of `common`, which a YAML file keeps beside the model's, come along: some matter to ours.
+    """
+    if not OmegaConf.is_config(args):
+        return args
+    common = (args._get_parent() or {}).get("common", {})
+    return Namespace(**{**common, **OmegaConf.to_container(args, resolve=True, enum_to_str=True)})
 
 
 def complete(args: Any, family: str) -> None:
@@ -123,7 +128,7 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
     for name, choices in _CHOICES.items():
         value = getattr(options, name)
         if value not in choices:
-            raise OptionError(f"{_name(name)} {value}: must be one of {', '.join(choices)}")
+            raise OptionError(f"{option_name(name)} {value}: must be one of {', '.join(choices)}")
 
     problem = implementation_problem(options.attention_impl)
     if problem:
@@ -139,8 +144,15 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             f"--head-dim is missing: family {family} needs a head size, at best the input length, where the task has "
             "no --tokens-per-sample"
         )
-    if not options.value_init_scale > 0:
-        raise OptionError(f"--value-init-scale {options.value_init_scale}: must be greater than 0")
+    for name in ("value_init_scale", "mixing_lr_scale"):
+        if not 0 < getattr(options, name) < float("inf"):
+            raise OptionError(f"{option_name(name)} {getattr(options, name)}: must be a number greater than 0")
+    if options.mixing_lr_scale != 1 and not HEAD_MIXINGS[options.head_mixing].trained:
+        trained = ", ".join(name for name, kind in HEAD_MIXINGS.items() if kind.trained)
+        raise OptionError(
+            f"--mixing-lr-scale {options.mixing_lr_scale}: has no effect with --head-mixing {options.head_mixing}; "
+            f"must be 1, or --head-mixing one of {trained}"
+        )
 
     _check_scope(options, shapes)
     for place, shape in shapes.items():
@@ -186,5 +198,6 @@ def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -
     )
 
 
-def _name(option: str) -> str:
+def option_name(option: str) -> str:
+    """The flag of an option, `--head-dim` of `head_dim`."""
     return "--" + option.replace("_", "-")

@@ -209,6 +209,15 @@ def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp
     run(command, data, "--user-dir", PLUGIN, "--path", tmp_path / "save" / "checkpoint_last.pt", "--max-tokens", "400")
 
 
+def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
+    overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"hydra.run.dir={tmp_path}/out"]
+    overrides += ["common.fp16=true", "common.cpu=true", "+model.mixing_lr_scale=2"]
+    arguments = ["--config-dir", EXAMPLES / "demo", "--config-name", "lm", *overrides]
+    result = run("fairseq-hydra-train", *arguments, check=False)
+    assert result.returncode != 0
+    assert "OptionError: --mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten-grads" in result.stderr
+
+
 def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
     """Interrupted and resumed, dropout on, it logs the same losses as in one go."""
     flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40"]

@@ -15,7 +15,15 @@ WRONG = [
     ("mixhead_transformer", {"attention_impl": "x"}, "--attention-impl x: must be one of auto, reference"),
     ("mixhead_transformer", {"head_dim": 0}, "--head-dim 0: must be at least 1"),
     ("mixhead_transformer", {"head_dim": -3}, "--head-dim -3: must be at least 1"),
-    ("mixhead_transformer", {"value_init_scale": 0.0}, "--value-init-scale 0.0: must be greater than 0"),
+    ("mixhead_transformer", {"value_init_scale": 0.0}, "--value-init-scale 0.0: must be a number greater"),
+    ("mixhead_transformer", {"mixing_lr_scale": -1.0}, "--mixing-lr-scale -1.0: must be a number greater than 0"),
+    ("mixhead_transformer", {"mixing_lr_scale": 2.0, "head_mixing": "random"}, "--mixing-lr-scale 2.0: has no effect"),
+    (
+        "sigsoftmax_transformer_lm",
+        {"mixing_lr_scale": 2.0},
+        "--mixing-lr-scale 2.0: has no effect with --head-mixing none",
+    ),
+    ("mixhead_transformer", {"mixing_lr_scale": 2.0, "fp16": True}, "--mixing-lr-scale 2.0: with --fp16 needs"),
     ("mixhead_transformer", {"value_init_scale": float("nan")}, "--value-init-scale nan"),
     (
         "mixhead_transformer",

@@ -39,7 +39,7 @@ SAMPLES = 5
 TRANSLATION_FLAGS = """
     --source-lang de --target-lang en --share-all-embeddings
     --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
-    --encoder-attention-heads 16 --decoder-attention-heads 16 --dropout 0.1
+    --encoder-attention-heads 32 --decoder-attention-heads 32 --dropout 0.1
     --criterion label_smoothed_cross_entropy --label-smoothing 0.1
     --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0
     --max-tokens 1500

@@ -36,6 +36,11 @@ class FamilyModel(BaseFairseqModel):
         complete(args, cls.family)
         shapes = cls.attention_shapes(args)
         check(cls.options_of(args), cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
+        if args.mixing_lr_scale != 1 and _flattens_parameters(args):
+            raise OptionError(
+                f"--mixing-lr-scale {args.mixing_lr_scale}: with --fp16 needs --fp16-no-flatten-grads, otherwise all "
+                "parameters are one to the optimizer"
+            )
         for side in ("encoder", "decoder"):
             if getattr(args, f"{side}_xformers_att_config", None) is not None:
                 raise OptionError(
@@ -46,6 +51,12 @@ class FamilyModel(BaseFairseqModel):
     def load_state_dict(self, state_dict: Dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         check_checkpoint(self, state_dict)
         return super().load_state_dict(state_dict, *args, **kwargs)
+
+
+def _flattens_parameters(args: Any) -> bool:
+    """Whether fairseq's optimizer will see one flat copy of all parameters."""
+    kept_apart = ("fp16_no_flatten_grads", "memory_efficient_fp16")
+    return bool(getattr(args, "fp16", False)) and not any(getattr(args, name, False) for name in kept_apart)
 
 
 def check_data(args: Any) -> None:

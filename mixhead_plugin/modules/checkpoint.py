@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Set
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.options import OptionError, option_name
 
 
 def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
@@ -58,7 +58,7 @@ def _compare(name: str, trained: Dict[str, Any], wanted: Dict[str, Any]) -> None
     for option, value in trained.items():
         if value == wanted[option] or (option == "head_mixing" and value == "none"):
             continue
-        flag = "--" + option.replace("_", "-")
+        flag = option_name(option)
         if option == "attention_heads":
             flag = f"--{name.split('.')[0]}-attention-heads"
         raise OptionError(

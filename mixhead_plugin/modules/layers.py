@@ -10,12 +10,13 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from mixhead_plugin.options import AttentionOptions
 
 
 def build_attention(embed_dim: int, num_heads: int, options: AttentionOptions, **stock: Any) -> MixheadAttention:
     """The attention that `options` ask for; `stock` are arguments of fairseq's own attention."""
-    return MixheadAttention(
+    attention = MixheadAttention(
         embed_dim,
         num_heads,
         normalizer=options.attention_normalizer,
@@ -25,6 +26,9 @@ def build_attention(embed_dim: int, num_heads: int, options: AttentionOptions, *
         value_init_scale=options.value_init_scale,
         **stock,
     )
+    if attention.head_mixing is not None:
+        scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
+    return attention
 
 
 def _keep_dropout_names(module: nn.Module, stock: type) -> None:

@@ -1,0 +1,55 @@
+"""The README's tables of values, made from the tables that the code runs on; tests hold the README to them."""
+
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
+from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE, option_name
+
+# What every normalizer and every head mixing is tested for, and where.
+COLUMNS = {
+    "causal, padding, additive masks": "tests/ops/test_attention.py",
+    "dropout": "tests/ops/test_attention.py",
+    "step-by-step decoding": "tests/models/test_decoding.py",
+    "fp16, bf16": "tests/ops/test_attention.py",
+    "TorchScript": "tests/modules/test_attention.py",
+}
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def families() -> str:
+    rows = []
+    for family, preset in FAMILIES.items():
+        flags = [f"`{option_name(name)} {value}`" for name, value in preset.items()]
+        rows.append([f"`{family}_*`", ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")])
+    return table(["architectures", "are the stock ones with"], rows)
+
+
+def variants() -> str:
+    rows = []
+    for flag, entries in (("--attention-normalizer", NORMALIZERS), ("--head-mixing", HEAD_MIXINGS)):
+        for name, entry in entries.items():
+            rows.append([f"`{flag} {name}`", f"`{entry.formula}`", entry.source, *["yes"] * len(COLUMNS)])
+    return table(["variant", "formula", "source", *COLUMNS], rows)
+
+
+def scopes() -> str:
+    return table(
+        ["`--attention-scope`", "changes"], [[f"`{name}`", ", ".join(places)] for name, places in SCOPES.items()]
+    )
+
+
+def implementations() -> str:
+    rows = [
+        [f"`{name}`", f"no: {entry.missing}" if entry.missing else "yes"] for name, entry in IMPLEMENTATIONS.items()
+    ]
+    return table(["`--attention-impl`", "in this version"], [["`auto`", "yes: the fastest that serves"], *rows])
+
+
+TABLES = {"families": families, "variants": variants, "scopes": scopes, "implementations": implementations}
+
+if __name__ == "__main__":
+    for name, make in TABLES.items():
+        print(f"<!-- {name} -->\n{make()}\n<!-- end -->\n")

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
+from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from omegaconf import OmegaConf
+
+from tests.helpers import build, tokens
+
+OPTIMIZERS = {
+    "adam": {
+        "adam_betas": "(0.9, 0.98)",
+        "adam_eps": 1e-8,
+        "weight_decay": 0.01,
+        "use_old_adam": True,
+        "fp16_adam_stats": False,
+        "tpu": False,
+    },
+    "sgd": {"momentum": 0.9, "weight_decay": 0.01},
+    "nag": {"momentum": 0.9, "weight_decay": 0.01},
+}
+
+
+def optimizer_config(name, lr):
+    config = getattr(OPTIMIZER_REGISTRY[name], "__dataclass", None)
+    defaults = {} if config is None else vars(config())
+    defaults = {k: v for k, v in defaults.items() if not str(v).startswith("${")}
+    values = {**defaults, **OPTIMIZERS[name], "lr": [lr], "_name": name}
+    return OmegaConf.create(values)
+
+
+def train(name, factor, lr, updates=1, only=None):
+    """The model after some updates of fairseq's optimizer `name`; `only` names the parameters to train."""
+    model = build("mixhead_transformer_lm", mixing_lr_scale=factor).train()
+    parameters = [p for n, p in model.named_parameters() if only is None or only in n]
+    optimizer = build_optimizer(optimizer_config(name, lr), parameters)
+    torch.manual_seed(2)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        model(tokens())[0].log_softmax(-1)[..., 5].mean().neg().backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
+    start, plain, scaled = train(name, 1, 0.01, updates=0), train(name, 1, 0.01), train(name, 5, 0.01)
+    for key, value in start.items():
+        factor = 5 if ".head_mixing." in key else 1
+        torch.testing.assert_close(scaled[key] - value, factor * (plain[key] - value), rtol=1e-4, atol=1e-6, msg=key)
+        assert ".head_mixing." not in key or (plain[key] - value).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_is_a_learning_rate(name):
+    """Where the mixing alone is trained, the factor is the same as that learning rate."""
+    scaled = train(name, 5, 0.01, updates=4, only="head_mixing")
+    faster = train(name, 1, 0.05, updates=4, only="head_mixing")
+    for key, value in faster.items():
+        torch.testing.assert_close(scaled[key], value, rtol=1e-4, atol=1e-6, msg=key)
+
+
+def test_the_float32_copies_of_half_precision_training_are_scaled_too():
+    deltas = []
+    for factor in (1, 5):
+        model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
+        common = {"fp16_init_scale": 1, "fp16_scale_window": None, "fp16_scale_tolerance": 0.0, "bf16": True}
+        common |= {
+            "threshold_loss_scale": None,
+            "min_loss_scale": 1e-4,
+            "fp16_no_flatten_grads": True,
+            "model_parallel_size": 1,
+        }
+        cfg = OmegaConf.create(
+            {
+                "common": common,
+                "optimizer": optimizer_config("sgd", 0.01),
+                "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
+                "optimization": {"update_freq": [1]},
+            }
+        )
+        optimizer = FP16Optimizer.build_optimizer(cfg, list(model.parameters()))
+        named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
+        before = {key: value.detach().clone() for key, value in named.items()}
+        torch.manual_seed(2)
+        optimizer.backward(model(tokens())[0].float().log_softmax(-1)[..., 5].mean().neg())
+        optimizer.step()
+        deltas.append({key: named[key].detach() - value for key, value in before.items()})
+    for key, delta in deltas[0].items():
+        factor = 5 if ".head_mixing." in key else 1
+        torch.testing.assert_close(deltas[1][key], factor * delta, rtol=1e-3, atol=1e-7, msg=key)

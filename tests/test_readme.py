@@ -1,0 +1,47 @@
+"""The README says what is."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from mixhead_plugin.options import OPTION_NAMES, option_name
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+spec = importlib.util.spec_from_file_location("readme_tables", ROOT / "scripts" / "readme_tables.py")
+readme_tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(readme_tables)
+
+
+@pytest.mark.parametrize("name", readme_tables.TABLES)
+def test_the_tables_are_those_of_the_code(name):
+    found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", README, re.S)
+    assert found and found[1] == readme_tables.TABLES[name](), "run scripts/readme_tables.py and copy its output"
+
+
+def test_every_flag_is_in_the_list():
+    assert all(f"| `{option_name(name)}` |" in README for name in OPTION_NAMES)
+
+
+def test_every_file_that_it_names_exists():
+    named = set(re.findall(r"(?:scripts|docs|examples|tests)/[\w/.]+\w", README))
+    assert {"scripts/demo.sh", "scripts/test.sh", "scripts/setup.sh"} <= named
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert all((ROOT / name).exists() for name in readme_tables.COLUMNS.values())
+
+
+def test_every_architecture_that_it_names_is_registered():
+    named = set(re.findall(r"\b((?:mixhead|fixhead|sigsoftmax|l2)_(?:transformer|roberta|lm)\w*)\b", README))
+    assert len(named) >= 4
+    assert named <= set(ARCH_MODEL_REGISTRY)
+
+
+def test_its_python_runs():
+    (program,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    names = {}
+    exec(program, names)
+    assert names["out"].shape == (2, 8, 16, 64)
