@@ -249,7 +249,8 @@ def report(results: list[Result], metric: str, how: str) -> None:
 def record(results: list[Result], metric: str, flags: list[str], args: argparse.Namespace, folder: Path) -> None:
     """results.json, and the course of the training as a picture."""
     rows = [{k: v for k, v in r._asdict().items() if k != "hypotheses"} for r in results]
-    everything = {"metric": metric, "flags": " ".join(flags), **vars(args), "models": rows}
+    settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
+    everything = {"metric": metric, "flags": " ".join(flags), **settings, "models": rows}
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     for r in results:
@@ -316,21 +317,27 @@ DEMOS = {"translation": (translation_demo, 800, 2000), "lm": (lm_demo, 300, 4000
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
     parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="training updates of each model (default: 400, lm: 300)")
-    parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 4000)")
+    parser.add_argument("--updates", type=int, help="training updates of each model (default: 800, lm: 300)")
+    parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 2000, lm: 4000)")
+    parser.add_argument("--folder", type=Path, help="a new folder for everything (default: runs/demo/..., made anew)")
     parser.add_argument("--seed", type=int, default=1, help="of data and training (default: %(default)s)")
     args = parser.parse_args()
     demo, updates, vocabulary = DEMOS[args.what]
     args.updates = args.updates or updates
     args.vocabulary = args.vocabulary or vocabulary
 
-    folder = ROOT / "runs" / "demo" / args.what
-    shutil.rmtree(folder, ignore_errors=True)
+    if args.folder is None:
+        folder = ROOT / "runs" / "demo" / args.what
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        folder = args.folder.absolute()
+        if folder.exists():
+            fail(f"--folder {args.folder}: is there already")
     for part in ("text", "subwords"):
         (folder / part).mkdir(parents=True)
     start = time.monotonic()
     demo(args, folder)
-    print(f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints, logs: {folder.relative_to(ROOT)}")
+    print(f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints and logs: {os.path.relpath(folder)}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""The demo, far too short to learn anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parents[2] / "examples" / "demo"
+
+
+def run(*arguments, data=None):
+    environment = {key: value for key, value in os.environ.items() if key != "DATA"}
+    if data is not None:
+        environment["DATA"] = str(data)
+    command = [sys.executable, str(DEMO / "demo.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A little of the generated corpus as a user's own text."""
+    corpus = [sys.executable, str(DEMO / "corpus.py"), str(tmp_path / "text")]
+    subprocess.run([*corpus, "--train", "200", "--valid", "20", "--test", "21"], check=True, capture_output=True)
+    return tmp_path / "text"
+
+
+def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_path):
+    result = run("--updates", 2, "--vocabulary", 200, "--folder", tmp_path / "out", data=text)
+    assert result.returncode == 0, result.stderr[-3000:]
+    rows = [line.split() for line in result.stdout.splitlines() if "transformer " in line and " s" in line]
+    assert [row[0] for row in rows] == ["transformer", "mixhead_transformer"]
+    # 2 layers, attentions of 32 heads of size 4: 6 times 4 * 32 + 32 * 32
+    assert rows[1][3] == "6,912"
+    assert result.stdout.count("\nGerman ") == 5
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(record["models"]) == 2
+    assert (tmp_path / "out" / "training.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_language_model_ends_in_perplexities(tmp_path):
+    result = run("lm", "--updates", 2, "--folder", tmp_path / "out")
+    assert result.returncode == 0, result.stderr[-3000:]
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert record["metric"] == "perplexity"
+    assert all(1 < model["score"] < 10_000 for model in record["models"])
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda text: (text / "valid.en").unlink(), "valid.en is missing"),
+        (lambda text: (text / "test.de").write_text("Hallo!\n"), "test.de has 1 lines, test.en 21; they must match"),
+    ],
+)
+def test_text_that_does_not_fit_is_refused_in_one_line(spoil, message, text, tmp_path):
+    spoil(text)
+    result = run("--folder", tmp_path / "out", data=text)
+    assert result.returncode != 0
+    assert result.stderr.startswith("demo: error: DATA=")
+    assert result.stderr.endswith(f"{message}\n")
+    assert len(result.stderr.splitlines()) == 1
