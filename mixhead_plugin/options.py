@@ -137,8 +137,10 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             f"--attention-impl {options.attention_impl}: {problem}; usable here: {', '.join(usable)} "
             "(for a trained model: --model-overrides \"{'attention_impl': 'auto'}\")"
         )
-    if options.head_dim is not None and options.head_dim < 1:
-        raise OptionError(f"--head-dim {options.head_dim}: must be at least 1 (leave it out for embedding / heads)")
+    if options.head_dim is not None and not (isinstance(options.head_dim, int) and options.head_dim >= 1):
+        raise OptionError(
+            f"--head-dim {options.head_dim}: must be a whole number of at least 1 (leave it out for embedding / heads)"
+        )
     if options.head_dim is None and "head_dim" in FAMILIES[family]:
         raise OptionError(
             f"--head-dim is missing: family {family} needs a head size, at best the input length, where the task has "
@@ -155,10 +157,18 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
         )
 
     _check_scope(options, shapes)
+    heads = max(shape.num_heads for place, shape in shapes.items() if options.covers(place))
+    if heads == 1 and HEAD_MIXINGS[options.head_mixing].build and not HEAD_MIXINGS[options.head_mixing].trained:
+        raise OptionError(f"--head-mixing {options.head_mixing}: has no effect on one head; use more attention heads")
     for place, shape in shapes.items():
         _check_shape(options, place, shape)
         own_dim = options.head_dim is not None and options.covers(place)
-        if scale_heads and own_dim and options.head_dim * shape.num_heads != shape.embed_dim:
+        if (
+            scale_heads
+            and place == "decoder-self"
+            and own_dim
+            and options.head_dim * shape.num_heads != shape.embed_dim
+        ):
             raise OptionError(
                 f"--scale-heads: needs --head-dim {shape.embed_dim // shape.num_heads} "
                 f"(--{shape.side}-embed-dim / --{shape.side}-attention-heads), not {options.head_dim}"

@@ -6,15 +6,19 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem
 from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions, OptionError
-from tests.helpers import TINY
+from tests.helpers import TINY, build
 
 WRONG = [
     ("mixhead_transformer", {"attention_normalizer": "max"}, "--attention-normalizer max: must be one of softmax"),
     ("mixhead_transformer", {"head_mixing": "a"}, "--head-mixing a: must be one of none, position-independent"),
     ("mixhead_transformer", {"attention_scope": "x"}, "--attention-scope x: must be one of all, self"),
     ("mixhead_transformer", {"attention_impl": "x"}, "--attention-impl x: must be one of auto, reference"),
-    ("mixhead_transformer", {"head_dim": 0}, "--head-dim 0: must be at least 1"),
-    ("mixhead_transformer", {"head_dim": -3}, "--head-dim -3: must be at least 1"),
+    ("mixhead_transformer", {"head_dim": 0}, "--head-dim 0: must be a whole number of at least 1"),
+    ("mixhead_transformer", {"head_dim": -3}, "--head-dim -3: must be a whole number of at least 1"),
+    ("mixhead_transformer", {"head_dim": 2.5}, "--head-dim 2.5: must be a whole number of at least 1"),
+    ("mixhead_transformer", {"head_dim": "8"}, "--head-dim 8: must be a whole number of at least 1"),
+    ("mixhead_transformer_lm", {"head_mixing": "random", "decoder_attention_heads": 1}, "--head-mixing random: has no"),
+    ("mixhead_transformer", {"head_dim": 5, "quant_noise_pq": 0.1}, "--head-dim 5: 4 heads of it are no multiple of"),
     ("mixhead_transformer", {"value_init_scale": 0.0}, "--value-init-scale 0.0: must be a number greater"),
     ("mixhead_transformer", {"mixing_lr_scale": -1.0}, "--mixing-lr-scale -1.0: must be a number greater than 0"),
     ("mixhead_transformer", {"mixing_lr_scale": 2.0, "head_mixing": "random"}, "--mixing-lr-scale 2.0: has no effect"),
@@ -44,6 +48,7 @@ WRONG = [
     ("mixhead_transformer_lm", {"attention_scope": "cross"}, "--attention-scope cross: this model has no such"),
     ("mixhead_transformer_lm", {"attention_scope": "encoder"}, "--attention-scope encoder: this model has no such"),
     ("mixhead_roberta_base", {"attention_scope": "decoder"}, "--attention-scope decoder: this model has no such"),
+    ("mixhead_transformer", {"value_init_scale": float("inf")}, "--value-init-scale inf"),
     (
         "mixhead_transformer",
         {"no_cross_attention": True, "cross_self_attention": True, "attention_scope": "cross"},
@@ -89,7 +94,7 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
         (["label/dict.txt", "input0/train.bin", "input0/valid.bin"], None),
     ],
 )
-def test_missing_data_is_named_before_anything_is_built(tmp_path, files, message):
+def test_missing_data_is_named_before_anything_is_built(tmp_path, monkeypatch, files, message):
     data = tmp_path / "data"
     if files is not None:
         data.mkdir()
@@ -97,6 +102,7 @@ def test_missing_data_is_named_before_anything_is_built(tmp_path, files, message
             (data / file).parent.mkdir(exist_ok=True)
             (data / file).touch()
     args = Namespace(data=str(data), train_subset="train", valid_subset="valid")
+    monkeypatch.setattr("sys.argv", ["fairseq-train", str(data)])
     if message is None:
         ARCH_CONFIG_REGISTRY["mixhead_transformer"](args)
     else:
@@ -104,8 +110,28 @@ def test_missing_data_is_named_before_anything_is_built(tmp_path, files, message
             ARCH_CONFIG_REGISTRY["mixhead_transformer"](args)
 
 
+@pytest.mark.parametrize("shard, message", [("train.bin", None), ("valid.bin", "data .*second: has no train")])
+def test_further_shards_need_the_training_set_alone(tmp_path, monkeypatch, shard, message):
+    for file in ("first/dict.txt", "first/train.bin", "first/valid.bin", f"second/{shard}"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    data = f"{tmp_path}/first:{tmp_path}/second"
+    monkeypatch.setattr("sys.argv", ["fairseq-train", data])
+    args = Namespace(data=data, train_subset="train", valid_subset="valid")
+    if message is None:
+        ARCH_CONFIG_REGISTRY["mixhead_transformer"](args)
+    else:
+        with pytest.raises(OptionError, match=message):
+            ARCH_CONFIG_REGISTRY["mixhead_transformer"](args)
+
+
 def test_a_checkpoint_made_elsewhere_does_not_look_for_its_training_data():
-    ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(data="/gone", _name="mixhead_transformer"))
+    ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(data="/gone"))
+
+
+def test_scaled_heads_care_for_the_head_size_of_decoder_self_attention_alone():
+    flags = {"scale_heads": True, "head_dim": 7, "attention_scope": "cross"}
+    assert build("mixhead_transformer", **flags).decoder.layers[0].c_attn is not None
 
 
 def test_the_help_lists_every_value_of_the_tables():

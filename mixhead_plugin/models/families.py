@@ -1,6 +1,7 @@
 """What all models of the plugin share: the check of flags and checkpoints, and their names in fairseq."""
 
 import os
+import sys
 from typing import Any, Callable, ClassVar, Dict, Optional, Type
 
 from fairseq.models import (
@@ -41,6 +42,7 @@ class FamilyModel(BaseFairseqModel):
                 f"--mixing-lr-scale {args.mixing_lr_scale}: with --fp16 needs --fp16-no-flatten-grads, otherwise all "
                 "parameters are one to the optimizer"
             )
+        _check_quantisation(args, shapes)
         for side in ("encoder", "decoder"):
             if getattr(args, f"{side}_xformers_att_config", None) is not None:
                 raise OptionError(
@@ -53,6 +55,19 @@ class FamilyModel(BaseFairseqModel):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
+def _check_quantisation(args: Any, shapes: Dict[str, AttentionShape]) -> None:
+    """Quantisation noise needs whole blocks of input features; out_proj has heads * head size of them."""
+    block = getattr(args, "quant_noise_pq_block_size", 8)
+    if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
+        return
+    for shape in shapes.values():
+        if shape.num_heads * args.head_dim % block != 0:
+            raise OptionError(
+                f"--head-dim {args.head_dim}: {shape.num_heads} heads of it are no multiple of "
+                f"--quant-noise-pq-block-size {block}"
+            )
+
+
 def _flattens_parameters(args: Any) -> bool:
     """Whether fairseq's optimizer will see one flat copy of all parameters."""
     kept_apart = ("fp16_no_flatten_grads", "memory_efficient_fp16")
@@ -60,21 +75,27 @@ def _flattens_parameters(args: Any) -> bool:
 
 
 def check_data(args: Any) -> None:
-    """Refuse a data folder that is not there or was not prepared, where fairseq would fail later and vaguely."""
-    for path in (getattr(args, "data", None) or "").split(os.pathsep):
-        if not path or "://" in path:
-            continue
+    """Refuse a data folder that is not there or was not prepared, where fairseq would fail later and vaguely.
+
+    Only for what was typed on this command line: a checkpoint names the data of another day and machine.
+    """
+    data = getattr(args, "data", None)
+    if data is None or data not in sys.argv or "://" in data:
+        return
+    subsets = [args.train_subset] if getattr(args, "train_subset", None) else []
+    valid = "" if getattr(args, "disable_validation", False) else getattr(args, "valid_subset", None) or ""
+    # the first folder has the dictionary and all sets, the others are further shards of the training set
+    prefixes = ["dict", *subsets, *filter(None, valid.split(","))]
+    for path in data.split(os.pathsep):
         if not os.path.isdir(path):
             raise OptionError(f"data {path}: no such folder")
         # tasks of several inputs, such as sentence_prediction, keep each in a folder of its own
         folders = [path, *(entry.path for entry in os.scandir(path) if entry.is_dir())]
         names = [name for folder in folders for name in os.listdir(folder)]
-        subsets = [args.train_subset] if getattr(args, "train_subset", None) else []
-        if not getattr(args, "disable_validation", False):
-            subsets += (getattr(args, "valid_subset", None) or "").split(",")
-        for prefix in ("dict", *filter(None, subsets)):
+        for prefix in prefixes:
             if not any(name.startswith(f"{prefix}.") for name in names):
                 raise OptionError(f"data {path}: has no {prefix}.* file; run fairseq-preprocess first")
+        prefixes = subsets
 
 
 def register_families(
@@ -96,6 +117,7 @@ def register_families(
         model = type(
             f"{family.capitalize()}{base.__name__}", (base,), {"family": family, "__module__": base.__module__}
         )
+        setattr(sys.modules[base.__module__], model.__name__, model)  # where pickle looks for it
         register_model(name, dataclass=config(family) if config else None)(model)
         for stock_arch in ARCH_MODEL_INV_REGISTRY[stock]:
             arch = f"{family}_{stock_arch}"
@@ -113,7 +135,6 @@ def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], 
     def architecture(args: Any) -> None:
         stock_architecture(args)
         model.check_args(args)
-        if not hasattr(args, "_name"):  # straight from the command line, not from a checkpoint made elsewhere
-            check_data(args)
+        check_data(args)
 
     return architecture

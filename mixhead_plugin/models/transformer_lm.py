@@ -29,7 +29,9 @@ def family_config(family: str) -> type:
         if f.name in FAMILIES[family]
     ]
     name = f"{family.capitalize()}{TransformerLanguageModelConfig.__name__}"
-    return make_dataclass(name, presets, bases=(TransformerLanguageModelConfig,))
+    config = make_dataclass(name, presets, bases=(TransformerLanguageModelConfig,), namespace={"__module__": __name__})
+    globals()[name] = config  # where pickle looks for it
+    return config
 
 
 class TransformerLanguageModel(FamilyModel, StockModel):

@@ -1,11 +1,20 @@
 """Refuses a checkpoint that was trained with other attention flags, in words, before torch lists tensors."""
 
-from typing import Any, Dict, Optional, Set
+import logging
+from typing import Any, Dict, Set
 
+from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import OptionError, option_name
+
+logger = logging.getLogger(__name__)
+
+Record = Dict[str, Any]  # by option, see MixheadAttention.signature
+
+STOCK: Record = {"attention_normalizer": "softmax", "head_mixing": "none"}
 
 
 def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
@@ -16,65 +25,79 @@ def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
     Raises:
         OptionError: one line that names the attention, and the flag that would fit
     """
+    attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
+    entries = {name: _entries(state_dict, name) for name in attentions}
     metadata = getattr(state_dict, "_metadata", {})
-    modules = dict(model.named_modules())
-    entries: Dict[str, Set[str]] = {}
-    for key in state_dict:
-        for part in (".q_proj.", ".head_mixing."):
-            name, found, rest = key.partition(part)
-            if found:
-                entries.setdefault(name, set()).add(part.strip(".") + "." + rest)
-
-    for name, names in entries.items():
-        module = modules.get(name)
-        if module is None:  # a layer that this model does not have: fairseq's business
-            continue
-        trained = _trained_with(names, metadata.get(name, {}))
-        if not isinstance(module, MixheadAttention):
-            if trained.get("head_mixing", "none") != "none":
-                raise OptionError(
-                    f"checkpoint of another family: its {name} has --head-mixing {trained['head_mixing']}, but this "
-                    "model's --attention-scope leaves that attention as it is"
-                )
-            continue
-        _compare(name, trained, module.signature())
-        _compare_size(name, state_dict.get(f"{name}.q_proj.weight"), module)
+    records = {name: {k: v for k, v in metadata.get(name, {}).items() if k != "version"} for name in attentions}
+    if any(records.values()):
+        # written by the plugin: what has no record was out of the scope of its flags
+        records = {name: record or STOCK for name, record in records.items()}
+    else:
+        _warn_of_other_normalizer(attentions)
+    for name, module in attentions.items():
+        if entries[name]:  # fairseq reports a layer that is missing as a whole
+            _compare_embedding(name, state_dict, module)
+            _compare_record(name, records[name], module)
+            _compare_entries(name, entries[name], module)
+            _compare_heads(name, state_dict, module)
 
 
-def _trained_with(names: Set[str], recorded: Dict[str, Any]) -> Dict[str, Any]:
-    """The checkpoint's side of `MixheadAttention.signature`: its record, else what the names of its tensors tell."""
-    trained = {
-        k: v for k, v in recorded.items() if k in ("attention_normalizer", "head_mixing", "attention_heads", "head_dim")
-    }
-    if "head_mixing" not in trained:
-        if "head_mixing.query_weight" in names:
-            trained["head_mixing"] = "position-wise"
-        elif "head_mixing.weight" in names:
-            trained["head_mixing"] = "position-independent"
-    return trained
+def _entries(state_dict: Dict[str, Tensor], name: str) -> Set[str]:
+    return {key[len(name) + 1 :] for key in state_dict if key.startswith(f"{name}.")}
 
 
-def _compare(name: str, trained: Dict[str, Any], wanted: Dict[str, Any]) -> None:
-    for option, value in trained.items():
-        if value == wanted[option] or (option == "head_mixing" and value == "none"):
-            continue
-        flag = option_name(option)
-        if option == "attention_heads":
-            flag = f"--{name.split('.')[0]}-attention-heads"
-        raise OptionError(
-            f"checkpoint of another family: its {name} was trained with {flag} {value}, this model has "
-            f"{wanted[option]}; use {flag} {value}"
+def _refuse(name: str, what: str) -> None:
+    raise OptionError(f"checkpoint of another family: its {name} {what}")
+
+
+def _side(name: str) -> str:
+    return "decoder" if name.startswith("decoder") else "encoder"
+
+
+def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
+    others = {m.normalizer for m in attentions.values() if isinstance(m, MixheadAttention)} - {"softmax"}
+    if others:
+        logger.warning(
+            "the checkpoint does not say with which --attention-normalizer it was trained; from now on it is "
+            + ", ".join(sorted(others))
         )
 
 
-def _compare_size(name: str, q_proj: Optional[Tensor], module: MixheadAttention) -> None:
-    """For a checkpoint without a record, stock ones for instance."""
-    inner_dim = module.num_heads * module.head_dim
-    if q_proj is not None and q_proj.shape[0] != inner_dim:
-        hint = ""
-        if q_proj.shape[0] % module.num_heads == 0:
-            hint = f"; use --head-dim {q_proj.shape[0] // module.num_heads}"
-        raise OptionError(
-            f"checkpoint of another family: its {name} projects to {q_proj.shape[0]} features, this model's "
-            f"{module.num_heads} heads of --head-dim {module.head_dim} to {inner_dim}{hint}"
-        )
+def _compare_embedding(name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
+    weight = state_dict.get(f"{name}.q_proj.weight")
+    if weight is not None and weight.shape[1] != module.embed_dim:
+        flag = f"--{_side(name)}-embed-dim"
+        _refuse(name, f"has {flag} {weight.shape[1]}, this model {module.embed_dim}; use {flag} {weight.shape[1]}")
+
+
+def _compare_record(name: str, record: Record, module: MultiheadAttention) -> None:
+    wanted = module.signature() if isinstance(module, MixheadAttention) else STOCK
+    for option, value in record.items():
+        if option not in wanted or value == wanted[option] or (option == "head_mixing" and value == "none"):
+            continue
+        flag = f"--{_side(name)}-attention-heads" if option == "attention_heads" else option_name(option)
+        scope = "" if record is not STOCK and wanted is not STOCK else ", or another --attention-scope"
+        _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
+
+
+def _compare_entries(name: str, entries: Set[str], module: MultiheadAttention) -> None:
+    """For a checkpoint without a record, an average of several for instance, the tensors must fit at least."""
+    found = {entry.partition(".")[2] for entry in entries if entry.startswith("head_mixing.")}
+    mixing = getattr(module, "head_mixing", None)
+    if not found or (mixing is not None and found == set(mixing.state_dict())):
+        return
+    kinds = [n for n, kind in HEAD_MIXINGS.items() if kind.trained and found == set(kind.build(1, 1).state_dict())]
+    flag = f"--head-mixing {kinds[0]}" if kinds else f"head_mixing.{{{', '.join(sorted(found))}}}"
+    if mixing is None and not isinstance(module, MixheadAttention):
+        _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")
+    has = module.signature()["head_mixing"]
+    _refuse(name, f"was trained with {flag}, this model has {has}; use {flag}")
+
+
+def _compare_heads(name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
+    weight = state_dict.get(f"{name}.q_proj.weight")
+    heads, size = module.num_heads, module.head_dim
+    if weight is None or weight.shape[0] == heads * size:
+        return
+    hint = f"; use --head-dim {weight.shape[0] // heads}" if weight.shape[0] % heads == 0 else ""
+    _refuse(name, f"has {weight.shape[0]} features, this model {heads} heads of --head-dim {size}{hint}")

@@ -66,7 +66,7 @@ class FrozenMixing(HeadMixing):
 
 
 def random_mixing(num_heads: int, head_dim: int) -> FrozenMixing:
-    """Normal entries, columns scaled to sum to 1 (mixhead section 4.4.2)."""
+    """Normal entries (mixhead section 4.4.2); columns scaled to sum to 1, like the heads' own rows under softmax."""
     matrix = torch.randn(num_heads, num_heads, dtype=torch.float64)
     # A column sum near 0, within a tenth of its deviation, would blow the column up: draw such columns again.
     while (small := matrix.sum(0).abs() < 0.1 * num_heads**0.5).any():

@@ -22,6 +22,8 @@ class Normalizer(NamedTuple):
 
 def _shifted_exp(scores: Tensor) -> Tensor:
     """exp(s - max s): the shift cancels in every quotient below, so it needs no gradient."""
+    if scores.size(-1) == 0:  # amax of nothing is an error
+        return scores
     largest = scores.detach().amax(-1, keepdim=True)
     return torch.exp(scores - largest.masked_fill(largest == float("-inf"), 0.0))
 

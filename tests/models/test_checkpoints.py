@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import OptionError
 from tests.helpers import TINY, build, shake
 from tests.models.test_families import forward, tokens
@@ -54,10 +55,11 @@ def without_record(state_dict):
             "--head-mixing position-independent, this model has position-wise",
         ),
         ({}, {"head_dim": 9}, "use --head-dim 4"),
+        ({}, {"encoder_embed_dim": 32}, "has --encoder-embed-dim 16, this model 32; use --encoder-embed-dim 16"),
         (
             {},
             {"attention_scope": "self"},
-            "cross.*|encoder_attn has --head-mixing position-wise, but .*--attention-scope",
+            "encoder_attn was trained with --head-mixing position-wise, .*--attention-scope",
         ),
     ],
 )
@@ -70,23 +72,64 @@ def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, message, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("mixing", HEAD_MIXINGS)
+def test_an_average_of_checkpoints_is_tensors_alone_and_loads(mixing):
+    state = without_record(build("mixhead_transformer", head_mixing=mixing).state_dict())
+    build("mixhead_transformer", head_mixing=mixing, seed=2).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     "trained, into, message",
     [
-        ("sigsoftmax_transformer", {}, "--attention-normalizer sigsoftmax, this model has softmax"),
-        ("transformer", {"head_mixing": "random"}, None),
-        ("mixhead_transformer", {"encoder_attention_heads": 2}, "use --encoder-attention-heads 4"),
-        ("mixhead_transformer", {"decoder_attention_heads": 2}, "use --decoder-attention-heads 4"),
+        (
+            ("sigsoftmax_transformer", {}),
+            {"head_mixing": "none"},
+            "--attention-normalizer sigsoftmax, this model has soft",
+        ),
+        (("mixhead_transformer", {}), {"encoder_attention_heads": 2}, "use --encoder-attention-heads 4"),
+        (("mixhead_transformer", {}), {"decoder_attention_heads": 2}, "use --decoder-attention-heads 4"),
+        (("mixhead_transformer", {"head_mixing": "random"}), {"head_mixing": "average"}, "use --head-mixing random"),
+        (
+            ("sigsoftmax_transformer", {}),
+            {"attention_normalizer": "sigsoftmax", "head_mixing": "none", "attention_scope": "self"},
+            "encoder_attn was trained with --attention-normalizer sigsoftmax, .* or another --attention-scope",
+        ),
+        (
+            ("sigsoftmax_transformer", {"attention_scope": "self"}),
+            {"attention_normalizer": "sigsoftmax", "head_mixing": "none"},
+            "encoder_attn was trained with --attention-normalizer softmax, .* or another --attention-scope",
+        ),
     ],
 )
 def test_what_tensors_do_not_tell_the_record_does(trained, into, message):
-    state = build(trained).state_dict()
-    model = build("mixhead_transformer", **{"head_mixing": "none"} if trained.startswith("sig") else {}, **into)
-    if message is None:
-        model.load_state_dict(state)
-    else:
-        with pytest.raises(OptionError, match=message):
-            model.load_state_dict(state)
+    arch, flags = trained
+    state = build(arch, **flags).state_dict()
+    with pytest.raises(OptionError, match=message):
+        build("mixhead_transformer", **into).load_state_dict(state)
+
+
+def test_mixing_may_be_widened_to_more_attentions():
+    """From --attention-scope self to all: where there was none it starts as the identity."""
+    trained = shake(build("mixhead_transformer", attention_scope="self")).eval()
+    model = build("mixhead_transformer").eval()
+    model.load_state_dict(copy.deepcopy(trained.state_dict()))
+    sentences = tokens()
+    torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
+
+
+def test_a_stock_checkpoint_under_another_normalizer_is_warned_of(caplog):
+    build("sigsoftmax_transformer").load_state_dict(build("transformer").state_dict())
+    assert "from now on it is sigsoftmax" in caplog.text
+
+
+@pytest.mark.parametrize("stock", TINY)
+def test_models_can_be_pickled_and_copied(stock, tmp_path):
+    model = shake(build(f"mixhead_{stock}")).eval()
+    torch.save(model, tmp_path / "whole.pt")
+    sentences = tokens()
+    expected = forward(model, sentences)
+    for other in (torch.load(tmp_path / "whole.pt", weights_only=False), copy.deepcopy(model)):
+        assert torch.equal(forward(other, sentences), expected)
 
 
 def test_the_record_survives_saving(tmp_path):

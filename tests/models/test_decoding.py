@@ -66,22 +66,25 @@ def test_reordered_hypotheses_go_on_as_if_they_had_always_been_there(normalizer,
 @pytest.mark.parametrize(
     "flags", [{}, {"no_cross_attention": True, "cross_self_attention": True}], ids=["", "cross+self"]
 )
-def test_beam_search_scores_its_hypotheses_as_the_full_pass_does(normalizer, mixing, flags):
+@pytest.mark.parametrize("ensemble", [False, True], ids=["", "ensemble"])
+def test_beam_search_scores_its_hypotheses_as_the_full_pass_does(normalizer, mixing, flags, ensemble):
     model = build("mixhead_transformer", attention_normalizer=normalizer, head_mixing=mixing, **flags)
     shake(model).eval()
     words = dictionary()
-    source = tokens(padded=True)
-    source[:, -1] = torch.where(source[:, -1] == words.pad(), words.pad(), words.eos())
+    models = [model, shake(build("sigsoftmax_transformer", seed=2)).eval()][: 2 if ensemble else 1]
+    source = tokens(padded=True).flip(1)  # translation pads its sources on the left
+    source[:, -1] = words.eos()
     lengths = source.ne(words.pad()).sum(1)
-    generator = SequenceGenerator([model], words, beam_size=4, max_len_b=8, normalize_scores=False)
+    generator = SequenceGenerator(models, words, beam_size=4, max_len_b=8, normalize_scores=False)
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-    for i, hypotheses in enumerate(generator.generate([model], sample)):
+    for i, hypotheses in enumerate(generator.generate(models, sample)):
         for hypothesis in hypotheses:
             target = hypothesis["tokens"][None]
             prefix = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
-            sentence = source[i : i + 1, : lengths[i]]
-            logits = model(sentence, lengths[i : i + 1], prefix)[0]
-            expected = logits.log_softmax(-1).gather(2, target[..., None])[0, :, 0]
+            sentence = source[i : i + 1, -lengths[i] :]
+            logits = [m(sentence, lengths[i : i + 1], prefix)[0].log_softmax(-1) for m in models]
+            scores = torch.stack(logits).logsumexp(0) - torch.tensor(len(models)).log()
+            expected = scores.gather(2, target[..., None])[0, :, 0]
             torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 

@@ -3,7 +3,7 @@ import torch
 from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import FAMILIES, TOKENS_PER_SAMPLE
+from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
 from tests.helpers import TINY, build, shake, tokens
 
 STOCK_ARCHS = [
@@ -102,7 +102,7 @@ SCOPED = {
 }
 
 
-@pytest.mark.parametrize("scope", SCOPED)
+@pytest.mark.parametrize("scope", SCOPES)
 def test_the_scope_says_which_attentions_change(scope):
     model = build("mixhead_transformer", attention_scope=scope, head_dim=7)
     for name, module in model.named_modules():

@@ -123,6 +123,15 @@ def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(impl, normali
 
 @every_impl
 @every_normalizer
+def test_without_any_key_the_output_is_zero(impl, normalizer):
+    q, k, v, _ = tensors(n_keys=0)
+    assert torch.equal(
+        attention(q, k, v, normalizer=normalizer, causal=True, impl=impl), torch.zeros(B, H, NQ, DV).double()
+    )
+
+
+@every_impl
+@every_normalizer
 def test_mixing_by_the_identity_is_no_mixing(impl, normalizer):
     q, k, v, _ = tensors()
     plain = attention(q, k, v, normalizer=normalizer, impl=impl)
