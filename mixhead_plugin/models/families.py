@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Any, Callable, ClassVar, Dict, Optional, Type
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Type
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -36,13 +36,14 @@ class FamilyModel(BaseFairseqModel):
         """Complete `args` with the family's presets and refuse what cannot work; see `options.check`."""
         complete(args, cls.family)
         shapes = cls.attention_shapes(args)
-        check(cls.options_of(args), cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
+        options = cls.options_of(args)
+        check(options, cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
         if args.mixing_lr_scale != 1 and _flattens_parameters(args):
             raise OptionError(
                 f"--mixing-lr-scale {args.mixing_lr_scale}: with --fp16 needs --fp16-no-flatten-grads, otherwise all "
                 "parameters are one to the optimizer"
             )
-        _check_quantisation(args, shapes)
+        _check_quantisation(args, [shape for place, shape in shapes.items() if options.covers(place)])
         for side in ("encoder", "decoder"):
             if getattr(args, f"{side}_xformers_att_config", None) is not None:
                 raise OptionError(
@@ -55,12 +56,12 @@ class FamilyModel(BaseFairseqModel):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
-def _check_quantisation(args: Any, shapes: Dict[str, AttentionShape]) -> None:
+def _check_quantisation(args: Any, shapes: List[AttentionShape]) -> None:
     """Quantisation noise needs whole blocks of input features; out_proj has heads * head size of them."""
     block = getattr(args, "quant_noise_pq_block_size", 8)
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
-    for shape in shapes.values():
+    for shape in shapes:
         if shape.num_heads * args.head_dim % block != 0:
             raise OptionError(
                 f"--head-dim {args.head_dim}: {shape.num_heads} heads of it are no multiple of "
