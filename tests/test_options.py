@@ -125,6 +125,11 @@ def test_further_shards_need_the_training_set_alone(tmp_path, monkeypatch, shard
             ARCH_CONFIG_REGISTRY["mixhead_transformer"](args)
 
 
+def test_a_language_model_under_fairseqs_default_task_is_told_which_it_needs():
+    with pytest.raises(OptionError, match="--task translation: a language model needs one with --tokens-per-sample"):
+        ARCH_CONFIG_REGISTRY["mixhead_transformer_lm"](Namespace(task="translation"))
+
+
 def test_a_checkpoint_made_elsewhere_does_not_look_for_its_training_data():
     ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(data="/gone"))
 

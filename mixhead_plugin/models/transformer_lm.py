@@ -47,6 +47,13 @@ class TransformerLanguageModel(FamilyModel, StockModel):
         return {"decoder-self": AttentionShape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads)}
 
     @classmethod
+    def check_args(cls, args: Any) -> None:
+        task = getattr(args, "task", None)  # on the command line alone
+        if isinstance(task, str) and not hasattr(args, "tokens_per_sample"):
+            raise OptionError(f"--task {task}: a language model needs one with --tokens-per-sample, language_modeling")
+        super().check_args(args)
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":
         args = as_namespace(args)
         for name, default in vars(TransformerLanguageModelConfig()).items():
