@@ -183,10 +183,8 @@ def _check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -
             f"--attention-scope {scope}: this model has no such attention, only {', '.join(shapes)}; "
             f"must be one of {', '.join(useful)}"
         )
-    unchanged = all(
-        getattr(options, f.name) == f.default for f in fields(AttentionOptions) if f.name in OPTION_NAMES[:3]
-    )
-    stock = unchanged and options.attention_impl == "auto" and options.value_init_scale == 1
+    defaults = AttentionOptions()
+    stock = all(getattr(options, name) == getattr(defaults, name) for name in OPTION_NAMES if name != "attention_scope")
     if scope != "all" and stock:
         raise OptionError(
             f"--attention-scope {scope}: has no effect with --attention-normalizer softmax, --head-mixing none and no "

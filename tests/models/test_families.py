@@ -1,10 +1,12 @@
+from argparse import Namespace
+
 import pytest
 import torch
-from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
-from tests.helpers import TINY, build, shake, tokens
+from tests.helpers import TINY, build, shake, task, tokens
 
 STOCK_ARCHS = [
     arch for stock in ("transformer", "transformer_lm", "roberta") for arch in ARCH_MODEL_INV_REGISTRY[stock]
@@ -133,12 +135,7 @@ def test_mixing_adds_as_many_parameters_as_in_the_paper(stock_arch, independent,
 
 
 def build_full(arch, **flags):
-    from argparse import Namespace
-
-    from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
-
-    from tests.helpers import task
-
+    """A model of `arch` in its real sizes, but for `flags`."""
     args = Namespace(arch=arch, **flags)
     ARCH_CONFIG_REGISTRY[arch](args)
     return build_model(args, task())
