@@ -5,6 +5,7 @@ from typing import Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from mixhead_plugin.ops import fused
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import reference_attention
@@ -22,6 +23,10 @@ IMPLEMENTATIONS = {
     "blockwise": Implementation(blockwise_attention, ""),
     "triton": Implementation(None, "not part of this version"),
 }
+
+
+# Weights that "auto" writes out at once where nothing of them is kept: blocks would not be smaller.
+_SMALL = 2**18
 
 
 def implementation_problem(impl: str) -> str:
@@ -87,7 +92,10 @@ def attention(
     if problem:
         raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable_implementations())}")
 
-    return IMPLEMENTATIONS["reference" if impl == "auto" else impl].run(
+    run = IMPLEMENTATIONS[impl].run if impl != "auto" else _fastest(
+        query, key, value, normalizer, mixing, causal, attn_mask, key_padding_mask, dropout_p
+    )
+    return run(
         query,
         key,
         value,
@@ -99,6 +107,39 @@ def attention(
         dropout_p=dropout_p,
         scale=query.shape[3] ** -0.5 if scale is None else scale,
     )
+
+
+def _fastest(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    normalizer: str,
+    mixing: Optional[Tensor],
+    causal: bool,
+    attn_mask: Optional[Tensor],
+    key_padding_mask: Optional[Tensor],
+    dropout_p: float,
+) -> Callable[..., Tensor]:
+    batch, heads, n_queries, _ = query.shape
+    if n_queries == 1:  # a step of decoding: its weights are no larger than the keys
+        return reference_attention
+    if fused.serves(
+        query,
+        value,
+        normalizer=normalizer,
+        mixing=mixing,
+        causal=causal,
+        attn_mask=attn_mask,
+        key_padding_mask=key_padding_mask,
+        dropout_p=dropout_p,
+    ):
+        return fused.fused_attention
+    learning = torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (query, key, value, mixing, attn_mask)
+    )
+    if not learning and batch * heads * n_queries * key.shape[2] <= _SMALL:
+        return reference_attention
+    return blockwise_attention
 
 
 def _check_tensors(

@@ -7,7 +7,7 @@ does. Nothing of it is kept: the backward pass computes the weights again, dropo
 import math
 import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -78,87 +78,108 @@ class _Call:
             causal, attn_mask, key_padding_mask, n_queries, n_keys, sentences, queries, self.query, learned_mask
         )
         self.blocks = [block for block in self.masks.blocks if block.keys.start < block.keys.stop]
+        self.largest = self.heads * max((_size(block) for block in self.blocks), default=0)
 
-    def for_each_block(self, work: "Callable[[_Worker, int, Block], None]") -> None:
-        def go_through(blocks: Iterator[Tuple[int, Block]]) -> None:
-            worker = _Worker(self)
-            for number, block in blocks:
-                work(worker, number, block)
+    def of_queries(self, tensor: Tensor, block: Block) -> Tensor:
+        """What a tensor [B, H, Nq, D] holds of the block, [b, H, n, D]"""
+        return tensor[block.sentences, :, block.queries]
 
-        share(go_through, list(enumerate(self.blocks)), self.device)
+    def of_keys(self, tensor: Tensor, block: Block) -> Tensor:
+        """What a tensor [B, H, Nk, D] holds of the block, [b, H, k, D]"""
+        return tensor[block.sentences, :, block.keys]
+
+    def of_mixing(self, tensor: Optional[Tensor], block: Block) -> Optional[Tensor]:
+        """What M or its gradient holds of the block, [H, H] or [b, n, H, H]"""
+        return tensor if tensor is None or tensor.dim() == 2 else tensor[block.sentences, block.queries]
+
+
+class _Views(NamedTuple):
+    """What the call's inputs hold of one block.
+
+    Views are cheap, but not while another thread is in Python: all of them are made before the threads start.
+    """
+
+    number: int
+    block: Block
+    query: Tensor  # [b * H, n, D]
+    key: Tensor  # [b * H, k, D]
+    value: Tensor  # [b * H, k, Dv]
+    mixing: Optional[Tensor]  # [H, H] or [b, n, H, H]
+
+
+def _views(call: _Call, number: int, block: Block) -> _Views:
+    return _Views(
+        number,
+        block,
+        call.of_queries(call.query, block).flatten(0, 1),
+        call.of_keys(call.key, block).flatten(0, 1),
+        call.of_keys(call.value, block).flatten(0, 1),
+        call.of_mixing(call.mixing, block),
+    )
 
 
 class _Worker:
-    """What one thread does with a block: heads and sentences are one dimension, [b * H, n, k], unless heads mix."""
+    """The steps that both passes share, with buffers that serve one block after the other.
+
+    Heads and sentences are one dimension, [b * H, n, k], except where heads mix.
+    """
 
     def __init__(self, call: _Call):
         self.call = call
-        self.largest = call.heads * max(_size(block) for block in call.blocks)
-        self.buffers: Dict[str, Tensor] = {}
-        self.generator = self.bits = None
-        if call.dropout_p > 0:
-            self.generator = torch.Generator(call.device)
-            self.bits = torch.empty(math.ceil(self.largest / 4), dtype=torch.int64, device=call.device)
+        self.memory: Dict[str, Tensor] = {}
+        self.shaped: Dict[Tuple[Any, ...], Tensor] = {}
+        self.generator = torch.Generator(call.device) if call.dropout_p > 0 else None
 
-    def buffer(self, name: str, *shape: int) -> Tensor:
-        """Memory for a tensor [...] no larger than a block's scores.
+    def buffer(self, name: str, shape: Tuple[int, ...], dtype: Optional[torch.dtype] = None) -> Tensor:
+        """Memory for one tensor of each block: fresh pages from the system would cost as much as the sums in them."""
+        view = self.shaped.get((name, shape))
+        if view is None:
+            if name not in self.memory:
+                self.memory[name] = torch.empty(self.call.largest, dtype=dtype or self.call.dtype, device=self.call.device)
+            view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
+        return view
 
-        It serves block after block: fresh pages from the system cost as much as what is computed in them.
-        """
-        if name not in self.buffers:
-            self.buffers[name] = torch.empty(self.largest, dtype=self.call.dtype, device=self.call.device)
-        return self.buffers[name][: math.prod(shape)].view(shape)
-
-    def query(self, tensor: Tensor, block: Block) -> Tensor:
-        """What `tensor` [B, H, Nq, D] holds of the block, [b * H, n, D]"""
-        return tensor[block.sentences, :, block.queries].flatten(0, 1)
-
-    def key(self, tensor: Tensor, block: Block) -> Tensor:
-        """What `tensor` [B, H, Nk, D] holds of the block, [b * H, k, D]"""
-        return tensor[block.sentences, :, block.keys].flatten(0, 1)
-
-    def mixing(self, block: Block) -> Optional[Tensor]:
-        """[H, H] or [b, n, H, H]"""
-        mixing = self.call.mixing
-        return mixing[block.sentences, block.queries] if mixing is not None and mixing.dim() == 4 else mixing
-
-    def scores(self, block: Block) -> Tensor:
-        query, key = self.query(self.call.query, block), self.key(self.call.key, block)
-        scores = self.buffer("scores", len(query), query.shape[1], key.shape[1])  # [b * H, n, k]
-        torch.baddbmm(scores, query, key.transpose(1, 2), beta=0, alpha=self.call.scale, out=scores)
-        self.call.masks.add_to(scores.unflatten(0, [-1, self.call.heads]), block)
-        return scores
+    def weights(self, views: _Views) -> Tuple[Tensor, Tensor]:
+        """Scores and P, [b * H, n, k]"""
+        call = self.call
+        shape = (len(views.query), views.query.shape[1], views.key.shape[1])
+        scores = self.buffer("scores", shape)
+        torch.baddbmm(scores, views.query, views.key.transpose(1, 2), beta=0, alpha=call.scale, out=scores)
+        call.masks.add_to(scores.view(-1, call.heads, *shape[1:]), views.block)
+        return scores, call.normalizer.weights(scores, call.masks.seen)
 
     def mix(self, weights: Tensor, mixing: Tensor) -> Tensor:
         """sum_j M[j, i] P_j of weights P [b * H, n, k], with M [H, H] or [b, n, H, H]"""
-        heads, (n, k) = self.call.heads, weights.shape[1:]
-        weights = weights.view(-1, heads, n, k)
-        b = len(weights)
+        heads, (rows, n, k) = self.call.heads, weights.shape
+        b = rows // heads
         if mixing.dim() == 2:
-            mixed = self.buffer("mixed", b, heads, n * k)
-            torch.bmm(mixing.t().expand(b, heads, heads), weights.flatten(2), out=mixed)
-            return mixed.view(b * heads, n, k)
-        mixed = self.buffer("mixed", b * n, heads, k)
-        torch.bmm(mixing.transpose(2, 3).flatten(0, 1), weights.transpose(1, 2).flatten(0, 1), out=mixed)
-        return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)  # a copy only where b > 1
+            mixed = self.buffer("mixed", (b, heads, n * k))
+            torch.bmm(mixing.t().expand(b, heads, heads), weights.view(b, heads, n * k), out=mixed)
+            return mixed.view(rows, n, k)
+        mixed = self.buffer("mixed", (b * n, heads, k))
+        by_query = weights.view(b, heads, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
+        torch.bmm(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
+        return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)
 
     def mixing_grad(self, weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
-        """dM[j, i] = sum_k P_j dPbar_i, summed further to the shape of M where it is shared"""
-        weights, d_mixed = (t.view(-1, self.call.heads, *t.shape[1:]) for t in (weights, d_mixed))  # [b, H, n, k]
+        """dM[j, i] = sum_k P_j dPbar_i, summed further to [H, H] where M is shared"""
+        heads, (rows, n, k) = self.call.heads, weights.shape
+        weights, d_mixed = weights.view(-1, heads, n, k), d_mixed.view(-1, heads, n, k)
         if mixing.dim() == 2:
             return torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2)).sum(0)
         return torch.matmul(weights.transpose(1, 2), d_mixed.permute(0, 2, 3, 1))
 
-    def keep(self, number: int, shape: torch.Size) -> Tensor:
+    def keep(self, number: int, shape: Tuple[int, ...]) -> Tensor:
         """Dropout's ones and zeros for the block of this number, the same in both passes."""
-        keep = self.buffer("keep", *shape)
+        keep = self.buffer("keep", shape)
         drop = round(self.call.dropout_p * 2**16)
         if drop == 2**16:
             return keep.zero_()
         # Four draws of 16 bits in one: the probability is right to 2^-17, in a fifth of the time of bernoulli_.
-        assert self.generator is not None and self.bits is not None
+        assert self.generator is not None
         self.generator.manual_seed((self.call.seed + number) % 2**63)
-        bits = self.bits[: math.ceil(keep.numel() / 4)].random_(-(2**63), None, generator=self.generator)
+        bits = self.buffer("bits", (math.ceil(keep.numel() / 4),), torch.int64)
+        bits.random_(-(2**63), None, generator=self.generator)
         return torch.ge(bits.view(torch.int16)[: keep.numel()].view(shape), drop - 2**15, out=keep)
 
 
@@ -182,19 +203,40 @@ class _Turns:
             self.over[number].set()
 
 
+def _for_each(call: _Call, work: Callable[[_Worker, Any], None], items: Sequence[Any]) -> None:
+    def go_through(some: Iterator[Any]) -> None:
+        worker = _Worker(call)
+        for item in some:
+            work(worker, item)
+
+    share(go_through, items, call.device)
+
+
 def _attend(call: _Call, output: Tensor) -> None:
     """O = dropout(Pbar) V into `output` [B, H, Nq, Dv], which holds zeros"""
 
-    def work(worker: _Worker, number: int, block: Block) -> None:
-        weights = call.normalizer.weights(worker.scores(block))  # [b * H, n, k]
-        mixing = worker.mixing(block)
-        mixed = weights if mixing is None else worker.mix(weights, mixing)
+    def work(worker: _Worker, item: Tuple[_Views, Tensor]) -> None:
+        views, out = item
+        _, weights = worker.weights(views)  # [b * H, n, k]
+        mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
         if call.dropout_p > 0:
-            mixed = mixed.mul_(worker.keep(number, mixed.shape))
-        rows = torch.bmm(mixed, worker.key(call.value, block)).mul_(call.gain)  # [b * H, n, Dv]
-        output[block.sentences, :, block.queries] = rows.unflatten(0, [-1, call.heads])
+            mixed = mixed.mul_(worker.keep(views.number, weights.shape))
+        rows = torch.bmm(mixed, views.value)  # [b * H, n, Dv]
+        torch.mul(rows.view(out.shape), call.gain, out=out)
 
-    call.for_each_block(work)
+    items = [(_views(call, i, block), call.of_queries(output, block)) for i, block in enumerate(call.blocks)]
+    _for_each(call, work, items)
+
+
+class _GradViews(NamedTuple):
+    """What the gradients hold of one block."""
+
+    output: Tensor  # [b * H, n, Dv]
+    query: Tensor  # [b, H, n, D]
+    key: Tensor  # [b, H, k, D]
+    value: Tensor  # [b, H, k, Dv]
+    mixing: Optional[Tensor]  # [H, H], of this block alone, or [b, n, H, H]
+    before: int  # the number of the last block before it that has the same sentences, -1 for none
 
 
 class _Gradients:
@@ -202,63 +244,70 @@ class _Gradients:
 
     def __init__(self, call: _Call, d_output: Tensor, learned_mask: bool):
         self.call = call
-        self.d_output = d_output.to(call.dtype)
+        n = len(call.blocks)
+        self.value_turns, self.key_turns, self.mask_turns = _Turns(n), _Turns(n), _Turns(n)
         self.query, self.key, self.value = (torch.zeros_like(t) for t in (call.query, call.key, call.value))
-        self.mixing = None if call.mixing is None else torch.zeros_like(call.mixing)
         self.attn_mask = None
         if learned_mask:
             self.attn_mask = torch.zeros_like(call.masks.attn_mask, dtype=call.dtype)
-        n = len(call.blocks)
-        self.before = _before(call.blocks)
-        self.mixing_of_blocks: List[Optional[Tensor]] = [None] * n  # [H, H] each, where the mixing is shared
-        self.value_turns, self.key_turns, self.mask_turns = _Turns(n), _Turns(n), _Turns(n)
+        self.mixing = shares = None
+        if call.mixing is not None and call.mixing.dim() == 4:
+            self.mixing = torch.zeros_like(call.mixing)
+        elif call.mixing is not None:
+            shares = call.mixing.new_zeros(n, call.heads, call.heads)
 
-        call.for_each_block(self._work)
-        if self.mixing is not None and self.mixing.dim() == 2 and n > 0:
-            self.mixing = torch.stack(self.mixing_of_blocks).sum(0)
+        d_output = d_output.to(call.dtype)
+        before = _before(call.blocks)
+        items = []
+        for i, block in enumerate(call.blocks):
+            grads = _GradViews(
+                call.of_queries(d_output, block).flatten(0, 1),
+                call.of_queries(self.query, block),
+                call.of_keys(self.key, block),
+                call.of_keys(self.value, block),
+                call.of_mixing(self.mixing, block) if shares is None else shares[i],
+                before[i],
+            )
+            items.append((_views(call, i, block), grads))
+        _for_each(call, self._work, items)
+        if shares is not None:
+            self.mixing = shares.sum(0)
 
-    def _work(self, worker: _Worker, number: int, block: Block) -> None:
+    def _work(self, worker: _Worker, item: Tuple[_Views, _GradViews]) -> None:
+        views, grads = item
         try:
-            self._add(worker, number, block)
+            self._add(worker, views, grads)
         except BaseException:  # nobody may wait for this block: the call fails once all threads are back
             for turns in (self.value_turns, self.key_turns, self.mask_turns):
-                turns.over[number].set()
+                turns.over[views.number].set()
             raise
 
-    def _add(self, worker: _Worker, number: int, block: Block) -> None:
+    def _add(self, worker: _Worker, views: _Views, grads: _GradViews) -> None:
         call = self.call
-        scores = worker.scores(block)  # [b * H, n, k]
-        weights = call.normalizer.weights(scores)
-        mixing = worker.mixing(block)
-        mixed = weights if mixing is None else worker.mix(weights, mixing)
-        d_rows = worker.query(self.d_output, block) * call.gain  # [b * H, n, Dv]
-        d_mixed = worker.buffer("d_mixed", *weights.shape)
-        torch.bmm(d_rows, worker.key(call.value, block).transpose(1, 2), out=d_mixed)
+        scores, weights = worker.weights(views)  # [b * H, n, k]
+        mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
+        d_rows = grads.output * call.gain  # [b * H, n, Dv]
+        d_mixed = worker.buffer("d_mixed", weights.shape)
+        torch.bmm(d_rows, views.value.transpose(1, 2), out=d_mixed)
         if call.dropout_p > 0:
-            keep = worker.keep(number, weights.shape)
-            mixed = mixed * keep if mixing is None else mixed.mul_(keep)
+            keep = worker.keep(views.number, weights.shape)
+            mixed = mixed * keep if views.mixing is None else mixed.mul_(keep)
             d_mixed.mul_(keep)
 
-        with self.value_turns.turn(number, self.before[number]):
-            _add_products(self.value[block.sentences, :, block.keys], mixed, d_rows, 1.0)
+        with self.value_turns.turn(views.number, grads.before):
+            _add_products(grads.value, mixed, d_rows, 1.0)
         d_weights = d_mixed
-        if mixing is not None:
-            d_weights = worker.mix(d_mixed, mixing.transpose(-2, -1))
-            d_mixing = worker.mixing_grad(weights, d_mixed, mixing)
-            if mixing.dim() == 2:
-                self.mixing_of_blocks[number] = d_mixing
-            else:
-                self.mixing[block.sentences, block.queries] = d_mixing
+        if views.mixing is not None:
+            grads.mixing.copy_(worker.mixing_grad(weights, d_mixed, views.mixing))
+            d_weights = worker.mix(d_mixed, views.mixing.transpose(-2, -1))
         d_scores = call.normalizer.grad(scores, weights, d_weights)  # [b * H, n, k]
         if self.attn_mask is not None:
-            with self.mask_turns.turn(number, number - 1):
-                call.masks.add_grad(self.attn_mask, d_scores.unflatten(0, [-1, call.heads]), block)
-        d_query = torch.bmm(d_scores, worker.key(call.key, block)).mul_(call.scale)  # [b * H, n, D]
-        self.query[block.sentences, :, block.queries] = d_query.unflatten(0, [-1, call.heads])
-        with self.key_turns.turn(number, self.before[number]):
-            _add_products(
-                self.key[block.sentences, :, block.keys], d_scores, worker.query(call.query, block), call.scale
-            )
+            with self.mask_turns.turn(views.number, views.number - 1):
+                call.masks.add_grad(self.attn_mask, d_scores.unflatten(0, [-1, call.heads]), views.block)
+        d_query = torch.bmm(d_scores, views.key)  # [b * H, n, D]
+        torch.mul(d_query.view(grads.query.shape), call.scale, out=grads.query)
+        with self.key_turns.turn(views.number, grads.before):
+            _add_products(grads.key, d_scores, views.query, call.scale)
 
 
 def _before(blocks: List[Block]) -> List[int]:

@@ -63,6 +63,7 @@ class BlockMasks:
     Attributes:
         blocks: all blocks, the last queries first, for causal blocks are the larger the later; a block whose queries
             see nothing has an empty slice of keys
+        seen: whether every query is known to see a key, the first one
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class BlockMasks:
         rows = max((s.stop - s.start for s in queries), default=0)
         self.future = torch.full((rows, rows), float("-inf"), dtype=like.dtype, device=like.device).triu()
         self.learned = learned
+        self.seen = n_keys > 0 and self._all_see_the_first()
         self.blocks = self._blocks(n_keys, sentences, queries)
 
     def _blocks(self, n_keys: int, sentences: Sequence[slice], queries: Sequence[slice]) -> List[Block]:
@@ -100,6 +102,12 @@ class BlockMasks:
                     keys = _common(keys, slice(0, max(0, rows.stop + self.past)))
                 blocks.append(Block(some, rows, keys, _common(keys, biased[t]), padded[c]))
         return blocks
+
+    def _all_see_the_first(self) -> bool:
+        if self.causal and self.past < 0:
+            return False
+        hidden = [mask[..., 0] == float("-inf") for mask in (self.attn_mask, self.padding) if mask is not None]
+        return not any(bool(some.any()) for some in hidden)
 
     def _unpadded(self, n_keys: int, sentences: Sequence[slice]) -> Tuple[List[slice], List[bool]]:
         """For some sentences each, the span of the keys that any of them has, and whether any lacks one in there."""

@@ -2,7 +2,8 @@
 
 All functions take scores ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights ``[..., K]`` are
 exactly 0 for a hidden key, and for a row without any visible key; so are the gradients of their scores. The gradient of
-0/0 is 0. TorchScript compiles the weights.
+0/0 is 0. A caller who knows that every row has a visible key says so with `seen`, and saves the care for it.
+TorchScript compiles the weights.
 """
 
 from typing import Callable, NamedTuple, Tuple
@@ -15,7 +16,7 @@ from torch import Tensor
 class Normalizer(NamedTuple):
     """One entry of the flag ``--attention-normalizer``."""
 
-    weights: Callable[[Tensor], Tensor]  # scores [..., K], -inf where hidden -> weights [..., K]
+    weights: Callable[..., Tensor]  # scores [..., K], -inf where hidden, and seen = False -> weights [..., K]
     grad: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, their weights, d_weights -> d_scores, each [..., K]
     formula: str
     source: str
@@ -26,16 +27,13 @@ def _divide(weights: Tensor, total: Tensor) -> Tensor:
     return weights / total.masked_fill(total == 0, float("inf"))
 
 
-def _finite(scores: Tensor) -> Tensor:
-    """-inf becomes the lowest number: exp of it is 0 all the same, but a row of it has no 0/0. NaN stays."""
-    return torch.nan_to_num(scores, float("nan"), float("inf"))
-
-
-def softmax(scores: Tensor) -> Tensor:
-    if scores.size(-1) == 0:  # amax of nothing is an error
-        return scores
+def softmax(scores: Tensor, seen: bool = False) -> Tensor:
+    if seen or scores.size(-1) == 0:  # amax of nothing is an error
+        return torch.softmax(scores, -1)
     visible = scores.amax(-1, keepdim=True) != float("-inf")  # [..., 1]
-    return torch.softmax(_finite(scores), -1) * visible
+    # exp of the lowest number is 0 as well, but a row of it is no 0/0. NaN stays.
+    finite = torch.nan_to_num(scores, float("nan"), float("inf"))
+    return torch.softmax(finite, -1) * visible
 
 
 def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
@@ -43,9 +41,9 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
     return torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype)
 
 
-def sigsoftmax(scores: Tensor) -> Tensor:
+def sigsoftmax(scores: Tensor, seen: bool = False) -> Tensor:
     # logsigmoid, not log(sigmoid): the latter is -inf from s = -104 on in float32
-    return softmax(scores + F.logsigmoid(scores))
+    return softmax(scores + F.logsigmoid(scores), seen)
 
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
@@ -53,9 +51,9 @@ def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tenso
     return softmax_grad(scores, weights, d_weights) * torch.sigmoid(scores.neg()).add_(1)
 
 
-def l2(scores: Tensor) -> Tensor:
-    # exp(s) / sqrt(sum exp(2 s)), both divided by sum exp(s)
-    weights = softmax(scores)
+def l2(scores: Tensor, seen: bool = False) -> Tensor:
+    # exp(s) / sqrt(sum exp(2 s)), above and below divided by sum exp(s)
+    weights = softmax(scores, seen)
     return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True))
 
 
@@ -63,7 +61,7 @@ def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
     return weights * _orthogonal_to(weights, d_weights)
 
 
-def unnormalized(scores: Tensor) -> Tensor:
+def unnormalized(scores: Tensor, seen: bool = False) -> Tensor:
     return torch.exp(scores)
 
 
@@ -71,7 +69,7 @@ def unnormalized_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Ten
     return weights * d_weights
 
 
-def relu2(scores: Tensor) -> Tensor:
+def relu2(scores: Tensor, seen: bool = False) -> Tensor:
     return _divide(F.relu(scores).square(), _count(scores))
 
 
@@ -84,7 +82,7 @@ def _count(scores: Tensor) -> Tensor:
     return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
 
 
-def swish_l2(scores: Tensor) -> Tensor:
+def swish_l2(scores: Tensor, seen: bool = False) -> Tensor:
     visible, sigmoid = _shifted_sigmoid(scores)
     weights = visible * sigmoid
     return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True))
