@@ -92,8 +92,10 @@ def attention(
     if problem:
         raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable_implementations())}")
 
-    run = IMPLEMENTATIONS[impl].run if impl != "auto" else _fastest(
-        query, key, value, normalizer, mixing, causal, attn_mask, key_padding_mask, dropout_p
+    run = (
+        IMPLEMENTATIONS[impl].run
+        if impl != "auto"
+        else _fastest(query, key, value, normalizer, mixing, causal, attn_mask, key_padding_mask, dropout_p)
     )
     return run(
         query,
@@ -134,9 +136,8 @@ def _fastest(
         dropout_p=dropout_p,
     ):
         return fused.fused_attention
-    learning = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (query, key, value, mixing, attn_mask)
-    )
+    # Activation checkpointing runs the same attention without and with gradients: dropout has to be the same in both.
+    learning = dropout_p > 0 or torch.is_grad_enabled()
     if not learning and batch * heads * n_queries * key.shape[2] <= _SMALL:
         return reference_attention
     return blockwise_attention

@@ -20,7 +20,7 @@ from mixhead_plugin.ops.workers import share
 # Scores in one block: on a CPU what stays in the cache of one core, elsewhere enough to fill the device.
 _BLOCK = {"cpu": 2**18}
 _BLOCK_ELSEWHERE = 2**24
-_MIN_QUERIES = 16  # fewer make matrix products slow
+_MIN_QUERIES = 20  # fewer make slow matrix products
 
 
 def blockwise_attention(
@@ -41,9 +41,7 @@ def blockwise_attention(
     if dropout_p > 0:
         # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
         seed = torch.randint(2**62, (), dtype=torch.int64)
-    return _forward(
-        query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
-    )
+    return _forward(query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale)
 
 
 class _Call:
@@ -64,7 +62,7 @@ class _Call:
         scale: float,
         learned_mask: bool = False,
     ):
-        batch, self.heads, n_queries, _ = query.shape
+        _, self.heads, n_queries, _ = query.shape
         n_keys = key.shape[2]
         self.query, self.key, self.value = upcast(query), upcast(key), upcast(value)
         self.dtype, self.device = self.query.dtype, query.device
@@ -73,20 +71,18 @@ class _Call:
         self.dropout_p, self.seed = dropout_p, 0 if seed is None else int(seed)
         self.gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0  # of what dropout keeps
         self.scale = scale
-        sentences, queries = _cut(batch, self.heads, n_queries, n_keys, self.device)
-        self.masks = BlockMasks(
-            causal, attn_mask, key_padding_mask, n_queries, n_keys, sentences, queries, self.query, learned_mask
-        )
+        cuts = _cut(query.shape, n_keys, mixing is not None, self.device)
+        self.masks = BlockMasks(causal, attn_mask, key_padding_mask, n_queries, n_keys, *cuts, self.query, learned_mask)
         self.blocks = [block for block in self.masks.blocks if block.keys.start < block.keys.stop]
-        self.largest = self.heads * max((_size(block) for block in self.blocks), default=0)
+        self.largest = max((_size(block) for block in self.blocks), default=0)
 
     def of_queries(self, tensor: Tensor, block: Block) -> Tensor:
-        """What a tensor [B, H, Nq, D] holds of the block, [b, H, n, D]"""
-        return tensor[block.sentences, :, block.queries]
+        """What a tensor [B, H, Nq, D] holds of the block, [b, h, n, D]"""
+        return tensor[block.sentences, block.heads, block.queries]
 
     def of_keys(self, tensor: Tensor, block: Block) -> Tensor:
-        """What a tensor [B, H, Nk, D] holds of the block, [b, H, k, D]"""
-        return tensor[block.sentences, :, block.keys]
+        """What a tensor [B, H, Nk, D] holds of the block, [b, h, k, D]"""
+        return tensor[block.sentences, block.heads, block.keys]
 
     def of_mixing(self, tensor: Optional[Tensor], block: Block) -> Optional[Tensor]:
         """What M or its gradient holds of the block, [H, H] or [b, n, H, H]"""
@@ -101,9 +97,9 @@ class _Views(NamedTuple):
 
     number: int
     block: Block
-    query: Tensor  # [b * H, n, D]
-    key: Tensor  # [b * H, k, D]
-    value: Tensor  # [b * H, k, Dv]
+    query: Tensor  # [b * h, n, D]
+    key: Tensor  # [b * h, k, D]
+    value: Tensor  # [b * h, k, Dv]
     mixing: Optional[Tensor]  # [H, H] or [b, n, H, H]
 
 
@@ -121,53 +117,59 @@ def _views(call: _Call, number: int, block: Block) -> _Views:
 class _Worker:
     """The steps that both passes share, with buffers that serve one block after the other.
 
-    Heads and sentences are one dimension, [b * H, n, k], except where heads mix.
+    Sentences and heads are one dimension, [b * h, n, k], except where heads mix.
     """
 
     def __init__(self, call: _Call):
         self.call = call
         self.memory: Dict[str, Tensor] = {}
         self.shaped: Dict[Tuple[Any, ...], Tensor] = {}
-        self.generator = torch.Generator(call.device) if call.dropout_p > 0 else None
+        # Scores that no gradient will ask for make room.
+        self.mixed = "mixed" if call.normalizer.grad_reads_scores else "scores"
+        self.generator = self.bits = None
+        if call.dropout_p > 0:
+            self.generator = torch.Generator(call.device)
+            self.bits = torch.empty(math.ceil(call.largest / 4), dtype=torch.int64, device=call.device)
 
-    def buffer(self, name: str, shape: Tuple[int, ...], dtype: Optional[torch.dtype] = None) -> Tensor:
+    def buffer(self, name: str, shape: Tuple[int, ...]) -> Tensor:
         """Memory for one tensor of each block: fresh pages from the system would cost as much as the sums in them."""
         view = self.shaped.get((name, shape))
         if view is None:
             if name not in self.memory:
-                self.memory[name] = torch.empty(self.call.largest, dtype=dtype or self.call.dtype, device=self.call.device)
+                self.memory[name] = torch.empty(self.call.largest, dtype=self.call.dtype, device=self.call.device)
             view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
         return view
 
     def weights(self, views: _Views) -> Tuple[Tensor, Tensor]:
-        """Scores and P, [b * H, n, k]"""
-        call = self.call
+        """Scores and P, [b * h, n, k]"""
+        call, block = self.call, views.block
         shape = (len(views.query), views.query.shape[1], views.key.shape[1])
         scores = self.buffer("scores", shape)
         torch.baddbmm(scores, views.query, views.key.transpose(1, 2), beta=0, alpha=call.scale, out=scores)
-        call.masks.add_to(scores.view(-1, call.heads, *shape[1:]), views.block)
-        return scores, call.normalizer.weights(scores, call.masks.seen)
+        call.masks.add_to(scores.view(-1, block.heads.stop - block.heads.start, *shape[1:]), block)
+        return scores, call.normalizer.weights(scores, call.masks.seen, self.buffer("weights", shape))
 
     def mix(self, weights: Tensor, mixing: Tensor) -> Tensor:
-        """sum_j M[j, i] P_j of weights P [b * H, n, k], with M [H, H] or [b, n, H, H]"""
+        """sum_j M[j, i] P_j of weights P [b * h, n, k], with M [H, H] or [b, n, H, H]"""
         heads, (rows, n, k) = self.call.heads, weights.shape
         b = rows // heads
         if mixing.dim() == 2:
-            mixed = self.buffer("mixed", (b, heads, n * k))
+            mixed = self.buffer(self.mixed, (b, heads, n * k))
             torch.bmm(mixing.t().expand(b, heads, heads), weights.view(b, heads, n * k), out=mixed)
             return mixed.view(rows, n, k)
-        mixed = self.buffer("mixed", (b * n, heads, k))
+        mixed = self.buffer(self.mixed, (b * n, heads, k))
         by_query = weights.view(b, heads, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
         torch.bmm(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
         return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)
 
     def mixing_grad(self, weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
         """dM[j, i] = sum_k P_j dPbar_i, summed further to [H, H] where M is shared"""
-        heads, (rows, n, k) = self.call.heads, weights.shape
-        weights, d_mixed = weights.view(-1, heads, n, k), d_mixed.view(-1, heads, n, k)
+        shape = (-1, self.call.heads, *weights.shape[1:])
+        weights, d_mixed = weights.view(shape), d_mixed.view(shape)  # [b, H, n, k]
         if mixing.dim() == 2:
             return torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2)).sum(0)
-        return torch.matmul(weights.transpose(1, 2), d_mixed.permute(0, 2, 3, 1))
+        by_query, d_by_query = weights.transpose(1, 2).flatten(0, 1), d_mixed.transpose(1, 2).flatten(0, 1)
+        return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)  # [b, n, H, H]
 
     def keep(self, number: int, shape: Tuple[int, ...]) -> Tensor:
         """Dropout's ones and zeros for the block of this number, the same in both passes."""
@@ -176,11 +178,11 @@ class _Worker:
         if drop == 2**16:
             return keep.zero_()
         # Four draws of 16 bits in one: the probability is right to 2^-17, in a fifth of the time of bernoulli_.
-        assert self.generator is not None
+        assert self.generator is not None and self.bits is not None
         self.generator.manual_seed((self.call.seed + number) % 2**63)
-        bits = self.buffer("bits", (math.ceil(keep.numel() / 4),), torch.int64)
-        bits.random_(-(2**63), None, generator=self.generator)
-        return torch.ge(bits.view(torch.int16)[: keep.numel()].view(shape), drop - 2**15, out=keep)
+        self.bits[: math.ceil(keep.numel() / 4)].random_(-(2**63), None, generator=self.generator)
+        bits = self.bits.view(torch.int16)[: keep.numel()].view(shape)
+        return torch.ge(bits, drop - 2**15, out=keep)
 
 
 class _Turns:
@@ -217,11 +219,11 @@ def _attend(call: _Call, output: Tensor) -> None:
 
     def work(worker: _Worker, item: Tuple[_Views, Tensor]) -> None:
         views, out = item
-        _, weights = worker.weights(views)  # [b * H, n, k]
+        _, weights = worker.weights(views)  # [b * h, n, k]
         mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
         if call.dropout_p > 0:
             mixed = mixed.mul_(worker.keep(views.number, weights.shape))
-        rows = torch.bmm(mixed, views.value)  # [b * H, n, Dv]
+        rows = torch.bmm(mixed, views.value)  # [b * h, n, Dv]
         torch.mul(rows.view(out.shape), call.gain, out=out)
 
     items = [(_views(call, i, block), call.of_queries(output, block)) for i, block in enumerate(call.blocks)]
@@ -231,12 +233,12 @@ def _attend(call: _Call, output: Tensor) -> None:
 class _GradViews(NamedTuple):
     """What the gradients hold of one block."""
 
-    output: Tensor  # [b * H, n, Dv]
-    query: Tensor  # [b, H, n, D]
-    key: Tensor  # [b, H, k, D]
-    value: Tensor  # [b, H, k, Dv]
+    output: Tensor  # [b * h, n, Dv]
+    query: Tensor  # [b, h, n, D]
+    key: Tensor  # [b, h, k, D]
+    value: Tensor  # [b, h, k, Dv]
     mixing: Optional[Tensor]  # [H, H], of this block alone, or [b, n, H, H]
-    before: int  # the number of the last block before it that has the same sentences, -1 for none
+    before: int  # the number of the last block before it that adds to the same keys, -1 for none
 
 
 class _Gradients:
@@ -284,9 +286,9 @@ class _Gradients:
 
     def _add(self, worker: _Worker, views: _Views, grads: _GradViews) -> None:
         call = self.call
-        scores, weights = worker.weights(views)  # [b * H, n, k]
+        scores, weights = worker.weights(views)  # [b * h, n, k]
         mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
-        d_rows = grads.output * call.gain  # [b * H, n, Dv]
+        d_rows = grads.output * call.gain  # [b * h, n, Dv]
         d_mixed = worker.buffer("d_mixed", weights.shape)
         torch.bmm(d_rows, views.value.transpose(1, 2), out=d_mixed)
         if call.dropout_p > 0:
@@ -300,28 +302,32 @@ class _Gradients:
         if views.mixing is not None:
             grads.mixing.copy_(worker.mixing_grad(weights, d_mixed, views.mixing))
             d_weights = worker.mix(d_mixed, views.mixing.transpose(-2, -1))
-        d_scores = call.normalizer.grad(scores, weights, d_weights)  # [b * H, n, k]
+        out = worker.buffer("d_scores" if views.mixing is None else "d_mixed", weights.shape)
+        d_scores = call.normalizer.grad(scores, weights, d_weights, out)  # [b * h, n, k]
         if self.attn_mask is not None:
             with self.mask_turns.turn(views.number, views.number - 1):
-                call.masks.add_grad(self.attn_mask, d_scores.unflatten(0, [-1, call.heads]), views.block)
-        d_query = torch.bmm(d_scores, views.key)  # [b * H, n, D]
+                call.masks.add_grad(
+                    self.attn_mask, d_scores.view(*grads.query.shape[:2], *d_scores.shape[1:]), views.block
+                )
+        d_query = torch.bmm(d_scores, views.key)  # [b * h, n, D]
         torch.mul(d_query.view(grads.query.shape), call.scale, out=grads.query)
         with self.key_turns.turn(views.number, grads.before):
             _add_products(grads.key, d_scores, views.query, call.scale)
 
 
 def _before(blocks: List[Block]) -> List[int]:
-    """For each block the last one before it that concerns the same sentences, -1 for none."""
-    latest: Dict[int, int] = {}
+    """For each block the last one before it that has the same sentences and heads, -1 for none."""
+    latest: Dict[Tuple[int, int], int] = {}
     before = []
     for number, block in enumerate(blocks):
-        before.append(latest.get(block.sentences.start, -1))
-        latest[block.sentences.start] = number
+        place = (block.sentences.start, block.heads.start)
+        before.append(latest.get(place, -1))
+        latest[place] = number
     return before
 
 
 def _add_products(total: Tensor, d_weights: Tensor, rows: Tensor, factor: float) -> None:
-    """total [b, H, k, D] += factor * W^T R, with W [b * H, n, k] and R [b * H, n, D]"""
+    """total [b, H, k, D] += factor * W^T R, with W [b * h, n, k] and R [b * h, n, D]"""
     if len(total) == 1:
         total[0].baddbmm_(d_weights.transpose(1, 2), rows, alpha=factor)
     else:  # many small products: at once, then added
@@ -330,17 +336,20 @@ def _add_products(total: Tensor, d_weights: Tensor, rows: Tensor, factor: float)
 
 
 def _size(block: Block) -> int:
-    """Scores of one head"""
-    b, n, k = (part.stop - part.start for part in (block.sentences, block.queries, block.keys))
-    return b * n * k
+    """The number of its scores"""
+    return math.prod(part.stop - part.start for part in (block.sentences, block.heads, block.queries, block.keys))
 
 
-def _cut(batch: int, heads: int, n_queries: int, n_keys: int, device: torch.device) -> Tuple[List[slice], List[slice]]:
-    """Slices of the batch and of the queries, so that one of each makes a block of the size that suits the device."""
-    target = _BLOCK.get(device.type, _BLOCK_ELSEWHERE)
-    rows = max(1, min(n_queries, max(_MIN_QUERIES, target // max(1, heads * n_keys))))
-    some = max(1, min(batch, target // max(1, heads * rows * n_keys)))
-    return _slices(batch, some), _slices(n_queries, rows)
+def _cut(
+    shape: torch.Size, n_keys: int, mixing: bool, device: torch.device
+) -> Tuple[List[slice], List[slice], List[slice]]:
+    """Slices of the batch, the heads and the queries [B, H, Nq, D] for blocks of the size that suits the device."""
+    batch, heads, n_queries, _ = shape
+    room = _BLOCK.get(device.type, _BLOCK_ELSEWHERE) // max(1, n_keys)
+    together = heads if mixing else max(1, min(heads, room // _MIN_QUERIES))
+    rows = max(1, min(n_queries, max(_MIN_QUERIES, room // together)))
+    some = max(1, min(batch, room // (together * rows))) if together == heads else 1
+    return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
 
 
 def _slices(n: int, size: int) -> List[slice]:

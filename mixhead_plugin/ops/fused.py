@@ -27,7 +27,9 @@ def serves(
         return True
     # On a CPU torch would write out all weights for the first three, and needs a mask [B, 1, Nq, Nk] for the last.
     learned = attn_mask is not None and attn_mask.requires_grad
-    return dropout_p == 0 and query.shape[3] == value.shape[3] and not learned and (not causal or key_padding_mask is None)
+    return (
+        dropout_p == 0 and query.shape[3] == value.shape[3] and not learned and (not causal or key_padding_mask is None)
+    )
 
 
 def fused_attention(

@@ -41,9 +41,10 @@ def additive_mask(
 
 
 class Block(NamedTuple):
-    """Some queries of some sentences, with the keys that any of them may see."""
+    """Some queries of some heads of some sentences, with the keys that any of them may see."""
 
     sentences: slice
+    heads: slice
     queries: slice
     keys: slice  # all keys outside of it are hidden from all these queries
     biased: slice  # part of `keys`: attn_mask is 0 outside of it
@@ -56,7 +57,7 @@ class BlockMasks:
     Args:
         causal, attn_mask, key_padding_mask: as in `additive_mask`
         n_queries, n_keys: of the whole call
-        sentences, queries: the slices into which the batch and the queries are cut
+        sentences, heads, queries: the slices into which the batch, the heads and the queries are cut
         like: a tensor of the dtype, float32 or float64, and on the device of the scores
         learned: whether attn_mask wants a gradient; then its zeros count as well
 
@@ -74,6 +75,7 @@ class BlockMasks:
         n_queries: int,
         n_keys: int,
         sentences: Sequence[slice],
+        heads: Sequence[slice],
         queries: Sequence[slice],
         like: Tensor,
         learned: bool,
@@ -89,9 +91,11 @@ class BlockMasks:
         self.future = torch.full((rows, rows), float("-inf"), dtype=like.dtype, device=like.device).triu()
         self.learned = learned
         self.seen = n_keys > 0 and self._all_see_the_first()
-        self.blocks = self._blocks(n_keys, sentences, queries)
+        self.blocks = self._blocks(n_keys, sentences, heads, queries)
 
-    def _blocks(self, n_keys: int, sentences: Sequence[slice], queries: Sequence[slice]) -> List[Block]:
+    def _blocks(
+        self, n_keys: int, sentences: Sequence[slice], heads: Sequence[slice], queries: Sequence[slice]
+    ) -> List[Block]:
         visible, biased = self._visible_and_biased(n_keys, queries)
         unpadded, padded = self._unpadded(n_keys, sentences)
         blocks = []
@@ -100,7 +104,8 @@ class BlockMasks:
                 keys = _common(visible[t], unpadded[c])
                 if self.causal:
                     keys = _common(keys, slice(0, max(0, rows.stop + self.past)))
-                blocks.append(Block(some, rows, keys, _common(keys, biased[t]), padded[c]))
+                for some_heads in heads:
+                    blocks.append(Block(some, some_heads, rows, keys, _common(keys, biased[t]), padded[c]))
         return blocks
 
     def _all_see_the_first(self) -> bool:
@@ -134,7 +139,7 @@ class BlockMasks:
         return visible, _spans((largest != 0) | (smallest != 0))
 
     def add_to(self, scores: Tensor, block: Block) -> None:
-        """Hide keys and add biases in place; scores [b, H, n, k] of the block's sentences, queries and keys."""
+        """Hide keys and add biases in place; scores [b, h, n, k] of the block's sentences, heads, queries and keys."""
         if self.attn_mask is not None:
             _part(scores, block).add_(self._attn_mask_part(self.attn_mask, block))
         if self.causal:
@@ -155,14 +160,14 @@ class BlockMasks:
     @staticmethod
     def _attn_mask_part(mask: Tensor, block: Block) -> Tensor:
         """What of attn_mask, or of its gradient, belongs to the block's biased keys."""
-        for dim, part in ((0, block.sentences), (2, block.queries), (3, block.biased)):
+        for dim, part in enumerate((block.sentences, block.heads, block.queries, block.biased)):
             if mask.shape[dim] > 1:
                 mask = mask.narrow(dim, part.start, part.stop - part.start)
         return mask
 
 
 def _part(scores: Tensor, block: Block) -> Tensor:
-    """Scores [b, H, n, k] of the block's biased keys"""
+    """Scores [b, h, n, k] of the block's biased keys"""
     return scores[..., block.biased.start - block.keys.start : block.biased.stop - block.keys.start]
 
 

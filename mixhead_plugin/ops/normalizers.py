@@ -1,12 +1,13 @@
 """How one row of scores becomes attention weights, and how a gradient goes back: every normalizer once.
 
-All functions take scores ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights ``[..., K]`` are
-exactly 0 for a hidden key, and for a row without any visible key; so are the gradients of their scores. The gradient of
-0/0 is 0. A caller who knows that every row has a visible key says so with `seen`, and saves the care for it.
-TorchScript compiles the weights.
+Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights ``[..., K]`` are exactly 0 for a
+hidden key, and for a row without any visible key; so are the gradients of their scores. The gradient of 0/0 is 0. A
+caller who knows that every row has a visible key says so with `seen`, and saves the care for it; one who does without
+autograd may offer memory for the weights with `out`. TorchScript compiles the weights. The gradients, for
+implementations with a backward pass of their own, are written to `out`, a tensor ``[..., K]`` apart from the others.
 """
 
-from typing import Callable, NamedTuple, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -16,65 +17,80 @@ from torch import Tensor
 class Normalizer(NamedTuple):
     """One entry of the flag ``--attention-normalizer``."""
 
-    weights: Callable[..., Tensor]  # scores [..., K], -inf where hidden, and seen = False -> weights [..., K]
-    grad: Callable[[Tensor, Tensor, Tensor], Tensor]  # scores, their weights, d_weights -> d_scores, each [..., K]
+    weights: Callable[..., Tensor]  # scores [..., K], -inf where hidden, seen=False, out=None -> weights [..., K]
+    grad: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # scores, weights, d_weights, out -> d_scores, in out
+    grad_reads_scores: bool  # or else their weights are enough
     formula: str
     source: str
 
 
-def _divide(weights: Tensor, total: Tensor) -> Tensor:
+def _shifted_exp(scores: Tensor) -> Tensor:
+    """exp(s - max s): the shift cancels in a quotient, so it needs no gradient."""
+    if scores.size(-1) == 0:  # amax of nothing is an error
+        return scores
+    largest = scores.detach().amax(-1, keepdim=True)
+    return torch.exp(scores - largest.masked_fill(largest == float("-inf"), 0.0))
+
+
+def _divide(weights: Tensor, total: Tensor, out: Optional[Tensor] = None) -> Tensor:
     """weights / total, with 0/0 = 0 and no gradient there: dividing by infinity gives both."""
-    return weights / total.masked_fill(total == 0, float("inf"))
+    total = total.masked_fill(total == 0, float("inf"))
+    return weights / total if out is None else torch.div(weights, total, out=out)
 
 
-def softmax(scores: Tensor, seen: bool = False) -> Tensor:
-    if seen or scores.size(-1) == 0:  # amax of nothing is an error
-        return torch.softmax(scores, -1)
-    visible = scores.amax(-1, keepdim=True) != float("-inf")  # [..., 1]
-    # exp of the lowest number is 0 as well, but a row of it is no 0/0. NaN stays.
-    finite = torch.nan_to_num(scores, float("nan"), float("inf"))
-    return torch.softmax(finite, -1) * visible
+def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+    visible: Optional[Tensor] = None
+    if not seen and scores.size(-1) > 0:  # amax of nothing is an error
+        visible = scores.amax(-1, keepdim=True) != float("-inf")  # [..., 1]
+        # exp of the lowest number is 0 as well, but a row of it is no 0/0. NaN stays.
+        scores = torch.nan_to_num(scores, float("nan"), float("inf"))
+    if out is None:
+        weights = torch.softmax(scores, -1)
+        return weights if visible is None else weights * visible
+    torch.softmax(scores, -1, out=out)
+    return out if visible is None else out.mul_(visible)
 
 
-def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
+def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # P (dP - sum P dP) in one pass
-    return torch.ops.aten._softmax_backward_data(d_weights, weights, -1, weights.dtype)
+    return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
-def sigsoftmax(scores: Tensor, seen: bool = False) -> Tensor:
+def sigsoftmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
     # logsigmoid, not log(sigmoid): the latter is -inf from s = -104 on in float32
-    return softmax(scores + F.logsigmoid(scores), seen)
+    return softmax(scores + F.logsigmoid(scores), seen, out)
 
 
-def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
+def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # d (s + logsigmoid(s)) / ds = 1 + sigmoid(-s)
-    return softmax_grad(scores, weights, d_weights) * torch.sigmoid(scores.neg()).add_(1)
+    return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(-scores).add_(1))
 
 
-def l2(scores: Tensor, seen: bool = False) -> Tensor:
+def l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
     # exp(s) / sqrt(sum exp(2 s)), above and below divided by sum exp(s)
-    weights = softmax(scores, seen)
-    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True))
+    weights = softmax(scores, seen, out)
+    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
 
 
-def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
-    return weights * _orthogonal_to(weights, d_weights)
+def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    return _along_the_sphere(weights, d_weights, out).mul_(weights)
 
 
-def unnormalized(scores: Tensor, seen: bool = False) -> Tensor:
-    return torch.exp(scores)
+def unnormalized(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+    return torch.exp(scores) if out is None else torch.exp(scores, out=out)
 
 
-def unnormalized_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
-    return weights * d_weights
+def unnormalized_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    return torch.mul(weights, d_weights, out=out)
 
 
-def relu2(scores: Tensor, seen: bool = False) -> Tensor:
-    return _divide(F.relu(scores).square(), _count(scores))
+def relu2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+    return _divide(F.relu(scores).square(), _count(scores), out)
 
 
-def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
-    return _divide(2 * F.relu(scores) * d_weights, _count(scores))
+def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    slope = _divide(torch.full_like(scores[..., :1], 2.0), _count(scores))  # [..., 1]
+    return torch.mul(F.relu(scores), d_weights, out=out).mul_(slope)
 
 
 def _count(scores: Tensor) -> Tensor:
@@ -82,46 +98,44 @@ def _count(scores: Tensor) -> Tensor:
     return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
 
 
-def swish_l2(scores: Tensor, seen: bool = False) -> Tensor:
-    visible, sigmoid = _shifted_sigmoid(scores)
+def swish_l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+    visible, sigmoid = _visible_and_sigmoid(scores)
     weights = visible * sigmoid
-    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True))
+    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
 
 
-def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor) -> Tensor:
-    visible, sigmoid = _shifted_sigmoid(scores)
-    norm = torch.linalg.vector_norm(visible * sigmoid, dim=-1, keepdim=True)
-    slope = sigmoid * (1 + visible * torch.sigmoid(-visible))  # of swish, shifted like it
-    return _divide(slope * _orthogonal_to(weights, d_weights), norm).masked_fill(scores == float("-inf"), 0.0)
+def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    visible, sigmoid = _visible_and_sigmoid(scores)
+    norm = torch.linalg.vector_norm(visible * sigmoid, dim=-1, keepdim=True)  # [..., 1]
+    slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # of swish, with the sigmoid's factor
+    return _along_the_sphere(weights, d_weights, out).mul_(_divide(slope, norm))
 
 
-def _shifted_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
-    """Scores with 0 for hidden keys, and their sigmoid divided by the row's largest; 0 for hidden keys.
+def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
+    """Scores, and their sigmoid divided by the row's largest, each with 0 for a hidden key.
 
-    The shift cancels in a quotient of swishes; without it a row of s < -104 would vanish in float32.
+    The factor cancels in a quotient of swishes; without it a row of s < -104 would vanish in float32.
     """
-    visible = scores.masked_fill(scores == float("-inf"), 0.0)
-    log = F.logsigmoid(scores)
-    if scores.size(-1) == 0:
-        return visible, log
-    largest = log.detach().amax(-1, keepdim=True)
-    return visible, torch.exp(log - largest.masked_fill(largest == float("-inf"), 0.0))
+    visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
+    return visible, _shifted_exp(F.logsigmoid(scores))
 
 
-def _orthogonal_to(weights: Tensor, d_weights: Tensor) -> Tensor:
-    """d_weights - weights (weights . d_weights): how unit rows can move."""
-    return d_weights - weights * torch.linalg.vecdot(weights, d_weights).unsqueeze(-1)
+def _along_the_sphere(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    """dP - P (P . dP): what of d_weights keeps the length of a row"""
+    return torch.addcmul(d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out)
 
 
 NORMALIZERS = {
-    "softmax": Normalizer(softmax, softmax_grad, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1"),
+    "softmax": Normalizer(softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1"),
     "sigsoftmax": Normalizer(
-        sigsoftmax, sigsoftmax_grad, "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)", "mixhead eq. 21"
+        sigsoftmax, sigsoftmax_grad, True, "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)", "mixhead eq. 21"
     ),
-    "l2": Normalizer(l2, l2_grad, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'"),
-    "unnormalized": Normalizer(unnormalized, unnormalized_grad, "exp(s)", "l2 essay, 'Removing the Denominator'"),
-    "relu2": Normalizer(relu2, relu2_grad, "relu(s)^2 / (number of visible keys)", "l2 essay, GAU"),
+    "l2": Normalizer(l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'"),
+    "unnormalized": Normalizer(
+        unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
+    ),
+    "relu2": Normalizer(relu2, relu2_grad, True, "relu(s)^2 / (number of visible keys)", "l2 essay, GAU"),
     "swish-l2": Normalizer(
-        swish_l2, swish_l2_grad, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
+        swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
     ),
 }
