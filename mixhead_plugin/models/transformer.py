@@ -9,6 +9,7 @@ from fairseq.models.transformer import TransformerModel as StockModel
 from fairseq.models.transformer import base_architecture
 
 from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
 
@@ -51,6 +52,12 @@ class TransformerModel(FamilyModel, StockModel):
     @classmethod
     def build_decoder(cls, cfg: TransformerConfig, tgt_dict: Any, embed_tokens: Any) -> MixheadDecoder:
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def set_beam_size(self, beam: int) -> None:
+        """Called by fairseq's beam search: attention to the encoder then keeps each sentence once, not for every beam."""
+        for module in self.decoder.modules():
+            if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
+                module.set_beam_size(beam)
 
 
 MODELS = register_families(TransformerModel, "transformer")

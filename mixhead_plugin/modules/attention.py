@@ -207,17 +207,18 @@ class MixheadAttention(MultiheadAttention):
     ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
         """Let row i of the cache go on from row `new_order[i]`, [B], as beam search chooses.
 
-        Encoder-decoder attention keeps one row per sentence, and hypotheses never change sentence: with beams its rows
-        move only when sentences are finished. Without beams any order is followed (fairseq ignores a permutation).
+        A cache with one row per sentence moves only when sentences are finished: hypotheses never change sentence. Any
+        other follows every order (fairseq's encoder-decoder attention ignores a permutation).
         """
         if incremental_state is None:
             return incremental_state
         saved = self._get_input_buffer(incremental_state)
-        if self.encoder_decoder_attention and self.beam_size > 1:
-            prev_key = saved.get("prev_key")
-            if prev_key is None or prev_key.size(0) * self.beam_size == new_order.size(0):
+        prev_beams = saved.get("prev_beams")
+        if prev_beams is not None:
+            sentences, beams = prev_beams.size(0), prev_beams.size(1)
+            if sentences * beams == new_order.size(0):
                 return incremental_state
-            new_order = new_order.view(-1, self.beam_size)[:, 0] // self.beam_size
+            new_order = new_order.view(-1, beams)[:, 0] // beams
         for name in list(saved.keys()):
             rows = saved[name]
             if rows is not None:
@@ -296,12 +297,14 @@ class MixheadAttention(MultiheadAttention):
             value = query
         if not (cached and static_kv):
             assert key is not None and value is not None, "keys and values are neither given nor cached"
-            if self.encoder_decoder_attention and self.beam_size > 1 and query.size(1) == key.size(1):
-                # Every sentence comes repeated for its hypotheses; one copy of it is enough.
+            if incremental_state is not None and self._comes_in_beams(query, key, value, key_padding_mask):
+                # Every sentence is there once for each of its hypotheses; one copy of it is enough.
                 key = key[:, :: self.beam_size]
                 value = value[:, :: self.beam_size]
                 if key_padding_mask is not None:
                     key_padding_mask = key_padding_mask[:: self.beam_size]
+                # Says so by its shape: the cache takes nothing but tensors with a row for each sentence.
+                saved["prev_beams"] = key.new_empty(key.size(1), self.beam_size, 0)
             k = self._split_heads(self.k_proj(key))
             v = self._split_heads(self.v_proj(value))
 
@@ -324,6 +327,25 @@ class MixheadAttention(MultiheadAttention):
             self._set_input_buffer(incremental_state, saved)
         assert k is not None and v is not None
         return k, v, key_padding_mask
+
+    def _comes_in_beams(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor]
+    ) -> bool:
+        """Whether [N, B * beams, ...] holds every sentence `beam_size` times in a row.
+
+        It is looked at, not assumed: the beam size of an earlier search outlives it.
+        """
+        beams = self.beam_size
+        if not self.encoder_decoder_attention or beams == 1 or query.size(1) != key.size(1) or key.size(1) % beams != 0:
+            return False
+        for rows in (key, value):
+            rows = rows.unflatten(1, [-1, beams])  # [Nk, B, beams, kdim]
+            if not bool((rows == rows[:, :, :1]).all()):
+                return False
+        if key_padding_mask is None:
+            return True
+        padding = key_padding_mask.unflatten(0, [-1, beams])  # [B, beams, Nk]
+        return bool((padding == padding[:, :1]).all())
 
     def _append_constant_keys(
         self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]

@@ -25,10 +25,6 @@ IMPLEMENTATIONS = {
 }
 
 
-# Weights that "auto" writes out at once where nothing of them is kept: blocks would not be smaller.
-_SMALL = 2**18
-
-
 def implementation_problem(impl: str) -> str:
     """Why `impl` cannot be used on this machine, in a few words; empty if it can."""
     if impl == "auto":
@@ -71,7 +67,9 @@ def attention(
         key_padding_mask: bool [B, Nk], True hides a key
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: of the scores; None for D ** -0.5
-        impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises
+        impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises.
+            It chooses by shapes, masks and device, never by whether gradients are on: activation checkpointing computes
+            the same attention both ways, and dropout has to be the same in both.
 
     Returns:
         [B, H, Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
@@ -122,8 +120,8 @@ def _fastest(
     key_padding_mask: Optional[Tensor],
     dropout_p: float,
 ) -> Callable[..., Tensor]:
-    batch, heads, n_queries, _ = query.shape
-    if n_queries == 1:  # a step of decoding: its weights are no larger than the keys
+    n_queries, n_keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
+    if n_queries == 1:  # a step of decoding
         return reference_attention
     if fused.serves(
         query,
@@ -136,9 +134,7 @@ def _fastest(
         dropout_p=dropout_p,
     ):
         return fused.fused_attention
-    # Activation checkpointing runs the same attention without and with gradients: dropout has to be the same in both.
-    learning = dropout_p > 0 or torch.is_grad_enabled()
-    if not learning and batch * heads * n_queries * key.shape[2] <= _SMALL:
+    if n_keys <= head_dim:  # all weights take no more room than the queries: computing them again would not pay
         return reference_attention
     return blockwise_attention
 

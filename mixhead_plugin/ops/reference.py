@@ -42,9 +42,8 @@ def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
     if mixing is None:
         return weights
     mixing = mixing.to(weights.dtype)
-    if mixing.dim() == 2:
-        return torch.einsum("bjqk,ji->biqk", weights, mixing)
-    return torch.einsum("bjqk,bqji->biqk", weights, mixing)
+    by_query = weights.transpose(1, 2)  # [B, Nq, H, Nk]
+    return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
 
 
 def reference_attention(
@@ -66,6 +65,7 @@ def reference_attention(
             causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
         )
         scores = attention_scores(query, key, mask, scale)  # [B, H, Nq, Nk]
-        weights = mix_heads(NORMALIZERS[normalizer].weights(scores), mixing)  # [B, H, Nq, Nk]
+        weights = NORMALIZERS[normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
+        weights = mix_heads(weights, mixing)  # [B, H, Nq, Nk]
         output = torch.matmul(F.dropout(weights, dropout_p), upcast(value))  # [B, H, Nq, Dv]
     return output.to(value.dtype)
