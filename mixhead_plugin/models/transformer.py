@@ -54,7 +54,7 @@ class TransformerModel(FamilyModel, StockModel):
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def set_beam_size(self, beam: int) -> None:
-        """Called by fairseq's beam search: attention to the encoder then keeps each sentence once, not for every beam."""
+        """Called by beam search: attention to the encoder then keeps every sentence once, not once a beam."""
         for module in self.decoder.modules():
             if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
                 module.set_beam_size(beam)

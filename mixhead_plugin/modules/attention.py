@@ -328,9 +328,7 @@ class MixheadAttention(MultiheadAttention):
         assert k is not None and v is not None
         return k, v, key_padding_mask
 
-    def _comes_in_beams(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor]
-    ) -> bool:
+    def _comes_in_beams(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor]) -> bool:
         """Whether [N, B * beams, ...] holds every sentence `beam_size` times in a row.
 
         It is looked at, not assumed: the beam size of an earlier search outlives it.

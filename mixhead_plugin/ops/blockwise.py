@@ -443,9 +443,10 @@ def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, d_output: Tensor) -> Tuple[Optional[Tensor], ...]:
-    _, _, _, mixing, attn_mask, _, _ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing computes them when asked, and hands them out once
+    mixing, attn_mask = saved[3:5]
     learned_mask = attn_mask is not None and ctx.needs_input_grad[4]
-    grads = _backward(d_output, *ctx.saved_tensors, *ctx.options, learned_mask)
+    grads = _backward(d_output, *saved, *ctx.options, learned_mask)
     d_mixing = grads[3] if mixing is not None else None
     d_attn_mask = grads[-1] if learned_mask else None
     return (*grads[:3], d_mixing, d_attn_mask, None, None, None, None, None, None)

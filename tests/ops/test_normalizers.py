@@ -96,3 +96,67 @@ def test_torchscript_compiles_it(name):
 
 def test_every_normalizer_has_a_definition_here():
     assert NORMALIZERS.keys() == DEFINITIONS.keys()
+
+
+def scores_with_an_unseen_row():
+    scores = scores_with_hidden_keys()
+    scores[1, 2] = -INF
+    return scores
+
+
+@every_normalizer
+def test_the_gradient_is_that_of_autograd(name):
+    scores = scores_with_an_unseen_row().requires_grad_()
+    weights = NORMALIZERS[name].weights(scores)
+    d_weights = torch.randn_like(weights)
+    (expected,) = torch.autograd.grad((weights * d_weights).sum(), scores)
+    out = torch.full_like(scores, float("nan"), requires_grad=False)
+    got = NORMALIZERS[name].grad(scores.detach(), weights.detach(), d_weights, out)
+    assert got.data_ptr() == out.data_ptr()
+    torch.testing.assert_close(got, expected)
+    assert (got[scores == -INF] == 0).all()
+
+
+@every_normalizer
+def test_a_gradient_that_does_not_read_the_scores_says_so(name):
+    scores = scores_with_hidden_keys()
+    weights = NORMALIZERS[name].weights(scores)
+    d_weights = torch.randn_like(weights)
+    with_scores, without = (
+        NORMALIZERS[name].grad(s, weights, d_weights, torch.empty_like(s))
+        for s in (scores, torch.full_like(scores, float("nan")))
+    )
+    assert torch.equal(with_scores, without) != NORMALIZERS[name].grad_reads_scores
+
+
+@every_normalizer
+@pytest.mark.parametrize("offset", [-3000.0, 0.0, 3000.0])
+def test_gradients_of_large_scores_are_finite_and_right(name, offset):
+    if name == "unnormalized" and offset:
+        pytest.skip("exp of such scores is 0 or infinite by definition")
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(1)
+        scores = torch.randn(5, 9).to(dtype) + offset
+        weights = NORMALIZERS[name].weights(scores)
+        d_weights = torch.randn(5, 9).to(dtype)
+        results.append(NORMALIZERS[name].grad(scores, weights, d_weights, torch.empty_like(scores)).double())
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+@every_normalizer
+def test_offered_memory_and_known_visibility_change_nothing(name):
+    scores = scores_with_an_unseen_row()
+    expected = NORMALIZERS[name].weights(scores)
+    torch.testing.assert_close(NORMALIZERS[name].weights(scores, out=torch.empty_like(scores)), expected)
+    seen = scores_with_hidden_keys()
+    torch.testing.assert_close(NORMALIZERS[name].weights(seen, seen=True), NORMALIZERS[name].weights(seen))
+
+
+@every_normalizer
+def test_nan_is_not_hidden(name):
+    scores = scores_with_hidden_keys()
+    scores[2, 3, 0] = float("nan")
+    weights = NORMALIZERS[name].weights(scores)
+    assert weights[2, 3].isnan().any()
+    assert not weights[:2].isnan().any()
