@@ -58,12 +58,12 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
 
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
     # logsigmoid, not log(sigmoid): the latter is -inf from s = -104 on in float32
-    return softmax(scores + F.logsigmoid(scores), seen, out)
+    return softmax(F.logsigmoid(scores).add_(scores), seen, out)
 
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    # d (s + logsigmoid(s)) / ds = 1 + sigmoid(-s)
-    return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(-scores).add_(1))
+    # d (s + logsigmoid(s)) / ds = 2 - sigmoid(s)
+    return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(scores).neg_().add_(2))
 
 
 def l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:

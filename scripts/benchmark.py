@@ -1,0 +1,597 @@
+#!/usr/bin/env python
+"""How fast attention is, and how much memory it takes, side by side in one run.
+
+    scripts/benchmark.py                          everything that runs here, about 10 minutes on two cores
+    scripts/benchmark.py core memory --tokens 4096
+    scripts/benchmark.py core --busy              with another process busy on the same cores
+    scripts/benchmark.py --device cuda --dtype bfloat16
+
+Levels: `core` is the attention alone, from queries, keys and values; `module` the multi-head attention around it;
+`step` a training step of a language model; `decoding` a beam search; `memory` what the core needs beyond its inputs.
+Every contender first has to give the right values and gradients; where one does not, nothing is timed. Contenders take
+turns, so that a change in the machine's speed meets all of them; percentiles are over the rounds. Results go to
+`benchmark.csv` and `benchmark.svg` in --out and, as a table, to the terminal. `module`, `step` and `decoding` need
+fairseq.
+"""
+
+import argparse
+import csv
+import importlib.util
+import json
+import logging
+import multiprocessing
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mixhead_plugin.ops import NORMALIZERS, attention
+
+HAS_FAIRSEQ = importlib.util.find_spec("fairseq") is not None
+
+
+class Contender(NamedTuple):
+    """Something to be timed, and its forward pass alone if there is another."""
+
+    full: Callable[[], Any]
+    forward: Optional[Callable[[], Any]] = None
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    length: int
+    head_dim: int
+
+
+# --- core ---------------------------------------------------------------------------------------------------------
+
+
+class Core(NamedTuple):
+    """One kind of attention in the level `core`."""
+
+    provider: str  # torch, eager or mixhead_plugin
+    normalizer: str = "softmax"
+    mixing: str = "none"  # or A, B
+    dropout_p: float = 0.0
+    causal_flag: bool = False  # torch alone: is_causal instead of the mask
+
+    @property
+    def name(self) -> str:
+        variant = self.normalizer if self.mixing == "none" else f"Mixhead {self.mixing}"
+        flag = ", is_causal" if self.causal_flag else ""
+        dropout = f", dropout {self.dropout_p}" if self.dropout_p else ""
+        return f"{self.provider}: {variant}{flag}{dropout}"
+
+
+def cores(dropout_p: float) -> List[Core]:
+    """The first without and the first with dropout are what the others are measured by."""
+    found = [Core("torch"), Core("torch", causal_flag=True)]
+    for provider in ("eager", "mixhead_plugin"):
+        found += [Core(provider, name) for name in ("softmax", "sigsoftmax", "l2")]
+        found += [Core(provider, mixing=mixing) for mixing in "AB"]
+    found += [Core("torch", dropout_p=dropout_p)]
+    for provider in ("eager", "mixhead_plugin"):
+        found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in ("none", "A", "B")]
+    return found
+
+
+def baseline(core: Core) -> Core:
+    return Core("torch", dropout_p=core.dropout_p)
+
+
+class CoreInputs:
+    def __init__(self, shape: Shape, device: str, dtype: torch.dtype):
+        b, h, n, d = shape
+        generator = torch.Generator().manual_seed(1)
+
+        def randn(*size: int) -> Tensor:
+            return torch.randn(size, generator=generator, dtype=torch.float64)
+
+        tensors = {name: randn(b, h, n, d) for name in ("query", "key", "value")}
+        tensors["A"] = torch.eye(h, dtype=torch.float64) + 0.1 * randn(h, h)
+        tensors["B"] = torch.eye(h, dtype=torch.float64) + 0.1 * randn(b, n, h, h)
+        self.tensors = {name: t.to(device, dtype).requires_grad_() for name, t in tensors.items()}
+        self.d_output = randn(b, h, n, d).to(device, dtype)
+        self.future = torch.full((n, n), float("-inf"), device=device, dtype=dtype).triu(1)
+
+    def run(self, core: Core, exact: bool = False) -> Tuple[Tensor, List[Tensor]]:
+        """The output of the attention, and its inputs; `exact` computes it in float64 by the formula."""
+        names = ["query", "key", "value", *([core.mixing] if core.mixing != "none" else [])]
+        tensors = [self.tensors[name] for name in names]
+        future = self.future
+        if exact:
+            tensors, future = [t.detach().double().requires_grad_() for t in tensors], future.double()
+        query, key, value, mixing = (*tensors, None)[:4]
+        if exact or core.provider == "eager":
+            out = eager(query, key, value, mixing, core.normalizer, future, core.dropout_p)
+        elif core.provider == "torch":
+            mask = None if core.causal_flag else future
+            out = F.scaled_dot_product_attention(query, key, value, mask, core.dropout_p, is_causal=core.causal_flag)
+        else:
+            out = attention(
+                query, key, value, normalizer=core.normalizer, mixing=mixing, causal=True, dropout_p=core.dropout_p
+            )
+        return out, tensors
+
+    def with_gradients(self, core: Core, exact: bool = False) -> List[Tensor]:
+        out, tensors = self.run(core, exact)
+        return [out.detach(), *torch.autograd.grad(out, tensors, self.d_output.to(out.dtype))]
+
+    def contender(self, core: Core) -> Contender:
+        return Contender(lambda: self.with_gradients(core), lambda: self.run(core))
+
+    def check(self, core: Core) -> None:
+        """Twice the error of the formula in the same dtype is allowed, and rounding."""
+        plain = core._replace(dropout_p=0.0)
+        exact = self.with_gradients(plain, exact=True)
+        formula = self.with_gradients(plain._replace(provider="eager", causal_flag=False))
+        for name, got, by_formula, right in zip(["output", *"qkvm"], self.with_gradients(plain), formula, exact):
+            allowed = 2 * (by_formula - right).abs().max() + torch.finfo(got.dtype).eps * right.abs().max()
+            error = (got - right).abs().max()
+            if not error <= allowed:
+                raise SystemExit(
+                    f"{core.name}: {name if name == 'output' else 'gradient of ' + name} is wrong by {error:.2g}, "
+                    f"{allowed:.2g} is allowed; nothing is timed"
+                )
+
+
+def eager(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixing: Optional[Tensor],
+    normalizer: str,
+    mask: Tensor,
+    dropout_p: float,
+) -> Tensor:
+    """The formula as one would write it, in the dtype of its inputs."""
+    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + mask  # [B, H, N, N]
+    weights = torch.softmax(scores, -1) if normalizer == "softmax" else NORMALIZERS[normalizer].weights(scores)
+    if mixing is not None:
+        pattern = "bjqk,ji->biqk" if mixing.dim() == 2 else "bjqk,bqji->biqk"
+        weights = torch.einsum(pattern, weights, mixing)
+    return F.dropout(weights, dropout_p) @ value
+
+
+# --- module, step, decoding: fairseq's own against ours --------------------------------------------------------------
+
+MIXINGS = {"no mixing": "none", "Mixhead A": "position-independent", "Mixhead B": "position-wise"}
+
+
+def modules(shape: Shape, dropout_p: float, device: str, dtype: torch.dtype) -> Dict[str, Contender]:
+    from fairseq.modules import MultiheadAttention
+
+    from mixhead_plugin.modules.attention import MixheadAttention
+
+    b, h, n, d = shape
+    embed_dim = h * d
+    torch.manual_seed(1)
+    stock = MultiheadAttention(embed_dim, h, dropout=dropout_p, self_attention=True)
+    attentions = {"fairseq": stock}
+    for label, head_mixing in MIXINGS.items():
+        for impl in ("auto", "reference"):
+            ours = MixheadAttention(
+                embed_dim, h, dropout=dropout_p, self_attention=True, head_mixing=head_mixing, impl=impl
+            )
+            attentions[f"mixhead_plugin: {label}{', reference' if impl == 'reference' else ''}"] = ours
+    x = torch.randn(n, b, embed_dim).to(device, dtype).requires_grad_()
+    future = torch.full((n, n), float("-inf"), device=device, dtype=dtype).triu(1)
+
+    def contender(module: torch.nn.Module) -> Contender:
+        def forward() -> Tensor:
+            return module(x, x, x, attn_mask=future, need_weights=False)[0]
+
+        def full() -> List[Tensor]:
+            return torch.autograd.grad(forward().sum(), [x, *module.parameters()])
+
+        return Contender(full, forward)
+
+    contenders = {}
+    for name, module in attentions.items():
+        module.load_state_dict(stock.state_dict(), strict=False)  # mixing starts as the identity
+        module.to(device, dtype).eval()
+        contenders[name] = contender(module)
+    _must_agree({name: c.forward() for name, c in contenders.items()})
+    for module in attentions.values():
+        module.train()
+    return contenders
+
+
+def _must_agree(outputs: Dict[str, Tensor]) -> None:
+    """Untrained mixing does nothing: all outputs are those of the first."""
+    (first, expected), *others = outputs.items()
+    for name, got in others:
+        error = (got - expected).abs().max() / expected.abs().max()
+        if not error <= 100 * torch.finfo(got.dtype).eps:
+            raise SystemExit(f"{name}: differs from {first} by {error:.2g} of the largest output; nothing is timed")
+
+
+def _task(n_words: int) -> Any:
+    from fairseq.data import Dictionary
+    from fairseq.tasks.translation import TranslationConfig, TranslationTask
+
+    words = Dictionary()
+    for i in range(n_words):
+        words.add_symbol(f"w{i}")
+    return TranslationTask(TranslationConfig(), words, words)
+
+
+def _models(stock: str, flags: Dict[str, Any], variants: Dict[str, Dict[str, str]], task: Any) -> Dict[str, Any]:
+    """fairseq's model and ours, with the same parameters."""
+    from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+
+    import mixhead_plugin  # noqa: F401  (registers the architectures)
+
+    models = {}
+    for name, own in variants.items():
+        arch = stock if name == "fairseq" else f"mixhead_{stock}"
+        args = Namespace(arch=arch, **flags, **own)
+        ARCH_CONFIG_REGISTRY[arch](args)
+        torch.manual_seed(1)
+        models[name] = build_model(args, task)
+        models[name].load_state_dict(models["fairseq"].state_dict(), strict=False)
+    return models
+
+
+def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
+    """A training step of a language model of 4 layers: loss, gradients, Adam."""
+    flags = dict(
+        tokens_per_sample=shape.length,
+        decoder_layers=4,
+        decoder_embed_dim=shape.heads * shape.head_dim,
+        decoder_ffn_embed_dim=4 * shape.heads * shape.head_dim,
+        decoder_attention_heads=shape.heads,
+        dropout=0.1,
+        attention_dropout=dropout_p,
+        share_decoder_input_output_embed=True,
+        max_target_positions=shape.length,
+    )
+    variants = {"fairseq": {}}
+    for label, head_mixing in MIXINGS.items():
+        variants[f"mixhead_plugin: {label}"] = {"head_mixing": head_mixing}
+    variants["mixhead_plugin: Mixhead B, reference"] = {"attention_impl": "reference"}
+    task = _task(4000)
+    task.args = Namespace(**flags)
+    tokens = torch.randint(10, 4000, (shape.batch, shape.length), device=device)
+
+    def contender(model: torch.nn.Module) -> Contender:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+        def forward() -> Tensor:
+            return F.cross_entropy(model(tokens)[0].flatten(0, 1).float(), tokens.flatten())
+
+        def full() -> None:
+            optimizer.zero_grad()
+            forward().backward()
+            optimizer.step()
+
+        return Contender(full, forward)
+
+    models = {name: m.to(device).eval() for name, m in _models("transformer_lm", flags, variants, task).items()}
+    with torch.no_grad():
+        _must_agree({name: model(tokens)[0] for name, model in models.items()})
+    return {name: contender(model.train()) for name, model in models.items()}
+
+
+def decodings(device: str, sentences: int, length: int, beam: int) -> Dict[str, Contender]:
+    """A beam search over hypotheses of one fixed length, with the IWSLT architecture (6 + 6 layers, d 512)."""
+    from fairseq.sequence_generator import SequenceGenerator
+
+    variants = {"fairseq": {}}
+    for label, head_mixing in MIXINGS.items():
+        variants[f"mixhead_plugin: {label}"] = {"head_mixing": head_mixing}
+    task = _task(4000)
+    flags = dict(share_all_embeddings=True, max_source_positions=256, max_target_positions=256)
+    models = _models("transformer_iwslt_de_en", flags, variants, task)
+    source = torch.randint(10, 4000, (sentences, length), device=device)
+    source[:, -1] = task.source_dictionary.eos()
+    lengths = torch.full((sentences,), length, device=device)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
+
+    def contender(model: torch.nn.Module) -> Contender:
+        model.to(device).eval().make_generation_fast_(
+            beamable_mm_beam_size=None, need_attn=False
+        )  # as fairseq-generate
+        search = SequenceGenerator(
+            [model], task.target_dictionary, beam_size=beam, min_len=length, max_len_a=0, max_len_b=length
+        )
+
+        def full() -> List[List[int]]:
+            return [best["tokens"].tolist() for best, *_ in search.generate([model], sample)]
+
+        return Contender(full)
+
+    contenders = {name: contender(model) for name, model in models.items()}
+    hypotheses = {name: c.full() for name, c in contenders.items()}
+    for name, found in hypotheses.items():
+        if [len(h) for h in found] != [len(h) for h in hypotheses["fairseq"]]:
+            raise SystemExit(f"{name}: other hypotheses than fairseq's; nothing is timed")
+    return contenders
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    contenders: Dict[str, Contender], rounds: int, device: str, title: str
+) -> Dict[str, Dict[str, List[float]]]:
+    """Milliseconds of each pass of each contender, round by round; the first round only warms up."""
+    times = {name: {kind: [] for kind, f in c._asdict().items() if f is not None} for name, c in contenders.items()}
+    bar = tqdm(total=(rounds + 1) * len(contenders), desc=title, leave=False, disable=None)
+    for round_ in range(rounds + 1):
+        for name, contender in contenders.items():
+            for kind in times[name]:
+                started = time.perf_counter()
+                getattr(contender, kind)()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if round_ > 0:
+                    times[name][kind].append(1e3 * (time.perf_counter() - started))
+            bar.update()
+    bar.close()
+    return times
+
+
+def rows_of(level: str, shape: Shape, times: Dict[str, Any], baselines: Dict[str, str]) -> Iterable[Dict[str, Any]]:
+    for name, passes in times.items():
+        for kind, values in passes.items():
+            base = statistics.median(times[baselines[name]][kind])
+            p20, p50, p80 = (statistics.quantiles(values, n=10, method="inclusive")[i] for i in (1, 4, 7))
+            figures = dict(p20_ms=p20, p50_ms=p50, p80_ms=p80, ratio=p50 / base, measured_by=baselines[name])
+            yield dict(level=level, name=name, **shape._asdict(), passes=kind, **figures)
+
+
+def peak_memory(core: Core, shape: Shape, device: str, dtype: torch.dtype) -> float:
+    """MiB that forward and backward need at their peak beyond what was there before; run it in a fresh process."""
+    inputs = CoreInputs(shape, device, dtype)
+    CoreInputs(shape._replace(length=64), device, dtype).with_gradients(core)  # libraries load, threads start
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        inputs.with_gradients(core)
+        return (torch.cuda.max_memory_allocated() - before) / 2**20
+    before = _resident("VmRSS")
+    inputs.with_gradients(core)
+    return (_resident("VmHWM") - before) / 2**10
+
+
+def _resident(field: str) -> int:
+    """KiB of this process in memory, now (VmRSS) or at most so far (VmHWM), by Linux's account."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    raise SystemExit("memory: needs Linux's /proc/self/status on a CPU")
+
+
+def memory_rows(options: Namespace, shapes: List[Shape]) -> Iterable[Dict[str, Any]]:
+    chosen = [Core("torch", causal_flag=True), Core("mixhead_plugin", "sigsoftmax"), Core("mixhead_plugin", "l2")]
+    chosen += [Core(provider, mixing=m) for provider in ("mixhead_plugin", "eager") for m in "AB"]
+    chosen += [Core("mixhead_plugin", mixing="B", dropout_p=options.dropout)]
+    bar = tqdm(total=len(chosen) * len(shapes), desc="memory", leave=False, disable=None)
+    for shape in shapes:
+        first = None
+        for core in chosen:
+            bar.update()
+            if core.provider == "eager" and shape.length > options.eager_up_to:
+                continue
+            job = json.dumps([core, shape])
+            command = [
+                sys.executable,
+                __file__,
+                "--memory-of",
+                job,
+                "--device",
+                options.device,
+                "--dtype",
+                options.dtype,
+            ]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                raise SystemExit(f"memory of {core.name} at {shape.length}: {result.stderr.strip().splitlines()[-1]}")
+            mib = float(result.stdout.split()[-1])
+            first = first or mib
+            yield dict(
+                level="memory",
+                name=core.name,
+                **shape._asdict(),
+                passes="full",
+                peak_mib=mib,
+                ratio=mib / first,
+                measured_by=chosen[0].name,
+            )
+    bar.close()
+
+
+def _burn() -> None:
+    a = torch.randn(1500, 1500)
+    while True:
+        a @ a
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def machine(options: Namespace) -> Dict[str, str]:
+    device = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    fairseq = "none"
+    if HAS_FAIRSEQ:
+        import fairseq as package
+
+        fairseq = package.__version__
+    return dict(
+        dtype=options.dtype,
+        busy=str(options.busy).lower(),
+        device=device,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        fairseq=fairseq,
+    )
+
+
+COLUMNS = "level name batch heads length head_dim passes p20_ms p50_ms p80_ms peak_mib ratio measured_by".split()
+
+
+def print_table(rows: List[Dict[str, Any]]) -> None:
+    group = None
+    for row in rows:
+        if (row["level"], row["length"], row["batch"]) != group:
+            group = (row["level"], row["length"], row["batch"])
+            sizes = f"batch {row['batch']}, heads {row['heads']}, length {row['length']}, head size {row['head_dim']}"
+            print(f"\n{row['level']}: {sizes}")
+            print(f"  {'':48s} {'p20':>9s} {'p50':>9s} {'p80':>9s} {'ratio':>7s}")
+        label = f"{row['name']}{'' if row['passes'] == 'full' else ', forward alone'}"
+        if "peak_mib" in row:
+            print(f"  {label:48s} {'':9s} {row['peak_mib']:6.1f}MiB {'':9s} {row['ratio']:6.2f}x")
+        else:
+            times = " ".join(f"{row[p]:7.1f}ms" for p in ("p20_ms", "p50_ms", "p80_ms"))
+            print(f"  {label:48s} {times} {row['ratio']:6.2f}x")
+
+
+def write_csv(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*COLUMNS, *about])
+        writer.writeheader()
+        for row in rows:
+            rounded = {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
+            writer.writerow({**rounded, **about})
+
+
+def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
+
+    panels = [
+        ("core", "p50_ms", "forward + backward, ms"),
+        ("memory", "peak_mib", "peak memory beyond the inputs, MiB"),
+    ]
+    panels = [panel for panel in panels if any(row["level"] == panel[0] for row in rows)]
+    if not panels:
+        return
+    figure, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 4.8), squeeze=False)
+    for axis, (level, figure_of, label) in zip(axes[0], panels):
+        lines: Dict[str, List[Tuple[int, float]]] = {}
+        for row in rows:
+            if row["level"] == level and row["passes"] == "full":
+                lines.setdefault(row["name"], []).append((row["length"], row[figure_of]))
+        for name, points in lines.items():
+            style = {"torch": "--", "eager": ":"}.get(name.split(":")[0], "-")
+            axis.plot(*zip(*sorted(points)), style, marker="o", markersize=3, label=name)
+        axis.set(xlabel="length", ylabel=label, xscale="log", yscale="log")
+        axis.set_xticks(sorted({n for points in lines.values() for n, _ in points}))
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.minorticks_off()
+        axis.legend(fontsize=6)
+    figure.suptitle(f"{about['device']}, {about['dtype']}, torch {about['torch']}", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+LEVELS = ("core", "module", "step", "decoding", "memory")
+
+
+def parse(arguments: Optional[List[str]]) -> Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("levels", nargs="*", metavar="LEVEL", help=f"{', '.join(LEVELS)}; all that run here if none")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048], help="of the core")
+    parser.add_argument("--tokens", type=int, default=2048, help="batch x length (default: %(default)s)")
+    parser.add_argument("--memory-lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="at batch 1")
+    parser.add_argument("--eager-up-to", type=int, default=2048, help="length beyond which the formula is left out")
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--dtype", choices=["float32", "float64", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--busy", action="store_true", help="another process computes on all cores meanwhile")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    unknown = set(options.levels) - set(LEVELS)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: levels are {', '.join(LEVELS)}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no CUDA device is visible")
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: percentiles need at least 2")
+    needing = [level for level in options.levels if level in ("module", "step", "decoding")]
+    if needing and not HAS_FAIRSEQ:
+        parser.error(f"{', '.join(needing)}: needs fairseq, which is not installed; core and memory do not")
+    if not options.levels:
+        options.levels = [level for level in LEVELS if HAS_FAIRSEQ or level in ("core", "memory")]
+    return options
+
+
+def run(options: Namespace) -> List[Dict[str, Any]]:
+    dtype = getattr(torch, options.dtype)
+    rows: List[Dict[str, Any]] = []
+    middle = Shape(max(1, options.tokens // 512), options.heads, 512, options.head_dim)
+    if "core" in options.levels:
+        for length in options.lengths:
+            shape = Shape(max(1, options.tokens // length), options.heads, length, options.head_dim)
+            chosen = [c for c in cores(options.dropout) if c.provider != "eager" or length <= options.eager_up_to]
+            inputs = CoreInputs(shape, options.device, dtype)
+            for core in tqdm(chosen, desc=f"core {length}: are all right?", leave=False, disable=None):
+                inputs.check(core)
+            contenders = {core.name: inputs.contender(core) for core in chosen}
+            times = measure(contenders, options.rounds, options.device, f"core {length}")
+            rows += rows_of("core", shape, times, {core.name: baseline(core).name for core in chosen})
+    for level in ("module", "step", "decoding"):
+        if level not in options.levels:
+            continue
+        shape = middle
+        if level == "module":
+            contenders = modules(shape, options.dropout, options.device, dtype)
+        elif level == "step":
+            contenders = steps(shape, options.dropout, options.device)
+        else:
+            shape = Shape(16, 4, 25, 128)
+            contenders = decodings(options.device, shape.batch, shape.length, beam=5)
+        times = measure(contenders, options.rounds, options.device, level)
+        rows += rows_of(level, shape, times, dict.fromkeys(contenders, "fairseq"))
+    if "memory" in options.levels:
+        shapes = [Shape(1, options.heads, n, options.head_dim) for n in options.memory_lengths]
+        rows += memory_rows(options, shapes)
+    return rows
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    options = parse(arguments)
+    if options.memory_of:
+        core, shape = json.loads(options.memory_of)
+        print(peak_memory(Core(*core), Shape(*shape), options.device, getattr(torch, options.dtype)))
+        return
+    about = machine(options)
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    burner = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) if options.busy else None
+    if burner:
+        burner.start()
+    try:
+        rows = run(options)
+    finally:
+        if burner:
+            burner.kill()
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_csv(options.out / "benchmark.csv", rows, about)
+    draw(options.out / "benchmark.svg", rows, about)
+    print_table(rows)
+    print(f"\n{options.out}/benchmark.csv, {options.out}/benchmark.svg")
+
+
+if __name__ == "__main__":
+    main()
