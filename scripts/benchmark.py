@@ -92,7 +92,7 @@ def baseline(core: Core) -> Core:
 
 
 class CoreInputs:
-    def __init__(self, shape: Shape, device: str, dtype: torch.dtype):
+    def __init__(self, shape: Shape, device: str, dtype: torch.dtype, with_mask: bool = True):
         b, h, n, d = shape
         generator = torch.Generator().manual_seed(1)
 
@@ -104,7 +104,7 @@ class CoreInputs:
         tensors["B"] = torch.eye(h, dtype=torch.float64) + 0.1 * randn(b, n, h, h)
         self.tensors = {name: t.to(device, dtype).requires_grad_() for name, t in tensors.items()}
         self.d_output = randn(b, h, n, d).to(device, dtype)
-        self.future = torch.full((n, n), float("-inf"), device=device, dtype=dtype).triu(1)
+        self.future = torch.full((n, n), float("-inf"), device=device, dtype=dtype).triu(1) if with_mask else None
 
     def run(self, core: Core, exact: bool = False) -> Tuple[Tensor, List[Tensor]]:
         """The output of the attention, and its inputs; `exact` computes it in float64 by the formula."""
@@ -355,24 +355,23 @@ def rows_of(level: str, shape: Shape, times: Dict[str, Any], baselines: Dict[str
 
 def peak_memory(core: Core, shape: Shape, device: str, dtype: torch.dtype) -> float:
     """MiB that forward and backward need at their peak beyond what was there before; run it in a fresh process."""
-    inputs = CoreInputs(shape, device, dtype)
-    CoreInputs(shape._replace(length=64), device, dtype).with_gradients(core)  # libraries load, threads start
+    CoreInputs(shape._replace(length=256), device, dtype).with_gradients(core)  # libraries load, threads start
+    inputs = CoreInputs(shape, device, dtype, with_mask=core.provider == "eager")
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         inputs.with_gradients(core)
         return (torch.cuda.max_memory_allocated() - before) / 2**20
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
     before = _resident("VmRSS")
     inputs.with_gradients(core)
     return (_resident("VmHWM") - before) / 2**10
 
 
 def _resident(field: str) -> int:
-    """KiB of this process in memory, now (VmRSS) or at most so far (VmHWM), by Linux's account."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise SystemExit("memory: needs Linux's /proc/self/status on a CPU")
+    """KiB of this process in memory, now (VmRSS) or at most (VmHWM), by Linux's account."""
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field + ":")]
+    return int(line.split()[1])
 
 
 def memory_rows(options: Namespace, shapes: List[Shape]) -> Iterable[Dict[str, Any]]:
@@ -527,6 +526,8 @@ def parse(arguments: Optional[List[str]]) -> Namespace:
         parser.error(f"{', '.join(sorted(unknown))}: levels are {', '.join(LEVELS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: no CUDA device is visible")
+    if "memory" in options.levels and options.device == "cpu" and not Path("/proc/self/clear_refs").exists():
+        parser.error("memory: on a CPU it needs Linux's /proc/self/clear_refs")
     if options.rounds < 2:
         parser.error(f"--rounds {options.rounds}: percentiles need at least 2")
     needing = [level for level in options.levels if level in ("module", "step", "decoding")]

@@ -41,7 +41,9 @@ def blockwise_attention(
     if dropout_p > 0:
         # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
         seed = torch.randint(2**62, (), dtype=torch.int64)
-    return _forward(query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale)
+    return torch.ops.mixhead_plugin.blockwise(
+        query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
+    )
 
 
 class _Call:
@@ -363,7 +365,6 @@ def _output_like(query: Tensor, size: int) -> Tensor:
     return query.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
 
 
-@torch.library.custom_op("mixhead_plugin::blockwise", mutates_args=())
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -385,12 +386,10 @@ def _forward(
     return output.to(value.dtype)
 
 
-@_forward.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
     return _output_like(query, value.shape[3])
 
 
-@torch.library.custom_op("mixhead_plugin::blockwise_backward", mutates_args=())
 def _backward(
     d_output: Tensor,
     query: Tensor,
@@ -419,8 +418,7 @@ def _backward(
     return [grad.to(tensor.dtype) for grad, tensor in found]
 
 
-@_backward.register_fake
-def _(
+def _backward_fake(
     d_output: Tensor,
     query: Tensor,
     key: Tensor,
@@ -446,10 +444,20 @@ def _differentiate(ctx: Any, d_output: Tensor) -> Tuple[Optional[Tensor], ...]:
     saved = ctx.saved_tensors  # once: activation checkpointing computes them when asked, and hands them out once
     mixing, attn_mask = saved[3:5]
     learned_mask = attn_mask is not None and ctx.needs_input_grad[4]
-    grads = _backward(d_output, *saved, *ctx.options, learned_mask)
+    grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, *saved, *ctx.options, learned_mask)
     d_mixing = grads[3] if mixing is not None else None
     d_attn_mask = grads[-1] if learned_mask else None
     return (*grads[:3], d_mixing, d_attn_mask, None, None, None, None, None, None)
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Make an operator of torch, which torch.compile takes as a whole; `fake` gives its results' shapes and strides."""
+    # Not by torch.library.custom_op: its first call loads the compiler, a second and 35 MiB for who does not compile.
+    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    torch.library.impl(name, "default", function)
+    torch.library.register_fake(name, fake)
+
+
+_register("mixhead_plugin::blockwise", _forward, _forward_fake)
+_register("mixhead_plugin::blockwise_backward", _backward, _backward_fake)
+torch.library.register_autograd("mixhead_plugin::blockwise", _differentiate, setup_context=_save)

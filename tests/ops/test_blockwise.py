@@ -234,7 +234,7 @@ def test_torch_finds_no_fault_in_the_operators(mixed):
     tensors = inputs(mixed)
     bias = torch.randn(NQ, NK, dtype=torch.float64, requires_grad=True)
     arguments = (*[tensors.get(n) for n in ("query", "key", "value", "mixing")], bias, hole(), torch.tensor(5))
-    torch.library.opcheck(blockwise._forward, (*arguments, "softmax", True, 0.2, 0.5))
+    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, (*arguments, "softmax", True, 0.2, 0.5))
 
 
 def test_inference_mode_is_carried_into_the_threads():
