@@ -42,10 +42,10 @@ def scopes() -> str:
 
 
 def implementations() -> str:
-    rows = [
-        [f"`{name}`", f"no: {entry.missing}" if entry.missing else "yes"] for name, entry in IMPLEMENTATIONS.items()
-    ]
-    return table(["`--attention-impl`", "in this version"], [["`auto`", "yes: the fastest that serves"], *rows])
+    rows = [["`auto`", "the fastest that serves"]]
+    for name, entry in IMPLEMENTATIONS.items():
+        rows.append([f"`{name}`", entry.summary + (f"; {entry.missing}" if entry.missing else "")])
+    return table(["`--attention-impl`", "computes"], rows)
 
 
 TABLES = {"families": families, "variants": variants, "scopes": scopes, "implementations": implementations}

@@ -15,13 +15,14 @@ class Implementation(NamedTuple):
     """One entry of the flag ``--attention-impl``."""
 
     run: Optional[Callable[..., Tensor]]  # takes the arguments of `attention`, checked and with every default filled in
-    missing: str  # why it cannot run at all; empty if it can
+    summary: str
+    missing: str = ""  # why it cannot run at all
 
 
 IMPLEMENTATIONS = {
-    "reference": Implementation(reference_attention, ""),
-    "blockwise": Implementation(blockwise_attention, ""),
-    "triton": Implementation(None, "not part of this version"),
+    "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
+    "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
+    "triton": Implementation(None, "fused GPU kernels", missing="not part of this version"),
 }
 
 

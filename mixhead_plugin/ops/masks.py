@@ -1,6 +1,6 @@
 """The three ways of hiding a key: as one additive mask, or for one block of queries after the other."""
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -87,8 +87,8 @@ class BlockMasks:
             self.padding = torch.zeros(key_padding_mask.shape, dtype=like.dtype, device=like.device)
             self.padding.masked_fill_(key_padding_mask, float("-inf"))  # [B, Nk]
         self.past = n_keys - n_queries  # keys before the first query
-        rows = max((s.stop - s.start for s in queries), default=0)
-        self.future = torch.full((rows, rows), float("-inf"), dtype=like.dtype, device=like.device).triu()
+        self.like = like
+        self.diagonals: Dict[Tuple[int, int, int], Tensor] = {}
         self.learned = learned
         self.seen = n_keys > 0 and self._all_see_the_first()
         self.blocks = self._blocks(n_keys, sentences, heads, queries)
@@ -143,14 +143,20 @@ class BlockMasks:
         if self.attn_mask is not None:
             _part(scores, block).add_(self._attn_mask_part(self.attn_mask, block))
         if self.causal:
-            # Row r of the block sees the keys before first + r.
-            first = block.queries.start + self.past + 1
+            first = block.queries.start + self.past + 1  # the first key that the first query does not see
             start = max(first, block.keys.start)
             if start < block.keys.stop:
-                future = self.future[: scores.shape[2], start - first : block.keys.stop - first]
+                future = self._future(scores.shape[2], block.keys.stop - start, first - start)
                 scores[..., start - block.keys.start :].add_(future)
         if block.padded:
             scores.add_(self.padding[block.sentences, None, None, block.keys])
+
+    def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
+        """-inf on and above a diagonal, [rows, columns]; nearly all blocks share one"""
+        key = (rows, columns, diagonal)
+        if key not in self.diagonals:
+            self.diagonals[key] = self.like.new_full((rows, columns), float("-inf")).triu(diagonal)
+        return self.diagonals[key]
 
     def add_grad(self, d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
         """Add to the gradient of attn_mask, of its shape in four dimensions, what these scores contribute to it."""

@@ -88,6 +88,16 @@ def test_beam_search_scores_its_hypotheses_as_the_full_pass_does(normalizer, mix
             torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("scope", ["all", "self"])
+def test_a_search_leaves_training_as_it_was(scope):
+    model = shake(build("mixhead_transformer", attention_scope=scope)).eval()
+    source, prefix = tokens(batch=4), tokens(batch=4, length=5)
+    before = model(source, None, prefix)[0]
+    generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=3)
+    generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}})
+    torch.testing.assert_close(model(source, None, prefix)[0], before)
+
+
 def test_mixing_matters_to_these_tests():
     """Unmixed decoding of the same parameters, which the published code does, is far away."""
     model = shake(build("mixhead_transformer")).eval()

@@ -181,6 +181,35 @@ def test_cross_attention_step_by_step_is_the_full_pass(normalizer, mixing, beam)
 
 
 @every_mixing
+def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing):
+    """Neither training, nor a search of another beam size whose sentences happen to be as many."""
+    module = shake(MixheadAttention(E, H, kdim=KDIM, vdim=KDIM, encoder_decoder_attention=True, head_mixing=mixing))
+    query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KDIM)
+    full = module(query, key, key, static_kv=True, need_weights=False)[0]
+    module.set_beam_size(2)
+    torch.testing.assert_close(module(query, key, key, static_kv=True, need_weights=False)[0], full)
+    steps, state = decode(module, query, key)
+    torch.testing.assert_close(steps, full)
+
+    order = torch.tensor([3, 0, 0, 1])
+    module.reorder_incremental_state(state, order)
+    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+    torch.testing.assert_close(step, full[:1, order])
+
+
+def test_sentences_that_are_finished_leave_the_cache():
+    module = shake(MixheadAttention(E, H, encoder_decoder_attention=True, head_mixing="position-wise"))
+    module.set_beam_size(2)
+    query, key = torch.randn(NQ, 6, E), torch.randn(NK, 3, E).repeat_interleave(2, 1)
+    full = module(query, key, key, static_kv=True, need_weights=False)[0]
+    _, state = decode(module, query, key)
+    order = torch.tensor([1, 1, 4, 5])  # the second sentence is finished, the first goes on from its second hypothesis
+    module.reorder_incremental_state(state, order)
+    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+    torch.testing.assert_close(step, full[:1, order])
+
+
+@every_mixing
 @pytest.mark.parametrize("cross", [False, True])
 def test_reordered_beams_go_on_as_if_they_had_always_been_there(mixing, cross):
     module = MixheadAttention(

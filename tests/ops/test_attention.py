@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention, implementation_problem
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, implementation_problem
 
 INF = float("inf")
 B, H, NQ, NK, D, DV = 2, 3, 4, 6, 5, 7
@@ -204,6 +204,61 @@ def test_dropout_repeats_with_the_seed(impl):
         runs.append(attention(q, k, v, mixing=mixing, dropout_p=0.5, impl=impl))
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
+
+
+LEARNED = torch.zeros(1, 8, requires_grad=True)
+PADDING = torch.zeros(1, 8, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    "arguments, chosen",
+    [
+        (dict(), "fused"),
+        (dict(causal=True), "fused"),
+        (dict(key_padding_mask=PADDING), "fused"),
+        (dict(attn_mask=torch.zeros(8, 8)), "fused"),
+        # on a CPU, torch would write all weights out
+        (dict(dropout_p=0.1), "blockwise"),
+        (dict(attn_mask=LEARNED), "blockwise"),
+        (dict(value_dim=5), "blockwise"),
+        (dict(causal=True, key_padding_mask=PADDING), "blockwise"),
+        (dict(normalizer="sigsoftmax"), "blockwise"),
+        (dict(mixing=torch.eye(2)), "blockwise"),
+        (dict(mixing=torch.eye(2), n_queries=1), "reference"),
+        (dict(n_queries=1), "reference"),
+        (dict(mixing=torch.eye(2), head_dim=8), "reference"),
+        (dict(dropout_p=0.1, head_dim=8), "reference"),
+    ],
+)
+def test_auto_takes_the_shortest_way(monkeypatch, arguments, chosen):
+    taken = []
+    for place, name in (
+        (api, "reference_attention"),
+        (api, "blockwise_attention"),
+        (api.fused, "fused_attention"),
+    ):
+        function = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, f=function, n=name, **k: taken.append(n) or f(*a, **k))
+    arguments = dict(arguments)
+    head_dim = arguments.pop("head_dim", 4)
+    q = torch.randn(1, 2, arguments.pop("n_queries", 8), head_dim)
+    k = torch.randn(1, 2, 8, head_dim)
+    v = torch.randn(1, 2, 8, arguments.pop("value_dim", head_dim))
+    attention(q, k, v, **arguments)
+    assert taken == [f"{chosen}_attention"]
+
+
+@every_mixing
+@pytest.mark.parametrize("n_keys", [3, NK])
+def test_auto_drops_the_same_with_and_without_gradients(mixing_shape, n_keys):
+    """Activation checkpointing computes the output without them and again with them."""
+    q, k, v, mixing = tensors(mixing_shape=mixing_shape, n_keys=n_keys)
+    outputs = []
+    for learning in (False, True):
+        torch.manual_seed(4)
+        with torch.set_grad_enabled(learning):
+            outputs.append(attention(q.requires_grad_(learning), k, v, mixing=mixing, dropout_p=0.5).detach())
+    assert torch.equal(*outputs)
 
 
 def wrong(**changes):

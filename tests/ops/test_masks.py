@@ -88,3 +88,13 @@ def test_the_gradient_of_a_bias_is_the_sum_over_its_scores(shape):
     for block in found.blocks:
         visible[block.sentences, block.heads, block.queries, block.keys] = 1
     torch.testing.assert_close(got, (d_scores * visible).sum_to_size(got.shape))
+
+
+def test_the_future_of_many_queries_on_few_keys_stays_small():
+    found = BlockMasks(
+        True, None, None, 10**6, 3, [slice(0, 1)], [slice(0, 1)], [slice(0, 10**6)], torch.empty(0), False
+    )
+    scores = torch.zeros(1, 1, 10**6, 3)
+    found.add_to(scores, found.blocks[0])
+    assert (scores[0, 0, : 10**6 - 3] == -INF).all()
+    assert torch.equal(scores[0, 0, -3:], torch.full((3, 3), -INF).triu(1))
