@@ -446,38 +446,51 @@ def write_csv(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> 
             writer.writerow({**rounded, **about})
 
 
+COLOURS = {"softmax": "C0", "sigsoftmax": "C1", "l2": "C2", "Mixhead A": "C4", "Mixhead B": "C3"}
+STYLES = {"torch": "--", "torch, is_causal": "-.", "eager": ":", "mixhead_plugin": "-"}
+
+
 def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
+    """Time and memory over the length: a colour for each variant, a style for each provider."""
     import matplotlib
 
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.lines import Line2D
 
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
-
-    panels = [
-        ("core", "p50_ms", "forward + backward, ms"),
-        ("memory", "peak_mib", "peak memory beyond the inputs, MiB"),
-    ]
-    panels = [panel for panel in panels if any(row["level"] == panel[0] for row in rows)]
+    panels: Dict[str, Dict[Tuple[str, str], List[Tuple[int, float]]]] = {}
+    for row in rows:
+        if row["level"] not in ("core", "memory") or row["passes"] != "full":
+            continue
+        provider, variant = row["name"].split(": ")
+        variant, dropout, _ = variant.partition(", dropout")
+        variant, flag, _ = variant.partition(", is_causal")
+        if dropout and row["level"] == "memory":
+            continue  # a panel for one line
+        what = "peak memory beyond the inputs, MiB" if row["level"] == "memory" else "forward + backward, ms"
+        lines = panels.setdefault(f"{what}{', with dropout' if dropout else ''}", {})
+        figure_of = row["peak_mib"] if row["level"] == "memory" else row["p50_ms"]
+        lines.setdefault((variant, provider + flag), []).append((row["length"], figure_of))
     if not panels:
         return
-    figure, axes = plt.subplots(1, len(panels), figsize=(6.5 * len(panels), 4.8), squeeze=False)
-    for axis, (level, figure_of, label) in zip(axes[0], panels):
-        lines: Dict[str, List[Tuple[int, float]]] = {}
-        for row in rows:
-            if row["level"] == level and row["passes"] == "full":
-                lines.setdefault(row["name"], []).append((row["length"], row[figure_of]))
-        for name, points in lines.items():
-            style = {"torch": "--", "eager": ":"}.get(name.split(":")[0], "-")
-            axis.plot(*zip(*sorted(points)), style, marker="o", markersize=3, label=name)
-        axis.set(xlabel="length", ylabel=label, xscale="log", yscale="log")
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.4), squeeze=False)
+    for axis, (title, lines) in zip(axes[0], panels.items()):
+        for (variant, provider), points in lines.items():
+            axis.plot(*zip(*sorted(points)), STYLES[provider], color=COLOURS[variant], marker="o", markersize=3)
+        axis.set(title=title, xlabel="length", xscale="log", yscale="log")
+        axis.title.set_size(9)
         axis.set_xticks(sorted({n for points in lines.values() for n, _ in points}))
         axis.xaxis.set_major_formatter("{x:.0f}")
         axis.minorticks_off()
-        axis.legend(fontsize=6)
+    used = {variant for lines in panels.values() for variant, _ in lines}
+    handles = [Line2D([], [], color=colour, label=name) for name, colour in COLOURS.items() if name in used]
+    handles += [Line2D([], [], color="grey", linestyle=style, label=name) for name, style in STYLES.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
     figure.suptitle(f"{about['device']}, {about['dtype']}, torch {about['torch']}", fontsize=9)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path)
+    plt.close(figure)
 
 
 LEVELS = ("core", "module", "step", "decoding", "memory")
