@@ -207,8 +207,8 @@ class MixheadAttention(MultiheadAttention):
     ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
         """Let row i of the cache go on from row `new_order[i]`, [B], as beam search chooses.
 
-        A cache with one row per sentence moves only when sentences are finished: hypotheses never change sentence. Any
-        other follows every order (fairseq's encoder-decoder attention ignores a permutation).
+        A cache with one row per sentence stays as it is while hypotheses keep to their sentences, as they do in beam
+        search. Every other order is followed too (fairseq's encoder-decoder attention ignores a permutation).
         """
         if incremental_state is None:
             return incremental_state
@@ -216,9 +216,21 @@ class MixheadAttention(MultiheadAttention):
         prev_beams = saved.get("prev_beams")
         if prev_beams is not None:
             sentences, beams = prev_beams.size(0), prev_beams.size(1)
-            if sentences * beams == new_order.size(0):
-                return incremental_state
-            new_order = new_order.view(-1, beams)[:, 0] // beams
+            order = new_order // beams
+            whole = order.size(0) % beams == 0
+            if whole:
+                groups = order.view(-1, beams)
+                whole = bool((groups == groups[:, :1]).all())
+            if whole:
+                new_order = order[::beams]
+                if torch.equal(new_order, torch.arange(sentences, device=new_order.device)):
+                    return incremental_state
+            else:  # equal sentences that were no beams, and part now
+                saved["prev_beams"] = None
+                for name in list(saved.keys()):
+                    rows = saved[name]
+                    if rows is not None:
+                        saved[name] = rows.repeat_interleave(beams, 0)
         for name in list(saved.keys()):
             rows = saved[name]
             if rows is not None:

@@ -69,8 +69,8 @@ def attention(
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: of the scores; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises.
-            It chooses by shapes, masks and device, never by whether gradients are on: activation checkpointing computes
-            the same attention both ways, and dropout has to be the same in both.
+            Where there is dropout it does not ask whether gradients are on: activation checkpointing computes the same
+            attention without and with them, and has to drop the same weights. Only "reference" has second derivatives.
 
     Returns:
         [B, H, Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
@@ -122,10 +122,11 @@ def _fastest(
     dropout_p: float,
 ) -> Callable[..., Tensor]:
     n_queries, n_keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
-    if n_queries == 1:  # a step of decoding
+    if n_queries <= 1:  # a step of decoding
         return reference_attention
     if fused.serves(
         query,
+        key,
         value,
         normalizer=normalizer,
         mixing=mixing,

@@ -96,6 +96,8 @@ class BlockMasks:
     def _blocks(
         self, n_keys: int, sentences: Sequence[slice], heads: Sequence[slice], queries: Sequence[slice]
     ) -> List[Block]:
+        if not (sentences and heads and queries and n_keys):
+            return []
         visible, biased = self._visible_and_biased(n_keys, queries)
         unpadded, padded = self._unpadded(n_keys, sentences)
         blocks = []
@@ -111,7 +113,8 @@ class BlockMasks:
     def _all_see_the_first(self) -> bool:
         if self.causal and self.past < 0:
             return False
-        hidden = [mask[..., 0] == float("-inf") for mask in (self.attn_mask, self.padding) if mask is not None]
+        masks = [mask[..., 0].to(self.like.dtype) for mask in (self.attn_mask, self.padding) if mask is not None]
+        hidden = [mask == float("-inf") for mask in masks]
         return not any(bool(some.any()) for some in hidden)
 
     def _unpadded(self, n_keys: int, sentences: Sequence[slice]) -> Tuple[List[slice], List[bool]]:
@@ -131,7 +134,7 @@ class BlockMasks:
         if mask.shape[2] == 1 or mask.shape[3] == 1 or mask[:, :, :1, :1].numel() > 1:
             return everything, everything  # no mask of the plain [Nq, Nk] kind, like a causal one
         rows = [mask[0, 0, some] for some in queries]
-        largest = torch.stack([r.amax(0) for r in rows])  # [blocks, Nk]
+        largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [blocks, Nk]
         visible = _spans(largest != float("-inf"))
         if self.learned:
             return visible, everything

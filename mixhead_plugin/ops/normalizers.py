@@ -41,9 +41,10 @@ def _divide(weights: Tensor, total: Tensor, out: Optional[Tensor] = None) -> Ten
 def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
     visible: Optional[Tensor] = None
     if not seen and scores.size(-1) > 0:  # amax of nothing is an error
-        visible = scores.amax(-1, keepdim=True) != float("-inf")  # [..., 1]
-        # exp of the lowest number is 0 as well, but a row of it is no 0/0. NaN stays.
-        scores = torch.nan_to_num(scores, float("nan"), float("inf"))
+        largest = scores.detach().amax(-1, keepdim=True)
+        visible = largest != float("-inf")  # [..., 1]
+        # A row that sees nothing is raised to 0, lest it be 0/0; the others, NaN too, stay as they are.
+        scores = torch.maximum(scores, torch.zeros_like(largest).masked_fill(visible, float("-inf")))
     if out is None:
         weights = torch.softmax(scores, -1)
         return weights if visible is None else weights * visible

@@ -7,7 +7,7 @@ instead, and wait for one another once.
 
 import os
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier, Lock
 from typing import Callable, Dict, Iterator, Sequence, TypeVar
 
@@ -23,8 +23,8 @@ def share(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device:
     """Let `work` go through `items`, without gradients and autocast.
 
     On the CPU it is called in as many threads as torch may use, all of them taking their items, in order, from one
-    iterator; each should have some tenths of a millisecond to do with an item. Inference mode is as it is outside. The
-    first error that a thread meets is raised.
+    iterator; each should have some tenths of a millisecond to do with an item. Inference mode is as it is outside.
+    After an error no further item is taken; it is raised when all threads are back.
     """
     if not items:
         return
@@ -46,9 +46,20 @@ def share(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device:
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():
-            work(take())
+            try:
+                work(take())
+            except BaseException:
+                waiting.clear()
+                raise
 
-    for result in [_workers().submit(run) for _ in range(threads)]:
+    results = [_workers().submit(run) for _ in range(threads)]
+    try:
+        wait(results)
+    except BaseException:  # Ctrl-C
+        waiting.clear()
+        wait(results)
+        raise
+    for result in results:
         result.result()
 
 
@@ -56,13 +67,19 @@ def _workers() -> ThreadPoolExecutor:
     size = torch.get_num_threads()
     with _lock:
         if size not in _pools:
-            _pools[size] = ThreadPoolExecutor(size, "mixhead")
-            ready = Barrier(size + 1)
-            for _ in range(size):
-                _pools[size].submit(_use_one_core, ready)
-            ready.wait()
-            # Beside the number of each thread, torch keeps one for threads to come: only the former was meant.
-            torch.set_num_threads(size)
+            pool = ThreadPoolExecutor(size, "mixhead")
+            ready = Barrier(size + 1, timeout=60)  # lest a thread that cannot start lets all others wait for ever
+            try:
+                for _ in range(size):
+                    pool.submit(_use_one_core, ready)
+                ready.wait()
+            except BaseException:
+                ready.abort()
+                raise
+            finally:
+                # Beside the number of each thread, torch keeps one for threads to come: only the former was meant.
+                torch.set_num_threads(size)
+            _pools[size] = pool
         return _pools[size]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
@@ -96,6 +97,24 @@ def test_a_search_leaves_training_as_it_was(scope):
     generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=3)
     generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}})
     torch.testing.assert_close(model(source, None, prefix)[0], before)
+
+
+def test_equal_sentences_are_no_beams():
+    """A beam size from before, and as many equal sentences, which then part: sampling ends them one by one."""
+    model = shake(build("mixhead_transformer")).eval()
+    source = tokens(batch=1).repeat(4, 1)
+    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}}
+    SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=3).generate([model], sample)
+    search = Sampling(dictionary())
+    generators = [SequenceGenerator([model], dictionary(), beam_size=1, max_len_b=20, search_strategy=search)]
+    fresh = shake(build("mixhead_transformer")).eval()
+    generators.append(SequenceGenerator([fresh], dictionary(), beam_size=1, max_len_b=20, search_strategy=search))
+    found = []
+    for generator, own in zip(generators, (model, fresh)):
+        torch.manual_seed(2)
+        found.append([best["tokens"].tolist() for best, *_ in generator.generate([own], sample)])
+    assert len({len(hypothesis) for hypothesis in found[0]}) > 1
+    assert found[0] == found[1]
 
 
 def test_mixing_matters_to_these_tests():

@@ -206,6 +206,65 @@ def test_dropout_repeats_with_the_seed(impl):
     assert not torch.equal(runs[0], runs[2])
 
 
+def lowest(dtype):
+    return torch.full((NQ, NK), -INF, dtype=dtype).index_fill(1, torch.tensor([0, 4]), torch.finfo(dtype).min)
+
+
+ADDITIVE = {
+    "a number": torch.tensor(0.5),
+    "keys": torch.tensor([0.0, -1.0, 2.0, -INF, 0.0, 1.0]),
+    "queries": torch.randn(NQ, 1),
+    "queries and keys": torch.randn(NQ, NK),
+    "heads": torch.randn(H, NQ, NK),
+    "sentences": torch.randn(B, 1, 1, NK),
+    "all hidden": torch.full((NQ, NK), -INF),
+    "some rows hidden": torch.zeros(NQ, NK).index_fill(0, torch.tensor([1]), -INF),
+    "very low": torch.full((NQ, NK), -1e8),  # as fairseq's encoders hide keys
+    "lowest": lowest(torch.float32),
+    "float64": torch.randn(NQ, NK).double(),
+    "lowest of float64": lowest(torch.float64),
+    "half": torch.randn(NQ, NK).half(),
+}
+
+
+@every_impl
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", ADDITIVE)
+def test_every_additive_mask_is_the_formula(impl, mask, dtype):
+    q, k, v, _ = tensors(dtype)
+    v = v[..., :D].contiguous()
+    bias = ADDITIVE[mask].to(torch.float32 if dtype != torch.float64 else torch.float64)  # as the scores
+    expected = by_hand(q.double(), k.double(), v.double(), normalizer="softmax", attn_mask=bias.double())
+    got = attention(q, k, v, attn_mask=ADDITIVE[mask], impl=impl)
+    # -1e8 leaves a float32 score no more than multiples of 8
+    low = mask in ("very low", "lowest")
+    if low and dtype != torch.float64:
+        expected = by_hand(*(t.double() for t in (0 * q, k, v)), normalizer="softmax", attn_mask=bias.double())
+    tolerance = 4 * torch.finfo(dtype).eps if not low else 1e-2
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=8 * tolerance)
+
+
+@every_impl
+@every_mixing
+@pytest.mark.parametrize("sizes", [(0, 3, 4, 6), (2, 0, 4, 6), (2, 3, 0, 6), (2, 3, 4, 0)])
+def test_nothing_gives_nothing(impl, mixing_shape, sizes):
+    b, h, n_queries, n_keys = sizes
+    q, k, v = torch.randn(b, h, n_queries, D), torch.randn(b, h, n_keys, D), torch.randn(b, h, n_keys, DV)
+    mixing = {None: None, (H, H): torch.randn(h, h), (B, NQ, H, H): torch.randn(b, n_queries, h, h)}[mixing_shape]
+    out = attention(
+        q,
+        k,
+        v.requires_grad_(),
+        mixing=mixing,
+        attn_mask=torch.zeros(n_queries, n_keys),
+        key_padding_mask=torch.zeros(b, n_keys, dtype=torch.bool),
+        impl=impl,
+    )
+    assert torch.equal(out, torch.zeros(b, h, n_queries, DV))
+    out.sum().backward()
+    assert torch.equal(v.grad, torch.zeros_like(v))
+
+
 LEARNED = torch.zeros(1, 8, requires_grad=True)
 PADDING = torch.zeros(1, 8, dtype=torch.bool)
 

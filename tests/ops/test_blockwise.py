@@ -178,6 +178,36 @@ def test_dropout_has_its_probability_and_keeps_the_mean(p):
         assert abs(pairs.mean() - (1 - p) ** 2) < 10 * deviation
 
 
+@pytest.mark.parametrize("p", [1e-4, 0.9999, 0.99999])
+@in_one_setting
+def test_extreme_probabilities_are_met_as_well(p):
+    n = 256
+    q = torch.zeros(8, H, n, D)
+    ones = attention(q, q, torch.ones(8, H, n, 1), dropout_p=p, impl="blockwise")  # 1 on average
+    deviation = (p / (1 - p) / (8 * H * n * n)) ** 0.5
+    assert abs(ones.mean() - 1) < 5 * deviation
+
+
+@in_one_setting
+def test_a_second_derivative_is_refused():
+    tensors = inputs("shared")
+    out = attention(**tensors, impl="blockwise")
+    (gradient,) = torch.autograd.grad(out.square().sum(), tensors["query"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
+        gradient.square().sum().backward()
+
+
+@in_one_setting
+def test_the_default_device_does_not_matter():
+    tensors = inputs("shared")
+    results = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(1)
+        with torch.device(device):
+            results.append(attention(**tensors, dropout_p=0.5, impl="blockwise"))
+    assert torch.equal(*results)
+
+
 def test_all_may_be_dropped():
     tensors = inputs("shared")
     out = attention(**tensors, dropout_p=1.0, impl="blockwise")

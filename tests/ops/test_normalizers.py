@@ -153,6 +153,17 @@ def test_offered_memory_and_known_visibility_change_nothing(name):
     torch.testing.assert_close(NORMALIZERS[name].weights(seen, seen=True), NORMALIZERS[name].weights(seen))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["softmax", "sigsoftmax", "l2"])
+def test_the_lowest_score_is_not_a_hidden_key(name, dtype):
+    lowest = torch.finfo(dtype).min
+    scores = torch.tensor([[lowest, -INF, -INF], [0.0, lowest, -INF], [-INF, -INF, -INF]], dtype=dtype)
+    expected = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=dtype)
+    if name == "sigsoftmax":
+        scores[:2] /= 4  # s + logsigmoid(s) of the lowest score overflows
+    assert torch.equal(NORMALIZERS[name].weights(scores), expected)
+
+
 @every_normalizer
 def test_nan_is_not_hidden(name):
     scores = scores_with_hidden_keys()

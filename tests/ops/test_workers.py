@@ -1,5 +1,6 @@
 import multiprocessing
 import threading
+import time
 
 import pytest
 import torch
@@ -59,6 +60,23 @@ def test_the_first_error_is_raised(threads):
 
     with pytest.raises(KeyError, match="7"):
         share(work, list(range(20)), CPU)
+
+
+def test_after_an_error_nothing_runs_any_more(threads):
+    taken = []
+
+    def work(items):
+        for item in items:
+            if item == 0:
+                raise KeyError(item)
+            time.sleep(0.01)
+            taken.append(item)
+
+    with pytest.raises(KeyError):
+        share(work, list(range(200)), CPU)
+    at_once = len(taken)
+    time.sleep(0.05)
+    assert at_once == len(taken) < 20
 
 
 def test_two_callers_at_once_do_not_wait_for_each_other(threads):

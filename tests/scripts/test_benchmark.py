@@ -51,6 +51,23 @@ def test_no_speed_is_told_of_wrong_gradients(tmp_path, monkeypatch):
         benchmark.main(["core", *SMALL, "--out", str(tmp_path)])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wrong", [lambda out: out / 2, lambda out: out.roll(1, 1)], ids=["half", "other heads"])
+def test_no_speed_is_told_of_wrong_modules(tmp_path, monkeypatch, dtype, wrong):
+    from mixhead_plugin.modules import attention as module
+
+    right = module.attention
+    monkeypatch.setattr(
+        module,
+        "attention",
+        lambda *a, impl, **k: wrong(out) if (out := right(*a, impl=impl, **k)) is not None and impl == "auto" else out,
+    )
+    with pytest.raises(SystemExit, match="mixhead_plugin: .* is wrong by .*; nothing is timed"):
+        benchmark.main(
+            [*"module --tokens 512 --heads 2 --head-dim 8 --rounds 2".split(), "--dtype", dtype, "--out", str(tmp_path)]
+        )
+
+
 def test_modules_are_measured_by_fairseqs(tmp_path):
     benchmark.main([*"module --tokens 512 --heads 2 --head-dim 8 --rounds 2 --out".split(), str(tmp_path)])
     rows = rows_in(tmp_path)
@@ -61,7 +78,9 @@ def test_modules_are_measured_by_fairseqs(tmp_path):
 @pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process(tmp_path):
     benchmark.main(["memory", "--memory-lengths", "512", "1024", "--out", str(tmp_path)])
-    peak = {(row["name"], row["length"]): float(row["peak_mib"]) for row in rows_in(tmp_path)}
+    rows = rows_in(tmp_path)
+    assert {row["level"] for row in rows} == {"core memory", "module memory", "step memory"}
+    peak = {(row["name"], row["length"]): float(row["peak_mib"]) for row in rows if row["level"] == "core memory"}
     assert peak["eager: Mixhead B", "1024"] > 8 * 1024**2 * 4 / 2**20  # all weights, at least once
     assert peak["mixhead_plugin: Mixhead B", "1024"] < peak["eager: Mixhead B", "1024"] / 3
 
@@ -77,6 +96,9 @@ def test_training_steps_and_decoding_are_measured_by_fairseqs(tmp_path):
     "arguments, message",
     [
         (["cores"], "cores: levels are core, module"),
+        (["step", "--dtype", "bfloat16"], "--dtype bfloat16: step run in float32"),
+        (["--lengths", "0"], "--lengths [0]: must be at least 1"),
+        (["--dropout", "2"], "--dropout 2.0: must be between 0 and 1"),
         (["--rounds", "1"], "--rounds 1: percentiles need at least 2"),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         pytest.param(
