@@ -18,6 +18,7 @@ fairseq.
 import argparse
 import copy
 import csv
+import ctypes
 import importlib.util
 import json
 import logging
@@ -416,6 +417,7 @@ def peak_memory(level: str, name: str, options: Namespace, shape: Shape) -> Dict
             result = function()
             peaks[kind] = (torch.cuda.max_memory_allocated() - before) / 2**20
         else:
+            ctypes.CDLL(None).malloc_trim(0)  # memory that is free but kept would hide what is needed: malloc_trim(3)
             Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
             before = _resident("VmRSS")
             result = function()
