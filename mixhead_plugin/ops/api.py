@@ -1,6 +1,6 @@
 """The one public function: checks its arguments, then hands them to an implementation."""
 
-from typing import Callable, NamedTuple, Optional
+from typing import Any, Callable, Dict, NamedTuple, Optional
 
 import torch
 from torch import Tensor
@@ -91,50 +91,23 @@ def attention(
     if problem:
         raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable_implementations())}")
 
-    run = (
-        IMPLEMENTATIONS[impl].run
-        if impl != "auto"
-        else _fastest(query, key, value, normalizer, mixing, causal, attn_mask, key_padding_mask, dropout_p)
-    )
-    return run(
-        query,
-        key,
-        value,
+    options = dict(
         normalizer=normalizer,
         mixing=mixing,
         causal=causal,
         attn_mask=attn_mask,
         key_padding_mask=key_padding_mask,
         dropout_p=dropout_p,
-        scale=query.shape[3] ** -0.5 if scale is None else scale,
     )
+    run = _fastest(query, key, value, options) if impl == "auto" else IMPLEMENTATIONS[impl].run
+    return run(query, key, value, scale=query.shape[3] ** -0.5 if scale is None else scale, **options)
 
 
-def _fastest(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    dropout_p: float,
-) -> Callable[..., Tensor]:
+def _fastest(query: Tensor, key: Tensor, value: Tensor, options: Dict[str, Any]) -> Callable[..., Tensor]:
     n_queries, n_keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
     if n_queries <= 1:  # a step of decoding
         return reference_attention
-    if fused.serves(
-        query,
-        key,
-        value,
-        normalizer=normalizer,
-        mixing=mixing,
-        causal=causal,
-        attn_mask=attn_mask,
-        key_padding_mask=key_padding_mask,
-        dropout_p=dropout_p,
-    ):
+    if fused.serves(query, key, value, **options):
         return fused.fused_attention
     if n_keys <= head_dim:  # all weights take no more room than the queries: computing them again would not pay
         return reference_attention

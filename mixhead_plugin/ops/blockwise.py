@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mixhead_plugin.ops.masks import Block, BlockMasks
 from mixhead_plugin.ops.normalizers import NORMALIZERS
@@ -37,6 +38,8 @@ def blockwise_attention(
     scale: float,
 ) -> Tensor:
     """`ops.attention` by blocks: the same values in memory linear in Nq + Nk; arguments as there."""
+    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing):
+        raise NotImplementedError("impl 'blockwise' has no forward-mode derivative; impl 'reference' has")
     seed = None
     if dropout_p > 0:
         # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
@@ -44,6 +47,13 @@ def blockwise_attention(
     return torch.ops.mixhead_plugin.blockwise(
         query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
     )
+
+
+def _in_forward_mode(*tensors: Optional[Tensor]) -> bool:
+    """Whether any carries a tangent: torch takes an operator without a forward-mode derivative for a constant."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 class _Call:

@@ -197,6 +197,18 @@ def test_a_second_derivative_is_refused():
         gradient.square().sum().backward()
 
 
+@pytest.mark.parametrize("name", ["query", "key", "value", "mixing"])
+@in_one_setting
+def test_a_forward_mode_derivative_is_refused(name):
+    tensors = {name: t.detach() for name, t in inputs("shared").items()}
+
+    def run(tensor):
+        return attention(**{**tensors, name: tensor}, impl="blockwise")
+
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+        torch.func.jvp(run, (tensors[name],), (torch.ones_like(tensors[name]),))
+
+
 @in_one_setting
 def test_the_default_device_does_not_matter():
     tensors = inputs("shared")
