@@ -1,7 +1,7 @@
 """Better attention heads for any fairseq recipe: Mixhead, Fixhead, Sigsoftmax and L2-normalised attention.
 
 Given to fairseq as `--user-dir` (`python -m mixhead_plugin` prints the folder), this package registers its
-architectures. Without fairseq installed, `mixhead_plugin.ops` is there for use with torch alone.
+architectures and criteria. Without fairseq installed, `mixhead_plugin.ops` is there for use with torch alone.
 """
 
 from importlib.util import find_spec
@@ -9,6 +9,6 @@ from importlib.util import find_spec
 __version__ = "0.1.0"
 
 if find_spec("fairseq") is not None:
-    from mixhead_plugin import compat, models  # noqa: F401 (registers with fairseq)
+    from mixhead_plugin import compat, criterions, models  # noqa: F401 (registers with fairseq)
 
     compat.apply()

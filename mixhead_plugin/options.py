@@ -101,6 +101,20 @@ def as_namespace(args: Any) -> Namespace:
     return Namespace(**{**common, **OmegaConf.to_container(args, resolve=True, enum_to_str=True)})
 
 
+def model_options(model: Any) -> Optional[Namespace]:
+    """The complete flags of the model that a Namespace or DictConfig describes; None if it is not the plugin's.
+
+    `model` itself stays as it is.
+    """
+    name = str(getattr(model, "arch", None) or getattr(model, "_name", None))
+    family = next((family for family in FAMILIES if name.startswith(f"{family}_")), None)
+    if family is None:
+        return None
+    args = Namespace(**vars(as_namespace(model)))
+    complete(args, family)
+    return args
+
+
 def complete(args: Any, family: str) -> None:
     """Give `args` (Namespace or DictConfig, changed in place) the family's value of every flag that it lacks."""
     for option in fields(AttentionOptions):

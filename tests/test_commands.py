@@ -1,7 +1,5 @@
 """fairseq's real commands, as a user types them, on a tiny corpus."""
 
-import json
-import os
 import re
 import subprocess
 import sys
@@ -10,85 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import mixhead_plugin
-from tests.helpers import TINY
+from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, losses, run, train
 
-PLUGIN = str(Path(mixhead_plugin.__file__).parent)
 EXAMPLES = Path(PLUGIN).parent / "examples"
-SIZES = [f"--{name.replace('_', '-')}={value}" for name, value in TINY["transformer"].items()]
-LM_SIZES = [
-    f"--{name.replace('_', '-')}={value}"
-    for name, value in TINY["transformer_lm"].items()
-    if name.startswith("decoder")
-]
-ROBERTA_SIZES = [
-    f"--{name.replace('_', '-')}={value}" for name, value in TINY["roberta_base"].items() if name.startswith("encoder")
-]
-TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
-# fairseq leaves out the last sentences of a set that fill no multiple of 8
-WHOLE_SETS = ["--required-batch-size-multiple", "1"]
-TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
-NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
-VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
-
-
-def run(command, *arguments, stdin=None, check=True, cwd=None):
-    program = str(Path(sys.executable).parent / command)
-    result = subprocess.run(
-        [program, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
-    assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result
-
-
-def train(data, arch, save, *flags, updates=3, check=True):
-    arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
-    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
-
-
-def losses(result):
-    logged = re.findall(r"\| train_inner \| (\{.*\})", result.stdout + result.stderr)
-    return [json.loads(line)["loss"] for line in logged]
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory):
-    """A few hundred sentences of three words, the object in another place on each side."""
-    folder = tmp_path_factory.mktemp("corpus")
-    pairs = [
-        (f"{s} {o} {v}", f"{NOUNS[s]} {VERBS[v]} {NOUNS[o]}") for s in NOUNS for v in VERBS for o in NOUNS if s != o
-    ]
-    pairs = [pairs[i * 37 % len(pairs)] for i in range(len(pairs))]
-    for split, chosen in {"train": pairs[:90], "valid": pairs[90:105], "test": pairs[105:]}.items():
-        for side, language in enumerate(("de", "en")):
-            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in chosen))
-    return folder
-
-
-def preprocess(corpus, data, *flags):
-    prefixes = [flag for split in ("train", "valid", "test") for flag in (f"--{split}pref", corpus / split)]
-    run("fairseq-preprocess", "--user-dir", PLUGIN, *prefixes, "--destdir", data, *flags)
-    return data
-
-
-@pytest.fixture(scope="session")
-def translation_data(corpus, tmp_path_factory):
-    flags = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
-    return preprocess(corpus, tmp_path_factory.mktemp("data") / "de-en", *flags)
-
-
-@pytest.fixture(scope="session")
-def text_data(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    for split in ("train", "valid", "test"):
-        (folder / split).write_text((corpus / f"{split}.en").read_text())
-    return preprocess(folder, folder / "text", "--only-source")
 
 
 @pytest.fixture(scope="session")
@@ -219,8 +141,8 @@ def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
 
 
 def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
-    """Interrupted and resumed, dropout on, it logs the same losses as in one go."""
-    flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40"]
+    """Interrupted and resumed, dropout on, the mixing at a learning rate of its own: the losses are those of one go."""
+    flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40", "--mixing-lr-scale", "4"]
     whole = losses(train(translation_data, "mixhead_transformer", tmp_path / "whole", *flags, updates=6))
     first = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=3))
     second = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=6))

@@ -28,6 +28,11 @@ WRONG = [
         "--mixing-lr-scale 2.0: has no effect with --head-mixing none",
     ),
     ("mixhead_transformer", {"mixing_lr_scale": 2.0, "fp16": True}, "--mixing-lr-scale 2.0: with --fp16 needs"),
+    (
+        "mixhead_transformer",
+        {"mixing_lr_scale": 2.0, "ddp_backend": "fully_sharded"},
+        "--mixing-lr-scale 2.0: needs another --ddp-backend than fully_sharded",
+    ),
     ("mixhead_transformer", {"value_init_scale": float("nan")}, "--value-init-scale nan"),
     (
         "mixhead_transformer",

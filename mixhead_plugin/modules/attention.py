@@ -1,6 +1,7 @@
 """fairseq's multi-head attention with a choice of normalizer, mixed heads and a free head size."""
 
-from typing import Any, Dict, Optional, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,13 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS, attention
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.reference import attention_scores, mix_heads, upcast
+
+
+class Heads(NamedTuple):
+    """What the heads of one attention did in one pass."""
+
+    mixing: Optional[Tensor]  # M [H, H] or [B, Nq, H, H]
+    weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
 
 
 class MixheadAttention(MultiheadAttention):
@@ -90,6 +98,8 @@ class MixheadAttention(MultiheadAttention):
         build_mixing = HEAD_MIXINGS[head_mixing].build
         self.head_mixing = None if build_mixing is None else build_mixing(num_heads, self.head_dim)
         self.impl = impl
+        # Set while a criterion penalises the heads, see modules/penalties.py
+        self.penalise: Optional[Callable[[Tensor, Heads], Tensor]] = None
 
         # Attributes of the stock module that code outside of it reads or sets.
         self.use_xformers = False
@@ -249,21 +259,25 @@ class MixheadAttention(MultiheadAttention):
         dropout_p: float,
         need_weights: bool,
     ) -> Tuple[Tensor, Optional[Tensor]]:
+        weights: Optional[Tensor] = None
         if need_weights:
             with torch.autocast(q.device.type, enabled=False):  # the definition is float32 under --amp too
-                return self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
-        out = attention(
-            q,
-            k,
-            v,
-            normalizer=self.normalizer,
-            mixing=mixing,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            dropout_p=dropout_p,
-            impl=self.impl,
-        )
-        return out, None
+                out, weights = self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
+        else:
+            out = attention(
+                q,
+                k,
+                v,
+                normalizer=self.normalizer,
+                mixing=mixing,
+                attn_mask=attn_mask,
+                key_padding_mask=key_padding_mask,
+                dropout_p=dropout_p,
+                impl=self.impl,
+            )
+        if self.penalise is not None:
+            out = self.penalise(out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask)))
+        return out, weights
 
     def _attend_by_definition(
         self,
@@ -276,10 +290,13 @@ class MixheadAttention(MultiheadAttention):
         dropout_p: float,
     ) -> Tuple[Tensor, Tensor]:
         """The reference's steps one by one, for whom needs the weights or a graph that TorchScript understands."""
-        scores = attention_scores(q, k, self._mask(q, k, attn_mask, key_padding_mask), self.scaling)  # [B, H, Nq, Nk]
-        weights = mix_heads(self.normalize(scores), mixing)  # [B, H, Nq, Nk]
+        weights = mix_heads(self._weights(q, k, attn_mask, key_padding_mask), mixing)  # [B, H, Nq, Nk]
         out = torch.matmul(F.dropout(weights, dropout_p), upcast(v))  # [B, H, Nq, D]
         return out.to(v.dtype), weights
+
+    def _weights(self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]) -> Tensor:
+        """P [B, H, Nq, Nk], the weights before mixing and dropout."""
+        return self.normalize(attention_scores(q, k, self._mask(q, k, attn_mask, key_padding_mask), self.scaling))
 
     def _mask(
         self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]

@@ -1,0 +1,150 @@
+"""Penalties on the heads of a whole model, as part of the loss that a criterion computes.
+
+Every attention computes its penalty within its own forward pass, and its gradient sets out from there too. Only there
+are the matrices of the batch at hand, and only there does the gradient meet the others of its layer, which activation
+checkpointing, sharded parameters, LayerDrop and torch's DistributedDataParallel each demand.
+"""
+
+from functools import partial
+from typing import Any, Callable, Dict, NamedTuple, Optional, Set, Union
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.modules.attention import Heads, MixheadAttention
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
+from mixhead_plugin.ops.reference import upcast
+
+
+class Penalty(NamedTuple):
+    """One entry of the flags `--<name>-weight`; logged as `<name>_loss`."""
+
+    of: Callable[[Heads, Tensor], Tensor]  # heads, real queries [B, Nq] -> scalar, in float32 or better
+    on_mixing: bool  # whether it is a penalty on a trained M, else on the attention matrices
+    weight: float  # the default
+    formula: str
+    source: str
+
+    def acts_on(self, attention: MixheadAttention) -> bool:
+        if self.on_mixing:
+            return HEAD_MIXINGS[attention.head_mixing_kind].trained
+        return attention.num_heads > 1
+
+
+PENALTIES = {
+    "orthogonal": Penalty(
+        lambda heads, real: orthogonal_penalty(heads.mixing, real),
+        True,
+        0.01,
+        "squared Frobenius norm of M^T M - I",
+        "mixhead eq. 16",
+    ),
+    "rank": Penalty(
+        lambda heads, real: rank_penalty(heads.weights(), real),
+        False,
+        0.0,
+        "squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over the pairs of heads",
+        "mixhead eq. 20",
+    ),
+}
+
+
+class PenalisedPass:
+    """Context in which the attentions of `model` add up their penalties; afterwards `add_to` puts them on the loss.
+
+    An attention that LayerDrop leaves out is left out of the sums. Where activation checkpointing computes a layer
+    again in the backward pass, its attentions still take part then.
+
+    Args:
+        model: any model; attentions that are not the plugin's have no penalties
+        weights: what each penalty, a key of PENALTIES, is multiplied with
+        real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
+
+    Attributes:
+        attentions: for each penalty the number of attentions of the model that it can act on
+        values: for each penalty its sum over the attentions of this pass, a detached scalar, unweighted
+    """
+
+    def __init__(self, model: nn.Module, weights: Dict[str, float], real: Dict[str, Tensor]):
+        self.weights = weights
+        self.places: Dict[MixheadAttention, Tensor] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, MixheadAttention):
+                self.places[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
+        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.places)) for name in weights}
+        self.values: Dict[str, Tensor] = {}
+        self.sample_size: Union[int, Tensor] = 0
+        self.d_loss: Optional[Tensor] = None  # what the loss is multiplied with before it is differentiated
+        self.recomputed: Set[MixheadAttention] = set()
+
+    def __enter__(self) -> "PenalisedPass":
+        device = next(iter(self.places.values())).device if self.places else None
+        self.values = {name: torch.zeros((), device=device) for name in self.weights}
+        self.differentiated = torch.is_grad_enabled()
+        self.open = True
+        for attention in self.places:
+            attention.penalise = partial(self._penalise, attention)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.open = False
+        for attention in self.places:
+            if exception[0] is not None or attention not in self.recomputed:
+                attention.penalise = None
+
+    def _penalise(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        if self.open and self.differentiated and not torch.is_grad_enabled():
+            self.recomputed.add(attention)  # activation checkpointing: the pass that counts is still to come
+        if not self.open:
+            attention.penalise = None
+            if not torch.is_grad_enabled():  # the backward pass was given up, this is another one
+                return out
+        for name, weight in self.weights.items():
+            if PENALTIES[name].acts_on(attention):
+                with torch.autocast(out.device.type, enabled=False):
+                    penalty = PENALTIES[name].of(heads, self.places[attention])
+                if self.open:
+                    self.values[name] = self.values[name] + penalty.detach()
+                out = _Charge.apply(out, penalty, self, weight)
+        return out
+
+    def add_to(self, loss: Tensor, sample_size: Union[int, Tensor]) -> Tensor:
+        """`loss`, the sum over a batch, plus the weighted penalties times `sample_size`; in float32 or better.
+
+        fairseq divides the gradients of all batches and workers of one update by the sum of their sample sizes: what
+        remains of the penalties is their weighted mean.
+        """
+        self.sample_size = sample_size
+        total = sum(weight * self.values[name] for name, weight in self.weights.items())
+        return _Add.apply(loss, total * sample_size, self)
+
+
+class _Charge(torch.autograd.Function):
+    """The identity, which differentiates a penalty as if it stood in the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, penalty: Tensor, of_pass: PenalisedPass, weight: float) -> Tensor:
+        ctx.of_pass, ctx.weight, ctx.dtype = of_pass, weight, penalty.dtype
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        d_loss = ctx.of_pass.d_loss
+        if d_loss is None:
+            raise RuntimeError("outputs of a penalised pass are differentiated, but not the loss that it belongs to")
+        return d_out, (d_loss * ctx.of_pass.sample_size * ctx.weight).to(ctx.dtype), None, None
+
+
+class _Add(torch.autograd.Function):
+    """loss + charge; the gradient of the charge has its own way, all of it behind this point of the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, charge: Tensor, of_pass: PenalisedPass) -> Tensor:
+        ctx.of_pass, ctx.dtype = of_pass, loss.dtype
+        return upcast(loss) + charge
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Tensor) -> Any:
+        ctx.of_pass.d_loss = d_loss.sum()
+        return d_loss.to(ctx.dtype), None, None

@@ -1,0 +1,61 @@
+"""Two penalties that keep heads apart: on the matrix that mixes them, and on their attention matrices."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.reference import upcast
+
+
+def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
+    """||M^T M - I||_F^2 (mixhead eq. 16); for position-wise mixing its mean over the real query positions.
+
+    Args:
+        mixing: M [H, H] or [B, Nq, H, H], of any floating dtype; computed in float32 or float64
+        real: bool [B, Nq], False where a query is padding; None if none is
+
+    Returns:
+        a scalar; 0 where no position is real
+    """
+    mixing = upcast(mixing)
+    identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
+    gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H, H] or [B, Nq, H, H]
+    distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
+    if mixing.dim() == 2 or real is None:
+        return distance.mean()
+    return distance.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
+
+
+def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
+    """Means over the pairs of heads of ||P_i P_j^T||_F^2 and ||P_i^T P_j||_F^2 (mixhead eq. 20), added up.
+
+    The mean over the sentences. Costs 4 B H Nq Nk (Nq + Nk) operations forward: ||P_i P_j^T||^2 is the inner product of
+    P_i^T P_i and P_j^T P_j, so that the matrices are multiplied once a head, not once a pair.
+
+    Args:
+        weights: P [B, H, Nq, Nk] before mixing and dropout, of any floating dtype; computed in float32 or float64
+        real: bool [B, Nq], False where a query is padding; None if none is
+
+    Returns:
+        a scalar; 0 where no position is real
+
+    Raises:
+        ValueError: there is one head only
+    """
+    weights = upcast(weights)
+    batch, heads = weights.shape[:2]
+    if heads < 2:
+        raise ValueError(f"weights {list(weights.shape)}: a pair needs two heads")
+    sentences = batch
+    if real is not None:
+        weights = weights.masked_fill(~real[:, None, :, None], 0.0)
+        sentences = real.any(1).sum().clamp(min=1)
+    transposed = weights.transpose(2, 3)  # [B, H, Nk, Nq]
+    same = torch.eye(heads, dtype=torch.bool, device=weights.device)
+    total = weights.new_zeros(())
+    for gram in (torch.matmul(transposed, weights), torch.matmul(weights, transposed)):
+        flat = gram.flatten(2)  # [B, H, Nk * Nk], then [B, H, Nq * Nq]
+        pairs = torch.matmul(flat, flat.transpose(1, 2))  # [B, H, H]: ||P_i P_j^T||^2, then ||P_i^T P_j||^2
+        total = total + pairs.masked_fill(same, 0.0).sum()
+    return total / (heads * (heads - 1)) / sentences

@@ -1,0 +1,57 @@
+"""fairseq's real commands, as a user types them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mixhead_plugin
+from tests.helpers import TINY
+
+PLUGIN = str(Path(mixhead_plugin.__file__).parent)
+SIZES = [f"--{name.replace('_', '-')}={value}" for name, value in TINY["transformer"].items()]
+LM_SIZES = [
+    f"--{name.replace('_', '-')}={value}"
+    for name, value in TINY["transformer_lm"].items()
+    if name.startswith("decoder")
+]
+ROBERTA_SIZES = [
+    f"--{name.replace('_', '-')}={value}" for name, value in TINY["roberta_base"].items() if name.startswith("encoder")
+]
+TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
+# fairseq leaves out the last sentences of a set that fill no multiple of 8
+WHOLE_SETS = ["--required-batch-size-multiple", "1"]
+TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
+
+
+def run(command, *arguments, stdin=None, check=True, cwd=None):
+    program = str(Path(sys.executable).parent / command)
+    result = subprocess.run(
+        [program, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result
+
+
+def train(data, arch, save, *flags, updates=3, check=True):
+    arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
+    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
+
+
+def losses(result):
+    logged = re.findall(r"\| train_inner \| (\{.*\})", result.stdout + result.stderr)
+    return [json.loads(line)["loss"] for line in logged]
+
+
+def preprocess(corpus, data, *flags):
+    prefixes = [flag for split in ("train", "valid", "test") for flag in (f"--{split}pref", corpus / split)]
+    run("fairseq-preprocess", "--user-dir", PLUGIN, *prefixes, "--destdir", data, *flags)
+    return data

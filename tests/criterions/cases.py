@@ -1,0 +1,107 @@
+"""For every orthogonal_* criterion a tiny model, its task, and batches."""
+
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import torch
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
+from torch import Tensor
+
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.head_mixing import PositionWiseMixing
+from tests.helpers import build, dictionary, shake, tokens
+
+PAD = dictionary().pad()
+
+
+class Case(NamedTuple):
+    arch: str
+    flags: Dict[str, Any]
+    batch: Callable[[], Dict[str, Any]]  # of sentences of different lengths
+
+
+def lm_batch() -> Dict[str, Any]:
+    source = tokens(padded=True)
+    target = source.roll(-1, 1).masked_fill(source == PAD, PAD)
+    return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target)
+
+
+def translation_batch() -> Dict[str, Any]:
+    source, target = tokens(length=8, padded=True), tokens(length=6, padded=True)
+    net_input = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": target}
+    return batch(net_input, target)
+
+
+def masked_batch() -> Dict[str, Any]:
+    source = tokens(padded=True)
+    target = source.masked_fill(torch.arange(source.shape[1]) % 3 != 1, PAD)
+    return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target)
+
+
+def sentence_batch() -> Dict[str, Any]:
+    source = tokens(padded=True)
+    return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, torch.tensor([[0], [1], [1]]))
+
+
+def batch(net_input: Dict[str, Tensor], target: Tensor) -> Dict[str, Any]:
+    sentences = target.shape[0]
+    ntokens = int(target.ne(PAD).sum())
+    return {"net_input": net_input, "target": target, "ntokens": ntokens, "nsentences": sentences}
+
+
+# By the name of the stock criterion.
+CASES = {
+    "cross_entropy": Case("transformer_lm", {}, lm_batch),
+    "label_smoothed_cross_entropy": Case("transformer", {}, translation_batch),
+    "adaptive_loss": Case("transformer_lm", {"adaptive_softmax_cutoff": "8,16"}, lm_batch),
+    "masked_lm": Case("roberta_base", {}, masked_batch),
+    "sentence_prediction": Case("roberta_base", {}, sentence_batch),
+}
+FLAGS = {"label_smoothing": 0.1, "ddp_backend": "legacy_ddp", "sentence_avg": False, "tpu": False}
+
+
+def task() -> SimpleNamespace:
+    words = dictionary()
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words, label_dictionary=words)
+
+
+def criterion(name: str, **flags: Any) -> torch.nn.Module:
+    config = CRITERION_DATACLASS_REGISTRY[name]()
+    for flag, value in {**FLAGS, **flags}.items():
+        if hasattr(config, flag):
+            setattr(config, flag, value)
+    return CRITERION_REGISTRY[name].build_criterion(config, task()).train()
+
+
+def model(stock: str, **flags: Any) -> torch.nn.Module:
+    """The case's Mixhead model, its mixing away from the identity."""
+    case = CASES[stock]
+    made = shake(build(f"mixhead_{case.arch}", **{**case.flags, **flags})).train()
+    if stock == "sentence_prediction":
+        torch.manual_seed(4)
+        made.register_classification_head("sentence_classification_head", num_classes=2)
+    return made
+
+
+def mixing_of_each_attention(
+    made: torch.nn.Module, sample: Dict[str, Any], run: Callable
+) -> List[Tuple[Tensor, Tensor]]:
+    """M of every attention in `run()`, [B, N, H, H], and which of its positions are real, [B, N]."""
+    found = []
+    handles = []
+    net_input = sample["net_input"]
+    for name, module in made.named_modules():
+        if isinstance(module, MixheadAttention) and module.head_mixing is not None:
+            of_decoder = "decoder." in name and "prev_output_tokens" in net_input
+            real = net_input["prev_output_tokens" if of_decoder else "src_tokens"].ne(PAD)
+
+            def remember(mixing: torch.nn.Module, inputs: Any, matrix: Tensor, real: Tensor = real) -> None:
+                if not isinstance(mixing, PositionWiseMixing):
+                    matrix = matrix.expand(*real.shape, *matrix.shape)
+                found.append((matrix, real))
+
+            handles.append(module.head_mixing.register_forward_hook(remember))
+    run()
+    for handle in handles:
+        handle.remove()
+    return found

@@ -1,0 +1,137 @@
+"""The criteria in fairseq's real commands."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, WHOLE_SETS, run, train
+
+LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES, "--dropout", "0"]
+ORTHOGONAL = ["--criterion", "orthogonal_cross_entropy", "--orthogonal-weight", "0.5", "--rank-weight", "0.001"]
+LEGACY = ["--ddp-backend", "legacy_ddp"]
+
+
+def logged(result, kind="train_inner"):
+    return [json.loads(line) for line in re.findall(rf"\| {kind} \| (\{{.*\}})", result.stdout + result.stderr)]
+
+
+def parameters(folder):
+    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def one_worker(text_data, tmp_path_factory):
+    """Batches of 64 tokens, two to an update."""
+    save = tmp_path_factory.mktemp("one")
+    flags = [*LM, *ORTHOGONAL, *LEGACY, "--max-tokens", "64", "--update-freq", "2"]
+    flags += ["--tensorboard-logdir", save / "tensorboard"]
+    return save, train(text_data, "mixhead_transformer_lm", save, *flags, updates=4)
+
+
+def test_penalties_are_in_the_json_logs_and_only_in_those_of_training(one_worker):
+    _, result = one_worker
+    first, *others = logged(result)
+    assert float(first["orthogonal_loss"]) == 0 < float(first["rank_loss"])  # mixing starts as the identity
+    assert all(float(log["orthogonal_loss"]) > 0 for log in others)
+    assert all("ppl" in log for log in others)
+    assert all(float(epoch["train_orthogonal_loss"]) > 0 for epoch in logged(result, "train"))
+    validations = logged(result, "valid")
+    assert validations and not any("orthogonal" in key or "rank" in key for log in validations for key in log)
+
+
+def test_penalties_are_in_tensorboard(one_worker):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = {}
+    for file in (one_worker[0] / "tensorboard" / "train_inner").iterdir():
+        data = file.read_bytes()
+        while data:  # a record: length, its checksum, an event, its checksum
+            length = int.from_bytes(data[:8], "little")
+            event = Event.FromString(data[12 : 12 + length])
+            data = data[16 + length :]
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    logs = logged(one_worker[1])
+    for name in ("orthogonal_loss", "rank_loss"):
+        expected = [(int(log["num_updates"]), float(log[name])) for log in logs]
+        assert found[name] == [(step, pytest.approx(value, rel=1e-4)) for step, value in expected]
+
+
+def test_two_workers_end_with_the_parameters_of_one_with_twice_the_update_freq(one_worker, text_data, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    program = str(Path(sys.executable).parent / "fairseq-train")
+    command = [program, text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", "--max-update", "4"]
+    command += [*TRAINING, *LM, *ORTHOGONAL, *LEGACY, "--max-tokens", "64", "--save-dir", tmp_path]
+    command += ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
+    command += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
+    workers = [
+        subprocess.Popen([*map(str, command), str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in (0, 1)
+    ]
+    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    expected = parameters(one_worker[0])
+    found = parameters(tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    mixing = [name for name in expected if "head_mixing.bias" in name]
+    assert not any(torch.equal(expected[name], torch.eye(4)) for name in mixing)
+
+
+def test_validate_gives_the_same_loss_with_and_without_weight(one_worker, text_data):
+    found = []
+    for weight in ("0.0", "100.0"):
+        arguments = [text_data, "--user-dir", PLUGIN, "--path", one_worker[0] / "checkpoint_last.pt"]
+        arguments += ["--task", "language_modeling", "--max-tokens", "400", "--log-format", "json", *WHOLE_SETS]
+        overrides = {"orthogonal_weight": float(weight), "rank_weight": float(weight)}
+        result = run("fairseq-validate", *arguments, "--model-overrides", overrides)
+        (log,) = logged(result, "valid")
+        found.append({key: value for key, value in log.items() if key in ("valid_loss", "valid_ppl")})
+    in_training = logged(one_worker[1], "valid")[-1]
+    assert found[0] == found[1] == {key: in_training[key] for key in found[0]}
+
+
+@pytest.mark.parametrize(
+    "arch, flags, message",
+    [
+        ("transformer", [], "--orthogonal-weight 0.01: --arch transformer has no head mixing to train; use"),
+        ("sigsoftmax_transformer", [], "--orthogonal-weight 0.01: --head-mixing none has no head mixing to train; use"),
+        ("mixhead_transformer", ["--rank-weight", "-1"], "--rank-weight -1.0: must be a number of at least 0"),
+    ],
+)
+def test_what_cannot_be_penalised_ends_the_command_with_one_line(arch, flags, message, translation_data, tmp_path):
+    criterion = ["--criterion", "orthogonal_label_smoothed_cross_entropy"]
+    result = train(translation_data, arch, tmp_path / "save", *SIZES, *criterion, *flags, check=False)
+    assert result.returncode != 0
+    assert result.stderr.splitlines()[-1].startswith(f"fairseq-train: error: {message}")
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("save/*.pt"))
+
+
+def test_adaptive_loss_trains_with_the_penalty(text_data, tmp_path):
+    flags = ["--criterion", "orthogonal_adaptive_loss", "--adaptive-softmax-cutoff", "5,10", *LEGACY]
+    first, *others = logged(train(text_data, "mixhead_transformer_lm", tmp_path, *LM, *flags))
+    assert float(first["orthogonal_loss"]) == 0 < float(others[-1]["orthogonal_loss"])
+
+
+def test_hydra_takes_the_criterion_by_name(text_data, tmp_path):
+    examples = Path(PLUGIN).parent / "examples"
+    overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"checkpoint.save_dir={tmp_path}/save"]
+    overrides += ["common.cpu=true", "optimization.max_update=2", "dataset.max_tokens=400", "dataset.num_workers=0"]
+    overrides += ["criterion._name=orthogonal_cross_entropy", "+criterion.orthogonal_weight=0.5"]
+    overrides += ["common.log_format=json", "common.log_interval=1", f"hydra.run.dir={tmp_path}/out"]
+    arguments = ["--config-dir", examples / "demo", "--config-name", "lm", *overrides]
+    result = run("fairseq-hydra-train", *arguments)
+    log = result.stdout + result.stderr + "".join(p.read_text() for p in (tmp_path / "out").glob("*.log"))
+    assert '"orthogonal_loss"' in log
+    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
+    assert state["cfg"]["criterion"]["orthogonal_weight"] == 0.5
