@@ -1,7 +1,8 @@
 """The stock models with the plugin's attention; importing this package registers them with fairseq."""
 
+from mixhead_plugin.models.recipe_architectures import RECIPE_ARCHITECTURES
 from mixhead_plugin.models.roberta import RobertaModel
 from mixhead_plugin.models.transformer import TransformerModel
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel
 
-__all__ = ["RobertaModel", "TransformerLanguageModel", "TransformerModel"]
+__all__ = ["RECIPE_ARCHITECTURES", "RobertaModel", "TransformerLanguageModel", "TransformerModel"]

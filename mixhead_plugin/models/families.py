@@ -7,6 +7,7 @@ from typing import Any, Callable, ClassVar, Dict, List, Optional, Type
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
     ARCH_MODEL_INV_REGISTRY,
+    MODEL_REGISTRY,
     BaseFairseqModel,
     register_model,
     register_model_architecture,
@@ -38,10 +39,9 @@ class FamilyModel(BaseFairseqModel):
         shapes = cls.attention_shapes(args)
         options = cls.options_of(args)
         check(options, cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
-        if args.mixing_lr_scale != 1 and _flattens_parameters(args):
+        if args.mixing_lr_scale != 1 and (cause := _flattens_parameters(args)):
             raise OptionError(
-                f"--mixing-lr-scale {args.mixing_lr_scale}: with --fp16 needs --fp16-no-flatten-grads, otherwise all "
-                "parameters are one to the optimizer"
+                f"--mixing-lr-scale {args.mixing_lr_scale}: {cause}, otherwise all parameters are one to the optimizer"
             )
         _check_quantisation(args, [shape for place, shape in shapes.items() if options.covers(place)])
         for side in ("encoder", "decoder"):
@@ -69,10 +69,14 @@ def _check_quantisation(args: Any, shapes: List[AttentionShape]) -> None:
             )
 
 
-def _flattens_parameters(args: Any) -> bool:
-    """Whether fairseq's optimizer will see one flat copy of all parameters."""
+def _flattens_parameters(args: Any) -> str:
+    """Why fairseq's optimizer would see one flat copy of all parameters; empty if it will not."""
+    if getattr(args, "ddp_backend", None) == "fully_sharded":
+        return "needs another --ddp-backend than fully_sharded"
     kept_apart = ("fp16_no_flatten_grads", "memory_efficient_fp16")
-    return bool(getattr(args, "fp16", False)) and not any(getattr(args, name, False) for name in kept_apart)
+    if getattr(args, "fp16", False) and not any(getattr(args, name, False) for name in kept_apart):
+        return "with --fp16 needs --fp16-no-flatten-grads"
+    return ""
 
 
 def check_data(args: Any) -> None:
@@ -115,21 +119,51 @@ def register_families(
     models = {}
     for family in FAMILIES:
         name = f"{family}_{stock}"
-        model = type(
-            f"{family.capitalize()}{base.__name__}", (base,), {"family": family, "__module__": base.__module__}
-        )
-        setattr(sys.modules[base.__module__], model.__name__, model)  # where pickle looks for it
+        model = _derive(f"{family.capitalize()}{base.__name__}", base, family=family)
         register_model(name, dataclass=config(family) if config else None)(model)
         for stock_arch in ARCH_MODEL_INV_REGISTRY[stock]:
-            arch = f"{family}_{stock_arch}"
-            function = _architecture(model, ARCH_CONFIG_REGISTRY[stock_arch])
-            if arch in ARCH_CONFIG_REGISTRY:
-                # fairseq registered a no-op for a dataclass model's own name; ours also checks, on the command line
-                ARCH_CONFIG_REGISTRY[arch] = function
-            else:
-                register_model_architecture(name, arch)(function)
+            _register(model, name, f"{family}_{stock_arch}", ARCH_CONFIG_REGISTRY[stock_arch])
         models[family] = model
     return models
+
+
+def register_architecture(
+    name: str, stock: str, architecture: Callable[[Any], None], config: Optional[Callable[[str], type]] = None
+) -> None:
+    """Register an architecture that fairseq lacks once per family, as `<family>_<name>`.
+
+    Args:
+        name: what follows the family
+        stock: the name of fairseq's model, known to `register_families`
+        architecture: gives the flags that its argument, a Namespace or DictConfig, lacks their values
+        config: makes the dataclass of a family, for a model that fairseq configures by dataclass: a YAML file then gets
+            its defaults, where fairseq takes those of the model for every architecture
+    """
+    for family in FAMILIES:
+        arch, model_name = f"{family}_{name}", f"{family}_{stock}"
+        model = MODEL_REGISTRY[model_name]
+        if config:
+            model_name = arch
+            model = _derive("".join(part.capitalize() for part in arch.split("_")), model)
+            register_model(model_name, dataclass=config(family))(model)
+        _register(model, model_name, arch, architecture)
+
+
+def _derive(name: str, base: Type[FamilyModel], **attributes: Any) -> Type[FamilyModel]:
+    """A subclass in the module of `base`."""
+    model = type(name, (base,), {**attributes, "__module__": base.__module__})
+    setattr(sys.modules[base.__module__], name, model)  # where pickle looks for it
+    return model
+
+
+def _register(model: Type[FamilyModel], name: str, arch: str, architecture: Callable[[Any], None]) -> None:
+    """Register `arch` of the `model` that is called `name`."""
+    function = _architecture(model, architecture)
+    if arch in ARCH_CONFIG_REGISTRY:
+        # fairseq registered a no-op for a dataclass model's own name; ours also checks, on the command line
+        ARCH_CONFIG_REGISTRY[arch] = function
+    else:
+        register_model_architecture(name, arch)(function)
 
 
 def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], None]) -> Callable[[Any], None]:
