@@ -261,7 +261,9 @@ def _models(stock: str, flags: Dict[str, Any], variants: Dict[str, Dict[str, str
 
 
 def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
-    """A training step of a language model of 4 layers: loss, gradients, Adam."""
+    """A training step of a language model of 4 layers: loss, with penalties for the last ones, gradients, Adam."""
+    from mixhead_plugin.modules.penalties import PenalisedPass
+
     flags = dict(
         tokens_per_sample=shape.length,
         decoder_layers=4,
@@ -277,15 +279,25 @@ def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
     for label, head_mixing in MIXINGS.items():
         variants[f"mixhead_plugin: {label}"] = {"head_mixing": head_mixing}
     variants["mixhead_plugin: Mixhead B, reference"] = {"attention_impl": "reference"}
+    penalties = {
+        "mixhead_plugin: Mixhead A, orthogonal penalty": {"orthogonal": 0.01},
+        "mixhead_plugin: Mixhead B, orthogonal penalty": {"orthogonal": 0.01},
+        "mixhead_plugin: Mixhead B, rank penalty": {"rank": 0.01},
+    }
+    variants |= {name: variants[name.rpartition(",")[0]] for name in penalties}
     task = _task(4000)
     task.args = Namespace(**flags)
     tokens = torch.randint(10, 4000, (shape.batch, shape.length), device=device)
 
-    def contender(model: torch.nn.Module) -> Contender:
+    real = torch.ones_like(tokens, dtype=torch.bool)
+
+    def contender(model: torch.nn.Module, weights: Dict[str, float]) -> Contender:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
         def forward() -> Tensor:
-            return F.cross_entropy(model(tokens)[0].flatten(0, 1).float(), tokens.flatten())
+            with PenalisedPass(model, weights, {"decoder": real}) as penalised:
+                loss = F.cross_entropy(model(tokens)[0].flatten(0, 1).float(), tokens.flatten())
+            return penalised.add_to(loss, 1) if weights else loss
 
         def full() -> None:
             optimizer.zero_grad()
@@ -300,7 +312,7 @@ def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
         model.to(device).eval()
         if name != "fairseq":
             _check_step(name, model, tokens)
-    return {name: contender(model.train()) for name, model in models.items()}
+    return {name: contender(model.train(), penalties.get(name, {})) for name, model in models.items()}
 
 
 def _check_step(name: str, model: torch.nn.Module, tokens: Tensor) -> None:

@@ -1,6 +1,7 @@
 """The README's tables of values, made from the tables that the code runs on; tests hold the README to them."""
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE, option_name
 
@@ -48,7 +49,21 @@ def implementations() -> str:
     return table(["`--attention-impl`", "computes"], rows)
 
 
-TABLES = {"families": families, "variants": variants, "scopes": scopes, "implementations": implementations}
+def penalties() -> str:
+    rows = []
+    for name, entry in PENALTIES.items():
+        acts_on = "head mixing that is trained" if entry.on_mixing else "every attention of the plugin"
+        rows.append([f"`--{name}-weight`", entry.formula, entry.source, acts_on, f"{entry.weight:g}", f"`{name}_loss`"])
+    return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
+
+
+TABLES = {
+    "families": families,
+    "variants": variants,
+    "scopes": scopes,
+    "implementations": implementations,
+    "penalties": penalties,
+}
 
 if __name__ == "__main__":
     for name, make in TABLES.items():

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from mixhead_plugin.options import OPTION_NAMES, option_name
@@ -25,6 +26,12 @@ def test_the_tables_are_those_of_the_code(name):
 
 def test_every_flag_is_in_the_list():
     assert all(f"| `{option_name(name)}` |" in README for name in OPTION_NAMES)
+
+
+def test_every_criterion_is_in_it():
+    names = [name for name in CRITERION_REGISTRY if name.startswith("orthogonal_")]
+    assert len(names) == 5
+    assert all(f"`{name}`" in README for name in names)
 
 
 def test_every_file_that_it_names_exists():
