@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Dict, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
@@ -101,18 +102,32 @@ def as_namespace(args: Any) -> Namespace:
     return Namespace(**{**common, **OmegaConf.to_container(args, resolve=True, enum_to_str=True)})
 
 
-def model_options(model: Any) -> Optional[Namespace]:
-    """The complete flags of the model that a Namespace or DictConfig describes; None if it is not the plugin's.
+# What `model_options` says of a model that is not the plugin's.
+STOCK_MODEL = Namespace()
 
-    `model` itself stays as it is.
+
+def model_options(model: Any) -> Optional[Namespace]:
+    """The complete flags of the model that a Namespace or DictConfig describes, which itself stays as it is.
+
+    STOCK_MODEL for a model that is not the plugin's, None for one that nobody has registered.
     """
-    name = str(getattr(model, "arch", None) or getattr(model, "_name", None))
-    family = next((family for family in FAMILIES if name.startswith(f"{family}_")), None)
-    if family is None:
+    name = getattr(model, "arch", None) or getattr(model, "_name", None)
+    registered = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+    if registered is None:
         return None
+    family = getattr(registered, "family", None)
+    if family is None:
+        return STOCK_MODEL
     args = Namespace(**vars(as_namespace(model)))
     complete(args, family)
     return args
+
+
+def attention_heads(options: Namespace) -> Dict[str, int]:
+    """The number of heads on each side, "encoder" or "decoder", that --attention-scope covers and `options` name."""
+    sides = dict.fromkeys("encoder" if p == "encoder-self" else "decoder" for p in SCOPES[options.attention_scope])
+    heads = {side: getattr(options, f"{side}_attention_heads", None) for side in sides}
+    return {side: number for side, number in heads.items() if number is not None}
 
 
 def complete(args: Any, family: str) -> None:

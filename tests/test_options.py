@@ -33,6 +33,26 @@ WRONG = [
         {"mixing_lr_scale": 2.0, "ddp_backend": "fully_sharded"},
         "--mixing-lr-scale 2.0: needs another --ddp-backend than fully_sharded",
     ),
+    (
+        "mixhead_transformer",
+        {"mixing_lr_scale": 2.0, "zero_sharding": "os"},
+        "--mixing-lr-scale 2.0: needs another --zero-sharding than os",
+    ),
+    (
+        "mixhead_transformer",
+        {"mixing_lr_scale": 2.0, "optimizer": "composite"},
+        "--mixing-lr-scale 2.0: needs another --optimizer than composite",
+    ),
+    (
+        "mixhead_transformer",
+        {"mixing_lr_scale": 2.0, "fp16": True, "memory_efficient_fp16": True},
+        "--mixing-lr-scale 2.0: needs --fp16 --fp16-no-flatten-grads instead of --memory-efficient-fp16",
+    ),
+    (
+        "mixhead_transformer",
+        {"mixing_lr_scale": 2.0, "memory_efficient_bf16": True},
+        "--mixing-lr-scale 2.0: needs --bf16 instead of --memory-efficient-bf16",
+    ),
     ("mixhead_transformer", {"value_init_scale": float("nan")}, "--value-init-scale nan"),
     (
         "mixhead_transformer",

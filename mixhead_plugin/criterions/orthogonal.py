@@ -1,11 +1,13 @@
 """fairseq's criteria with penalties that keep the heads apart: their flags, `--orthogonal-weight`, `--rank-weight`."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.criterions import adaptive_loss, cross_entropy, label_smoothed_cross_entropy, masked_lm, register_criterion
 from fairseq.criterions import sentence_prediction as sentence
 
 from mixhead_plugin.criterions.penalised import PenalisedCriterion, PenaltyOptions
+from mixhead_plugin.options import OptionError
 
 
 @dataclass
@@ -39,7 +41,11 @@ class OrthogonalAdaptiveLossConfig(PenaltyOptions, adaptive_loss.AdaptiveLossCon
 
 @register_criterion("orthogonal_adaptive_loss", dataclass=OrthogonalAdaptiveLossConfig)
 class OrthogonalAdaptiveLoss(PenalisedCriterion, adaptive_loss.AdaptiveLoss):
-    pass
+    @classmethod
+    def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCriterion:
+        if cfg.ddp_backend in {"c10d", "pytorch_ddp"}:  # fairseq's own check ends in a traceback
+            raise OptionError(f"--ddp-backend {cfg.ddp_backend}: an adaptive loss needs legacy_ddp")
+        return super().build_criterion(cfg, task)
 
 
 @dataclass

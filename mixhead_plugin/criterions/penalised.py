@@ -1,7 +1,8 @@
 """What turns a criterion of fairseq into one that also keeps the heads apart."""
 
-from dataclasses import field, make_dataclass
-from typing import Any, ClassVar, Dict, List, Tuple
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Dict, List, Mapping, Tuple
 
 from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
@@ -11,26 +12,23 @@ from torch import Tensor, nn
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES, PenalisedPass
-from mixhead_plugin.options import OptionError, model_options
+from mixhead_plugin.options import STOCK_MODEL, OptionError, attention_heads, model_options
 
 
-def _help(name: str) -> str:
+def _flag(name: str) -> Any:
     penalty = PENALTIES[name]
-    return (
-        f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions; in training alone; "
-        f"0 leaves it out (default: {penalty.weight})"
+    text = (
+        f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions; in training alone; 0 is off"
     )
+    return field(default=penalty.weight, metadata={"help": f"{text} (default: {penalty.weight})"})
 
 
-PenaltyOptions = make_dataclass(
-    "PenaltyOptions",
-    [
-        (f"{name}_weight", float, field(default=penalty.weight, metadata={"help": _help(name)}))
-        for name, penalty in PENALTIES.items()
-    ],
-    bases=(FairseqDataclass,),
-    namespace={"__doc__": "The flags that every orthogonal_* criterion has beside its stock ones."},
-)
+@dataclass
+class PenaltyOptions(FairseqDataclass):
+    """The flags that every orthogonal_* criterion has beside its stock ones, `<name>_weight` for each of PENALTIES."""
+
+    orthogonal_weight: float = _flag("orthogonal")
+    rank_weight: float = _flag("rank")
 
 
 class PenalisedCriterion(FairseqCriterion):
@@ -38,19 +36,25 @@ class PenalisedCriterion(FairseqCriterion):
 
     The penalties act in training alone: the loss of a validation, and the `loss` and perplexity of all logs, are those
     of the criterion itself. They are computed in float32.
+
+    Attributes:
+        penalty_weights: what each penalty is multiplied with; those with weight 0 are not computed and are not in here
     """
 
-    # What each penalty is multiplied with; the penalties with weight 0 are not computed and are not in here.
-    penalty_weights: ClassVar[Dict[str, float]] = {n: p.weight for n, p in PENALTIES.items() if p.weight > 0}
+    penalty_weights: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCriterion":
         weights = {name: getattr(cfg, f"{name}_weight") for name in PENALTIES}
-        _check_weights(weights)
-        if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
-            _check_model(weights, cfg._get_parent().get("model"))
+        for name, weight in weights.items():
+            if not 0 <= weight < float("inf"):
+                raise OptionError(f"--{name}-weight {weight}: must be a finite number, 0 (off) or more")
+        weights = {name: weight for name, weight in weights.items() if weight > 0}
+        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
+        if whole is not None:  # fairseq keeps the model's flags beside the criterion's
+            _check_model(weights, whole.get("model"))
         criterion = super().build_criterion(cfg, task)
-        criterion.penalty_weights = {name: weight for name, weight in weights.items() if weight > 0}
+        criterion.penalty_weights = weights
         return criterion
 
     def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Any, Dict]:
@@ -64,7 +68,7 @@ class PenalisedCriterion(FairseqCriterion):
         penalised = PenalisedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
         for name, number in penalised.attentions.items():
             if number == 0:
-                _refuse(name, self.penalty_weights[name], "this model")
+                _refuse(name, self.penalty_weights[name], "in this model")
         with penalised:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in penalised.values.items():
@@ -89,26 +93,25 @@ class PenalisedCriterion(FairseqCriterion):
                 metrics.log_scalar(f"{name}_loss", total / sample_size, sample_size, round=6)
 
 
-def _check_weights(weights: Dict[str, float]) -> None:
-    for name, weight in weights.items():
-        if not 0 <= weight < float("inf"):
-            raise OptionError(f"--{name}-weight {weight}: must be a number of at least 0, which switches it off")
-
-
-def _check_model(weights: Dict[str, float], model: Any) -> None:
+def _check_model(weights: Mapping[str, float], model: Any) -> None:
     """Refuse, before anything is trained, a model of which its flags say that a penalty finds nothing in it."""
     options = model_options(model)
+    if options is None:  # not known by name: the first batch shows what it has
+        return
     for name, weight in weights.items():
-        if weight > 0 and options is None:
-            _refuse(name, weight, f"--arch {getattr(model, 'arch', getattr(model, '_name', None))}")
-        if weight > 0 and PENALTIES[name].on_mixing and not HEAD_MIXINGS[options.head_mixing].trained:
-            _refuse(name, weight, f"--head-mixing {options.head_mixing}")
+        if options is STOCK_MODEL:
+            _refuse(name, weight, f"in --arch {getattr(model, 'arch', getattr(model, '_name', None))}")
+        elif PENALTIES[name].on_mixing and not HEAD_MIXINGS[options.head_mixing].trained:
+            _refuse(name, weight, f"with --head-mixing {options.head_mixing}")
+        elif not PENALTIES[name].on_mixing and max(attention_heads(options).values(), default=2) < 2:
+            flags = ", ".join(f"--{side}-attention-heads {n}" for side, n in attention_heads(options).items())
+            _refuse(name, weight, f"with {flags}")
 
 
-def _refuse(name: str, weight: float, what: str) -> None:
+def _refuse(name: str, weight: float, where: str) -> None:
     if PENALTIES[name].on_mixing:
         trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
-        need = f"has no head mixing to train; use an architecture of this plugin with --head-mixing {trained}"
+        remedy = f"use an architecture mixhead_*, --head-mixing {trained}"
     else:
-        need = "has no attention of this plugin with two heads; use one of its architectures with more attention heads"
-    raise OptionError(f"--{name}-weight {weight}: {what} {need}, or --{name}-weight 0")
+        remedy = "use an architecture of this plugin with two heads or more"
+    raise OptionError(f"--{name}-weight {weight}: nothing to act on {where}; {remedy}, or --{name}-weight 0")

@@ -14,7 +14,7 @@ from fairseq.models import (
 )
 
 from mixhead_plugin.modules.checkpoint import check_checkpoint
-from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, check, complete
+from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, check, complete, option_name
 
 
 class FamilyModel(BaseFairseqModel):
@@ -39,10 +39,8 @@ class FamilyModel(BaseFairseqModel):
         shapes = cls.attention_shapes(args)
         options = cls.options_of(args)
         check(options, cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
-        if args.mixing_lr_scale != 1 and (cause := _flattens_parameters(args)):
-            raise OptionError(
-                f"--mixing-lr-scale {args.mixing_lr_scale}: {cause}, otherwise all parameters are one to the optimizer"
-            )
+        if args.mixing_lr_scale != 1 and (obstacle := _obstacle_to_own_learning_rate(args)):
+            raise OptionError(f"--mixing-lr-scale {args.mixing_lr_scale}: {obstacle}")
         _check_quantisation(args, [shape for place, shape in shapes.items() if options.covers(place)])
         for side in ("encoder", "decoder"):
             if getattr(args, f"{side}_xformers_att_config", None) is not None:
@@ -69,13 +67,17 @@ def _check_quantisation(args: Any, shapes: List[AttentionShape]) -> None:
             )
 
 
-def _flattens_parameters(args: Any) -> str:
-    """Why fairseq's optimizer would see one flat copy of all parameters; empty if it will not."""
-    if getattr(args, "ddp_backend", None) == "fully_sharded":
-        return "needs another --ddp-backend than fully_sharded"
-    kept_apart = ("fp16_no_flatten_grads", "memory_efficient_fp16")
-    if getattr(args, "fp16", False) and not any(getattr(args, name, False) for name in kept_apart):
-        return "with --fp16 needs --fp16-no-flatten-grads"
+def _obstacle_to_own_learning_rate(args: Any) -> str:
+    """Why the mixing could not have a learning rate of its own; empty if it can."""
+    for precision in ("fp16", "bf16"):
+        if getattr(args, f"memory_efficient_{precision}", False):
+            flags = f"--{precision} --fp16-no-flatten-grads" if precision == "fp16" else f"--{precision}"
+            return f"needs {flags} instead of --memory-efficient-{precision}, which rounds small steps away"
+    if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
+        return "with --fp16 needs --fp16-no-flatten-grads, otherwise all parameters are one to the optimizer"
+    for name, value in (("ddp_backend", "fully_sharded"), ("zero_sharding", "os"), ("optimizer", "composite")):
+        if getattr(args, name, None) == value:
+            return f"needs another {option_name(name)} than {value}, which arranges the parameters in its own way"
     return ""
 
 

@@ -99,7 +99,7 @@ class MixheadAttention(MultiheadAttention):
         self.head_mixing = None if build_mixing is None else build_mixing(num_heads, self.head_dim)
         self.impl = impl
         # Set while a criterion penalises the heads, see modules/penalties.py
-        self.penalise: Optional[Callable[[Tensor, Heads], Tensor]] = None
+        self.penalise: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
 
         # Attributes of the stock module that code outside of it reads or sets.
         self.use_xformers = False
@@ -276,7 +276,7 @@ class MixheadAttention(MultiheadAttention):
                 impl=self.impl,
             )
         if self.penalise is not None:
-            out = self.penalise(out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask)))
+            out = self.penalise(self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask)))
         return out, weights
 
     def _attend_by_definition(

@@ -38,7 +38,9 @@ def _marked(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 
 
 def _remember(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    _before[id(optimizer)] = [(parameter, parameter.detach().clone()) for parameter in _marked(optimizer)]
+    # An optimizer may step another one around the same parameters: the outermost stretches.
+    taken = {id(parameter) for others in _before.values() for parameter, _ in others}
+    _before[id(optimizer)] = [(p, p.detach().clone()) for p in _marked(optimizer) if id(p) not in taken]
 
 
 def _stretch(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -1,11 +1,11 @@
 """Penalties on the heads of a whole model, as part of the loss that a criterion computes.
 
-Every attention computes its penalty within its own forward pass, and its gradient sets out from there too. Only there
-are the matrices of the batch at hand, and only there does the gradient meet the others of its layer, which activation
-checkpointing, sharded parameters, LayerDrop and torch's DistributedDataParallel each demand.
+Every attention computes its penalty within its own forward pass, and its gradient sets out from there too: only there
+are the matrices of the batch at hand, with activation checkpointing and sharded parameters as well, and only there does
+the gradient meet the others of its layer.
 """
 
-from functools import partial
+import weakref
 from typing import Any, Callable, Dict, NamedTuple, Optional, Set, Union
 
 import torch
@@ -44,7 +44,7 @@ PENALTIES = {
         lambda heads, real: rank_penalty(heads.weights(), real),
         False,
         0.0,
-        "squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over the pairs of heads",
+        "squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
         "mixhead eq. 20",
     ),
 }
@@ -53,8 +53,9 @@ PENALTIES = {
 class PenalisedPass:
     """Context in which the attentions of `model` add up their penalties; afterwards `add_to` puts them on the loss.
 
-    An attention that LayerDrop leaves out is left out of the sums. Where activation checkpointing computes a layer
-    again in the backward pass, its attentions still take part then.
+    An attention that LayerDrop leaves out is left out of the sums. Where fairseq's activation checkpointing computes a
+    layer again in the backward pass, its attentions still take part then; such a pass is to be differentiated before
+    the next one begins.
 
     Args:
         model: any model; attentions that are not the plugin's have no penalties
@@ -64,6 +65,9 @@ class PenalisedPass:
     Attributes:
         attentions: for each penalty the number of attentions of the model that it can act on
         values: for each penalty its sum over the attentions of this pass, a detached scalar, unweighted
+
+    Raises:
+        RuntimeError: on entering, an earlier pass with checkpointed activations still waits for its backward pass
     """
 
     def __init__(self, model: nn.Module, weights: Dict[str, float], real: Dict[str, Tensor]):
@@ -73,32 +77,44 @@ class PenalisedPass:
             if isinstance(module, MixheadAttention):
                 self.places[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
         self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.places)) for name in weights}
-        self.values: Dict[str, Tensor] = {}
+        device = next(iter(self.places.values())).device if self.places else None
+        self.values = {name: torch.zeros((), device=device) for name in weights}
+
+        self.open = False  # whether the forward pass is on
+        self.differentiable = False
+        self.recomputed: Set[MixheadAttention] = set()  # attentions of which the pass that counts is still to come
         self.sample_size: Union[int, Tensor] = 0
         self.d_loss: Optional[Tensor] = None  # what the loss is multiplied with before it is differentiated
-        self.recomputed: Set[MixheadAttention] = set()
+        self.graph: Callable[[], Any] = lambda: None  # something as long as there is a graph behind the loss
 
     def __enter__(self) -> "PenalisedPass":
-        device = next(iter(self.places.values())).device if self.places else None
-        self.values = {name: torch.zeros((), device=device) for name in self.weights}
-        self.differentiated = torch.is_grad_enabled()
-        self.open = True
         for attention in self.places:
-            attention.penalise = partial(self._penalise, attention)
+            if attention.penalise is not None and attention.penalise.is_awaited(attention):
+                raise RuntimeError("a penalised pass with checkpointed activations is not yet differentiated")
+        self.open = True
+        self.differentiable = torch.is_grad_enabled()
+        for attention in self.places:
+            attention.penalise = self
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.open = False
+        failed = exception[0] is not None
         for attention in self.places:
-            if exception[0] is not None or attention not in self.recomputed:
+            if failed or attention not in self.recomputed:
                 attention.penalise = None
 
-    def _penalise(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
-        if self.open and self.differentiated and not torch.is_grad_enabled():
-            self.recomputed.add(attention)  # activation checkpointing: the pass that counts is still to come
+    def is_awaited(self, attention: MixheadAttention) -> bool:
+        """Whether a backward pass may still come that computes `attention` again."""
+        return attention in self.recomputed and self.d_loss is None and self.graph() is not None
+
+    def __call__(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        """`out` of an attention, behind which its penalties wait for the backward pass."""
+        if self.open and self.differentiable and not torch.is_grad_enabled():
+            self.recomputed.add(attention)
         if not self.open:
             attention.penalise = None
-            if not torch.is_grad_enabled():  # the backward pass was given up, this is another one
+            if not torch.is_grad_enabled():  # not the recomputation, which was given up: saves the time
                 return out
         for name, weight in self.weights.items():
             if PENALTIES[name].acts_on(attention):
@@ -116,8 +132,20 @@ class PenalisedPass:
         remains of the penalties is their weighted mean.
         """
         self.sample_size = sample_size
-        total = sum(weight * self.values[name] for name, weight in self.weights.items())
-        return _Add.apply(loss, total * sample_size, self)
+        loss = upcast(loss) + sample_size * sum(weight * self.values[name] for name, weight in self.weights.items())
+        if loss.requires_grad:
+            graph = _Graph()
+            self.graph = weakref.ref(graph)
+
+            def begin(d_loss: Tensor, graph: _Graph = graph) -> None:
+                self.d_loss = d_loss.sum()
+
+            loss.register_hook(begin)  # called before anything behind the loss is differentiated
+        return loss
+
+
+class _Graph:
+    """Lives in a hook of the loss, and so as long as the loss can be differentiated."""
 
 
 class _Charge(torch.autograd.Function):
@@ -134,17 +162,3 @@ class _Charge(torch.autograd.Function):
         if d_loss is None:
             raise RuntimeError("outputs of a penalised pass are differentiated, but not the loss that it belongs to")
         return d_out, (d_loss * ctx.of_pass.sample_size * ctx.weight).to(ctx.dtype), None, None
-
-
-class _Add(torch.autograd.Function):
-    """loss + charge; the gradient of the charge has its own way, all of it behind this point of the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, charge: Tensor, of_pass: PenalisedPass) -> Tensor:
-        ctx.of_pass, ctx.dtype = of_pass, loss.dtype
-        return upcast(loss) + charge
-
-    @staticmethod
-    def backward(ctx: Any, d_loss: Tensor) -> Any:
-        ctx.of_pass.d_loss = d_loss.sum()
-        return d_loss.to(ctx.dtype), None, None

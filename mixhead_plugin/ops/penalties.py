@@ -20,11 +20,12 @@ def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
     """
     mixing = upcast(mixing)
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
+    position_wise = mixing.dim() == 4 and real is not None
+    if position_wise:
+        mixing = torch.where(real[:, :, None, None], mixing, identity)  # padding is at distance 0
     gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H, H] or [B, Nq, H, H]
     distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
-    if mixing.dim() == 2 or real is None:
-        return distance.mean()
-    return distance.masked_fill(~real, 0.0).sum() / real.sum().clamp(min=1)
+    return distance.sum() / real.sum().clamp(min=1) if position_wise else distance.mean()
 
 
 def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:

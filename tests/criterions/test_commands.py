@@ -103,9 +103,9 @@ def test_validate_gives_the_same_loss_with_and_without_weight(one_worker, text_d
 @pytest.mark.parametrize(
     "arch, flags, message",
     [
-        ("transformer", [], "--orthogonal-weight 0.01: --arch transformer has no head mixing to train; use"),
-        ("sigsoftmax_transformer", [], "--orthogonal-weight 0.01: --head-mixing none has no head mixing to train; use"),
-        ("mixhead_transformer", ["--rank-weight", "-1"], "--rank-weight -1.0: must be a number of at least 0"),
+        ("transformer", [], "--orthogonal-weight 0.01: nothing to act on in --arch transformer; use"),
+        ("sigsoftmax_transformer", [], "--orthogonal-weight 0.01: nothing to act on with --head-mixing none; use"),
+        ("mixhead_transformer", ["--rank-weight", "-1"], "--rank-weight -1.0: must be a finite number"),
     ],
 )
 def test_what_cannot_be_penalised_ends_the_command_with_one_line(arch, flags, message, translation_data, tmp_path):

@@ -1,13 +1,14 @@
 import pytest
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
 from fairseq.logging import metrics
+from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.penalties import PENALTIES
+from mixhead_plugin.modules.penalties import PENALTIES, PenalisedPass
 from mixhead_plugin.options import OptionError
-from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model
+from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
 from tests.helpers import build, shake
 
 MIXINGS = ["position-independent", "position-wise"]
@@ -49,40 +50,67 @@ def test_loss_and_gradients_are_the_stock_ones_plus_the_weighted_formula(stock, 
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("stock", CASES)
-def test_rank_penalty_is_added_for_every_attention_of_real_queries(stock):
-    """Against the definition, from weights that the attentions themselves return."""
-    made, sample = model(stock, head_mixing="none"), CASES[stock].batch()
-    captured, handles = [], []
+def unmixed_weights(made, sample, run):
+    """softmax(scale * Q K^T + masks) of every attention in `run()`, [B, H, Nq, Nk], and its real queries [B, Nq]"""
+    found, handles = [], []
     for name, module in made.named_modules():
-        if isinstance(module, MixheadAttention):
-            decoder = "decoder." in name and "prev_output_tokens" in sample["net_input"]
-            real = sample["net_input"]["prev_output_tokens" if decoder else "src_tokens"].ne(PAD)
+        if not isinstance(module, MixheadAttention):
+            continue
+        decoder = "decoder." in name and "prev_output_tokens" in sample["net_input"]
+        real = sample["net_input"]["prev_output_tokens" if decoder else "src_tokens"].ne(PAD)
 
-            def remember(m, args, kwargs, output, real=real):
-                with torch.no_grad():
-                    again = {**kwargs, "need_weights": True, "need_head_weights": True}
-                    captured.append((MixheadAttention.forward(m, *args, **again)[1], real))
+        def remember(m, args, kwargs, output, real=real):
+            query, key = (kwargs[name] if name in kwargs else args[i] for i, name in enumerate(("query", "key")))
+            q, k = (
+                projection(x).unflatten(2, (m.num_heads, m.head_dim)).permute(1, 2, 0, 3)
+                for projection, x in ((m.q_proj, query), (m.k_proj, key))
+            )
+            scores = q @ k.transpose(2, 3) / m.head_dim**0.5
+            if kwargs.get("attn_mask") is not None:
+                scores = scores + kwargs["attn_mask"]
+            if kwargs.get("key_padding_mask") is not None:
+                scores = scores.masked_fill(kwargs["key_padding_mask"][:, None, None].bool(), float("-inf"))
+            found.append((scores.softmax(-1), real))
 
-            handles.append(module.register_forward_hook(remember, with_kwargs=True))
-    pure, size, _ = pure_loss(stock, made, sample)
+        handles.append(module.register_forward_hook(remember, with_kwargs=True))
+    run()
     for handle in handles:
         handle.remove()
+    return found
+
+
+@pytest.mark.parametrize("stock", CASES)
+def test_rank_penalty_is_added_for_every_attention_of_real_queries(stock):
+    """Of the matrices before mixing."""
+    made, sample = model(stock), CASES[stock].batch()
+    captured = unmixed_weights(made, sample, lambda: pure_loss(stock, made, sample))
+    pure, size, _ = pure_loss(stock, made, sample)
     expected = 0.0
-    for weights, real in captured:  # [H, B, Nq, Nk]
-        heads, sentences = weights.shape[:2]
+    for weights, real in captured:
+        sentences, heads = weights.shape[:2]
         for b in range(sentences):
-            p = weights[:, b, real[b]]
+            p = weights[b][:, real[b]]
             pairs = [
                 (p[i] @ p[j].T).square().sum() + (p[i].T @ p[j]).square().sum() for i in range(heads) for j in range(i)
             ]
-            expected += float(sum(pairs)) / len(pairs) / sentences
+            expected += float(sum(pairs).detach()) / len(pairs) / sentences
     loss, _, logged = criterion(f"orthogonal_{stock}", orthogonal_weight=0, rank_weight=0.01)(made, sample)
     assert float(logged["rank_loss"]) == pytest.approx(int(size) * expected, rel=1e-4)
     assert float(loss.sum()) == pytest.approx(float(pure.sum()) + 0.01 * int(size) * expected, rel=1e-4)
     assert "orthogonal_loss" not in logged
 
 
+def costly(heads, real):
+    raise AssertionError("a penalty was computed")
+
+
+@pytest.fixture
+def no_penalty_is_computed(monkeypatch):
+    for name, penalty in PENALTIES.items():
+        monkeypatch.setitem(PENALTIES, name, penalty._replace(of=costly))
+
+
+@pytest.mark.usefixtures("no_penalty_is_computed")
 @pytest.mark.parametrize("stock", CASES)
 def test_validation_is_the_stock_criterions(stock):
     made, sample = model(stock).eval(), CASES[stock].batch()
@@ -92,6 +120,15 @@ def test_validation_is_the_stock_criterions(stock):
     assert logged.keys() == expected_log.keys()
 
 
+@pytest.mark.usefixtures("no_penalty_is_computed")
+def test_losses_token_by_token_are_the_stock_criterions():
+    made, sample = model("cross_entropy"), CASES["cross_entropy"].batch()
+    expected = criterion("cross_entropy")(made, sample, reduce=False)[0]
+    assert expected.dim() == 1
+    assert torch.equal(criterion("orthogonal_cross_entropy")(made, sample, reduce=False)[0], expected)
+
+
+@pytest.mark.usefixtures("no_penalty_is_computed")
 @pytest.mark.parametrize("stock", CASES)
 def test_without_weights_it_is_the_stock_criterion(stock):
     made, sample = model(stock), CASES[stock].batch()
@@ -140,6 +177,58 @@ def test_half_precision_models_are_penalised_in_float32(dtype):
     assert all(gradient.isfinite().all() for gradient in gradients(loss, made).values())
 
 
+def test_autocast_does_not_reach_the_penalties():
+    made, sample = model("cross_entropy", head_mixing="position-independent"), CASES["cross_entropy"].batch()
+    judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3)
+    expected = judge(made, sample)[2]["orthogonal_loss"]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(judge(made, sample)[2]["orthogonal_loss"], expected)
+
+
+def test_a_loss_in_half_precision_is_added_to_in_float32():
+    loss = torch.tensor(30_000.0, dtype=torch.float16, requires_grad=True)
+    penalised = PenalisedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {})
+    penalised.values["orthogonal"] = torch.tensor(20.0)
+    total = penalised.add_to(loss, 4096)
+    assert float(total) == 30_000 + 20 * 4096  # more than float16 can hold
+    total.backward()
+    assert loss.grad.dtype == torch.float16
+
+
+@pytest.mark.parametrize("flags", [{"report_accuracy": True}, {"ignore_prefix_size": 2}, {"sentence_avg": True}])
+def test_flags_of_the_stock_criterion_stay(flags):
+    stock = "label_smoothed_cross_entropy"
+    made, sample = model(stock), CASES[stock].batch()
+    pure, size, expected_log = criterion(stock, **flags)(made, sample)
+    distance = distance_from_orthogonal(made, stock, sample)
+    loss, sample_size, logged = criterion(f"orthogonal_{stock}", orthogonal_weight=0.3, **flags)(made, sample)
+    assert sample_size == size
+    torch.testing.assert_close(loss, pure + 0.3 * size * distance)
+    assert all(logged[name] == value for name, value in expected_log.items())
+
+
+def test_a_batch_without_masked_tokens_has_nothing_to_add():
+    made, sample = model("masked_lm"), CASES["masked_lm"].batch()
+    sample["target"] = torch.full_like(sample["target"], PAD)
+    loss, size, logged = criterion("orthogonal_masked_lm")(made, sample)
+    assert size == 0 == float(loss) == float(logged["orthogonal_loss"])
+    assert all(not gradient.any() for gradient in gradients(loss, made).values())
+
+
+def test_sources_padded_on_the_left_are_real_where_they_have_words():
+    """fairseq's translation task pads so."""
+    stock = "label_smoothed_cross_entropy"
+    made, sample = model(stock), CASES[stock].batch()
+    source = sample["net_input"]["src_tokens"]
+    assert source[1, -1] == PAD
+    for i, sentence in enumerate(source):
+        source[i] = sentence.roll(int(sentence.eq(PAD).sum()))
+    assert source[1, 0] == PAD
+    distance = distance_from_orthogonal(made, stock, sample)
+    _, size, logged = criterion(f"orthogonal_{stock}")(made, sample)
+    torch.testing.assert_close(logged["orthogonal_loss"], size * distance.detach())
+
+
 @pytest.mark.parametrize("arch", ["cross_entropy", "label_smoothed_cross_entropy", "masked_lm"])
 def test_checkpointed_activations_change_nothing(arch):
     results = []
@@ -166,6 +255,29 @@ def test_a_backward_pass_that_was_given_up_leaves_nothing_behind():
     assert all(m.penalise is None for m in made.modules() if isinstance(m, MixheadAttention))
 
 
+def test_checkpointed_passes_come_one_after_the_other():
+    made, sample = model("cross_entropy", checkpoint_activations=True), CASES["cross_entropy"].batch()
+    judge = criterion("orthogonal_cross_entropy")
+    total = judge(made, sample)[0] * 2
+    with pytest.raises(RuntimeError, match="is not yet differentiated"):
+        judge(made, sample)
+    total.backward()
+    expected = {name: p.grad.clone() for name, p in made.named_parameters()}
+    made.zero_grad()
+    judge(made, sample)  # given up, as after running out of memory
+    (judge(made, sample)[0] * 2).backward()
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], msg=name)
+
+
+def test_passes_without_checkpointing_may_share_a_backward_pass():
+    made, sample = model("cross_entropy"), CASES["cross_entropy"].batch()
+    judge = criterion("orthogonal_cross_entropy")
+    both = gradients(judge(made, sample)[0] + 3 * judge(made, sample)[0], made)
+    for name, gradient in gradients(judge(made, sample)[0], made).items():
+        torch.testing.assert_close(both[name], 4 * gradient, rtol=1e-4, atol=1e-4, msg=name)
+
+
 def test_a_layer_that_is_dropped_is_not_penalised():
     made, sample = model("cross_entropy", decoder_layerdrop=0.5), CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3)
@@ -182,13 +294,18 @@ def test_a_layer_that_is_dropped_is_not_penalised():
 
 @pytest.mark.parametrize("stock", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(stock):
+    """Of the workers of one update, and over updates of different sizes."""
     made = model(stock)
     judge = criterion(f"orthogonal_{stock}", orthogonal_weight=0.3)
     logs = [judge(made, CASES[stock].batch())[2] for _ in range(3)]
+    logs[2] = {name: 10 * value for name, value in logs[2].items()}
+    logs[2]["orthogonal_loss"] *= 2
     with metrics.aggregate() as found:
-        judge.__class__.reduce_metrics(logs)
+        judge.__class__.reduce_metrics(logs[:2])
+        judge.__class__.reduce_metrics(logs[2:])
     with metrics.aggregate() as expected:
-        criterion(stock).__class__.reduce_metrics(logs)
+        criterion(stock).__class__.reduce_metrics(logs[:2])
+        criterion(stock).__class__.reduce_metrics(logs[2:])
     values, stock_values = found.get_smoothed_values(), expected.get_smoothed_values()
     mean = sum(float(log["orthogonal_loss"]) for log in logs) / sum(float(log["sample_size"]) for log in logs)
     assert float(values.pop("orthogonal_loss")) == pytest.approx(mean, rel=1e-6)
@@ -199,7 +316,7 @@ def test_logs_of_several_batches_are_their_weighted_mean(stock):
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_that_makes_no_sense_is_refused(name, weight):
-    with pytest.raises(OptionError, match=f"^--{name}-weight {weight}: must be a number of at least 0"):
+    with pytest.raises(OptionError, match=f"^--{name}-weight {weight}: must be a finite number, 0"):
         criterion("orthogonal_cross_entropy", **{f"{name}_weight": weight})
 
 
@@ -216,30 +333,45 @@ def config(model_flags, **flags):
         (
             {"_name": "transformer_lm"},
             {},
-            "--orthogonal-weight 0.01: --arch transformer_lm has no head mixing to train",
+            "--orthogonal-weight 0.01: nothing to act on in --arch transformer_lm; use",
         ),
-        ({"_name": "l2_transformer_lm"}, {}, "--orthogonal-weight 0.01: --head-mixing none has no head mixing"),
+        (
+            {"_name": "l2_transformer_lm"},
+            {},
+            "--orthogonal-weight 0.01: nothing to act on with --head-mixing none; use",
+        ),
         (
             {"_name": "mixhead_transformer", "head_mixing": "average"},
             {},
-            "--orthogonal-weight 0.01: --head-mixing average",
+            "--orthogonal-weight 0.01: nothing to act on with --head-mixing average; use",
         ),
         (
             {"_name": "transformer"},
             {"orthogonal_weight": 0.0, "rank_weight": 1.0},
-            "--rank-weight 1.0: --arch transformer",
+            "--rank-weight 1.0: nothing to act on in --arch transformer; use",
         ),
+        (
+            {"_name": "l2_transformer_lm", "decoder_attention_heads": 1},
+            {"orthogonal_weight": 0.0, "rank_weight": 1.0},
+            "--rank-weight 1.0: nothing to act on with --decoder-attention-heads 1; use",
+        ),
+        (
+            {"_name": "mixhead_transformer", "attention_scope": "encoder", "encoder_attention_heads": 1},
+            {"orthogonal_weight": 0.0, "rank_weight": 1.0},
+            "--rank-weight 1.0: nothing to act on with --encoder-attention-heads 1; use",
+        ),
+        ({"_name": "somebody_elses"}, {}, None),  # registered by nobody here: the first batch shows what it has
+        ({"_name": "a_users_own"}, {}, None),
         ({"_name": "mixhead_transformer"}, {}, None),
         ({"_name": "l2_transformer_lm", "head_mixing": "position-independent"}, {}, None),
         ({"_name": "l2_transformer_lm"}, {"orthogonal_weight": 0.0, "rank_weight": 1.0}, None),
         ({"_name": "transformer_lm"}, {"orthogonal_weight": 0.0}, None),
     ],
 )
-def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_built(model_flags, flags, message):
-    from fairseq.criterions import build_criterion
-
-    from tests.criterions.cases import task
-
+def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_built(
+    model_flags, flags, message, monkeypatch
+):
+    monkeypatch.setitem(ARCH_MODEL_REGISTRY, "a_users_own", ARCH_MODEL_REGISTRY["mixhead_transformer"])
     if message is None:
         build_criterion(config(model_flags, **flags), task())
     else:
@@ -251,13 +383,18 @@ def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_b
 @pytest.mark.parametrize(
     "arch, flags, weights, message",
     [
-        ("transformer_lm", {}, {}, "--orthogonal-weight 0.01: this model has no head mixing to train"),
-        ("mixhead_transformer_lm", {"head_mixing": "random"}, {}, "--orthogonal-weight 0.01: this model has no head"),
+        ("transformer_lm", {}, {}, "--orthogonal-weight 0.01: nothing to act on in this model; use"),
+        (
+            "mixhead_transformer_lm",
+            {"head_mixing": "random"},
+            {},
+            "--orthogonal-weight 0.01: nothing to act on in this model",
+        ),
         (
             "mixhead_transformer_lm",
             {"decoder_attention_heads": 1},
             {"orthogonal_weight": 0.0, "rank_weight": 1.0},
-            "--rank-weight 1.0: this model has no attention of this plugin with two heads",
+            "--rank-weight 1.0: nothing to act on in this model; use an architecture of this plugin with two heads",
         ),
     ],
 )
@@ -284,3 +421,16 @@ def test_the_outputs_alone_cannot_be_differentiated():
     criterion("orthogonal_cross_entropy")(made, sample)
     with pytest.raises(RuntimeError, match="but not the loss"):
         outputs[0].sum().backward()
+
+
+def test_every_penalty_has_its_flag():
+    for stock in CASES:
+        configs = [CRITERION_DATACLASS_REGISTRY[name]() for name in (stock, f"orthogonal_{stock}")]
+        before, after = (set(config._get_all_attributes()) for config in configs)
+        assert after - before == {f"{name}_weight" for name in PENALTIES} and before <= after
+        assert all(entry.formula in configs[1]._get_help(f"{name}_weight") for name, entry in PENALTIES.items())
+
+
+def test_adaptive_loss_says_which_ddp_backend_it_needs():
+    with pytest.raises(OptionError, match=r"^--ddp-backend pytorch_ddp: an adaptive loss needs legacy_ddp$"):
+        criterion("orthogonal_adaptive_loss", ddp_backend="pytorch_ddp")

@@ -5,6 +5,7 @@ from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer
 from omegaconf import OmegaConf
 
+from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from tests.helpers import build, tokens
 
 OPTIMIZERS = {
@@ -18,6 +19,17 @@ OPTIMIZERS = {
     },
     "sgd": {"momentum": 0.9, "weight_decay": 0.01},
     "nag": {"momentum": 0.9, "weight_decay": 0.01},
+    "adafactor": {
+        "adafactor_eps": "(1e-30, 1e-3)",
+        "clip_threshold": 1.0,
+        "decay_rate": -0.8,
+        "beta1": None,
+        "weight_decay": 0.0,
+        "relative_step": False,
+        "scale_parameter": False,
+        "warmup_init": False,
+    },
+    "adagrad": {"weight_decay": 0.01},
 }
 
 
@@ -89,3 +101,21 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
     for key, delta in deltas[0].items():
         factor = 5 if ".head_mixing." in key else 1
         torch.testing.assert_close(deltas[1][key], factor * delta, rtol=1e-3, atol=1e-7, msg=key)
+
+
+def test_an_optimizer_around_another_stretches_once():
+    class Around(torch.optim.Optimizer):
+        def __init__(self, parameters, inner):
+            super().__init__(parameters, {})
+            self.inner = inner
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    mixing = torch.nn.Linear(1, 1, bias=False)
+    scale_learning_rate(mixing, 3)
+    inner = torch.optim.SGD(mixing.parameters(), lr=0.1)
+    before = mixing.weight.item()
+    mixing.weight.grad = torch.ones(1, 1)
+    Around(list(mixing.parameters()), inner).step()
+    assert mixing.weight.item() == pytest.approx(before - 0.3)
