@@ -1,0 +1,72 @@
+"""The average of a training's last checkpoints: `python -m common.average FOLDER NUMBER`."""
+
+import re
+import sys
+from pathlib import Path
+
+from common.archives import complete
+
+
+def fail(message: str) -> None:
+    sys.exit(f"average: error: {message}")
+
+
+def last_checkpoints(folder: Path, number: int) -> list[Path]:
+    """The last `number` checkpoints, oldest first: of epochs (checkpoint3.pt), else of updates (checkpoint_1_50.pt)."""
+    found = []
+    for pattern in (r"checkpoint(\d+)\.pt", r"checkpoint_\d+_(\d+)\.pt"):
+        matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("checkpoint*.pt"))
+        found = [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
+        if found:
+            break
+    if len(found) < number:
+        fail(
+            f"AVERAGE={number}: {folder} has {len(found)} checkpoints of epochs or updates; "
+            f"train.sh keeps more with --keep-last-epochs {number}"
+        )
+    return found[-number:]
+
+
+def average(paths: list[Path], target: Path) -> None:
+    """Write the last checkpoint with the mean of all models' floating-point tensors, summed in double precision."""
+    # here, because it takes seconds, and the folder is looked at before
+    import torch
+
+    import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+
+    sums: dict[str, torch.Tensor] = {}
+    for path in paths:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        model = state["model"]
+        if sums and model.keys() != sums.keys():
+            fail(f"{path}: holds another model than {paths[0].name}: {', '.join(sorted(model.keys() ^ sums.keys()))}")
+        for name, tensor in model.items():
+            if tensor.is_floating_point():
+                sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
+            else:
+                sums[name] = tensor
+    for name, total in sums.items():
+        if total.is_floating_point():
+            sums[name] = (total / len(paths)).to(state["model"][name].dtype)
+    state["model"] = sums
+    state.pop("last_optimizer_state", None)  # of the last checkpoint, not of the average
+    torch.save(state, target)
+
+
+def main() -> None:
+    if len(sys.argv) != 3:
+        fail("usage: python -m common.average FOLDER NUMBER")
+    folder, number = Path(sys.argv[1]), sys.argv[2]
+    if not number.isdigit() or int(number) < 1:
+        fail(f"AVERAGE={number}: must be a number of checkpoints, at least 1")
+    if not folder.is_dir():
+        fail(f"SAVE={folder}: no such folder")
+    paths = last_checkpoints(folder, int(number))
+    target = folder / f"average_last_{number}.pt"
+    with complete(target) as unfinished:
+        average(paths, unfinished)
+    print(f"average of {', '.join(path.name for path in paths)}: {target}")
+
+
+if __name__ == "__main__":
+    main()

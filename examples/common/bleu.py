@@ -1,0 +1,104 @@
+"""BLEU of what fairseq-generate wrote: `python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`.
+
+RESULTS is its --results-path. Beside its output, the translations are written in the order of the corpus.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import sacrebleu
+from common.parallel_text import TARGET, read_lines, write_lines
+from sacremoses import MosesDetokenizer
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"evaluate: error: {message}")
+
+
+def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
+    """The best translation of every sentence, from fairseq-generate's output, which goes by length.
+
+    Args:
+        output: its lines
+        number: sentences of the corpus
+
+    Raises:
+        ValueError: a sentence has no translation, or there are more than `number`
+    """
+    found: dict[int, str] = {}
+    for line in output:
+        match = re.match(r"H-(\d+)\t[^\t]*\t(.*)", line)
+        if match:
+            found.setdefault(int(match[1]), match[2])  # with --nbest the best comes first
+    if sorted(found) != list(range(number)):
+        raise ValueError(f"translations of {len(found):,} sentences, must be {number:,}")
+    return [found[i] for i in range(number)]
+
+
+def compounds_split(line: str) -> str:
+    """Hyphenated words in their parts, as papers on English-German have scored tokens since 2017."""
+    return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
+
+
+def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """What `fairseq-score --sys ... --ref ...` prints for tokenised lines, the figure first."""
+    from fairseq.data import Dictionary  # takes seconds, and plain text does without
+    from fairseq.scoring import bleu
+
+    words = Dictionary()
+    scorer = bleu.Scorer(bleu.BleuConfig(pad=words.pad(), eos=words.eos(), unk=words.unk()))
+    for hypothesis, reference in zip(hypotheses, references, strict=True):
+        hypothesis, reference = (words.encode_line(line, append_eos=True) for line in (hypothesis, reference))
+        scorer.add(reference, hypothesis)
+    return scorer.score(), scorer.result_string()
+
+
+def text_bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool) -> tuple[float, str]:
+    """sacreBLEU of plain lines, its signature and the details; the figure first."""
+    metric = sacrebleu.BLEU(lowercase=lowercase)
+    score = metric.corpus_score(list(hypotheses), [list(references)])
+    return score.score, f"{metric.get_signature()} | {score}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m common.bleu", description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--gen-subset", default="test")
+    args = parser.parse_known_args()[0]
+
+    subset = args.gen_subset
+    raw, tokens = (args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens"))
+    if not raw.exists():
+        fail(f"--gen-subset {subset}: {raw} is missing, so there is nothing to compare with")
+    references = read_lines(raw)
+    output = args.results / f"generate-{subset}.txt"
+    try:
+        hypotheses = in_corpus_order(read_lines(output), len(references))
+    except ValueError as error:
+        fail(f"{output}: {error}")
+    write_lines(args.results / f"{subset}.{TARGET}", hypotheses)
+
+    if tokens.exists():
+        token_references = read_lines(tokens)
+        metric, details = token_bleu(hypotheses, token_references)
+        print(f"tokenised, lower case (fairseq-score): {details}")
+        split = [[compounds_split(line) for line in lines] for lines in (hypotheses, token_references)]
+        print(f"the same after compound splitting:     {token_bleu(*split)[1]}")
+        detokenize = MosesDetokenizer(lang=TARGET).detokenize
+        plain = [detokenize(line.split()) for line in hypotheses]
+        write_lines(args.results / f"{subset}.detokenised.{TARGET}", plain)
+        print(f"detokenised, lower case (sacreBLEU):   {text_bleu(plain, references, lowercase=True)[1]}")
+    else:
+        metric, details = text_bleu(hypotheses, references, lowercase=False)
+        print(f"detokenised, cased (sacreBLEU): {details}")
+    print(f"translations: {args.results}")
+    print(f"BLEU = {metric:.2f}")
+
+
+if __name__ == "__main__":
+    main()

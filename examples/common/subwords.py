@@ -1,0 +1,81 @@
+"""Subwords, learnt on both languages together."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import sentencepiece
+from common.archives import complete, fail
+from subword_nmt.apply_bpe import BPE
+from subword_nmt.learn_bpe import learn_bpe
+from tqdm import tqdm
+
+
+class Subwords(NamedTuple):
+    """One way to cut sentences."""
+
+    suffix: str  # of the file of the model
+    learn: Callable[[Iterable[str], Path, int], None]  # sentences, the file to write, --vocabulary
+    cutter: Callable[[Path], Callable[[str], str]]  # the file -> a sentence to its pieces
+
+
+def learn_merges(sentences: Iterable[str], path: Path, size: int) -> None:
+    with complete(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        learn_bpe(sentences, file, size)
+
+
+def merger(path: Path) -> Callable[[str], str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        return BPE(file).process_line
+
+
+def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=size,
+            character_coverage=1.0,
+            num_threads=4,  # not the machine's: sums in another order give other pieces
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        reason = re.sub(r"^.*\] ", "", str(error).splitlines()[0])
+        fail(f"--vocabulary {size}: sentencepiece cannot learn that from this text ({reason.rstrip('. ')})")
+    with complete(path) as unfinished:
+        unfinished.write_bytes(model.getvalue())
+
+
+def piecer(path: Path) -> Callable[[str], str]:
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return lambda line: " ".join(model.encode(line, out_type=str))
+
+
+SUBWORDS = {
+    "bpe": Subwords("codes", learn_merges, merger),
+    "sentencepiece": Subwords("model", learn_pieces, piecer),
+}
+
+
+def in_subwords(text: Mapping[str, Sequence[str]], kind: str, folder: Path, vocabulary: int) -> dict[str, list[str]]:
+    """Every text in pieces. They are learnt from those that are named train.*, unless an earlier run did.
+
+    Args:
+        text: lines by "train.de", "train.en", "valid.de", ...
+        kind: a key of SUBWORDS
+        folder: of the model, a file <kind>-<vocabulary>.<suffix>
+        vocabulary: merges of bpe, pieces of sentencepiece
+    """
+    subwords = SUBWORDS[kind]
+    path = folder / f"{kind}-{vocabulary}.{subwords.suffix}"
+    if not path.exists():
+        train = [line for name in sorted(text) if name.startswith("train.") for line in text[name]]
+        subwords.learn(train, path, vocabulary)
+    cutter = subwords.cutter(path)
+    return {
+        name: [cutter(line) for line in tqdm(lines, desc=f"cutting {name}", unit="line", dynamic_ncols=True)]
+        for name, lines in text.items()
+    }

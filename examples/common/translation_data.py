@@ -1,0 +1,61 @@
+"""The folder that train.sh and evaluate.sh of a translation recipe read.
+
+What fairseq-preprocess writes; reference/{valid,test}.{raw,tokens}.en, which BLEU compares with; settings.json, the
+flags of prepare.sh that made it.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.archives import complete, fail, note
+from common.parallel_text import SOURCE, SPLITS, TARGET, write_lines
+from common.prepare import preprocess
+
+
+def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether an earlier run made `folder` with the same flags; with others, the program ends."""
+    if not folder.is_dir():
+        return False
+    record = folder / "settings.json"
+    if not record.exists():
+        fail(f"{folder}: is there, but not made by prepare.sh; remove it, or name another folder as DATA")
+    made = json.loads(record.read_text())
+    for flag, value in settings.items():
+        if made[flag] != value:
+            fail(f"{flag} {value}: {folder} was made with {made[flag]}; remove it, or name another folder as DATA")
+    note(f"{folder} is ready")
+    return True
+
+
+def binarise(
+    folder: Path,
+    cut: Mapping[str, Sequence[str]],
+    references: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Any],
+    workers: int,
+    flags: Sequence[str] = (),
+) -> None:
+    """Make the folder.
+
+    Args:
+        folder: appears when it is complete
+        cut: text in subwords by "train.de", ...
+        references: target sentences by "test.raw", ...
+        settings: flags of prepare.sh and their values
+        workers: processes of fairseq-preprocess
+        flags: for fairseq-preprocess
+    """
+    with complete(folder) as unfinished:
+        text = unfinished / "text"
+        for name, lines in cut.items():
+            write_lines(text / name, lines)
+        for name, lines in references.items():
+            write_lines(unfinished / "reference" / f"{name}.{TARGET}", lines)
+        prefixes = [part for split in SPLITS for part in (f"--{split}pref", str(text / split))]
+        preprocess(unfinished, workers, ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags])
+        shutil.rmtree(text)
+        (unfinished / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
+    note(f"{folder} is ready")

@@ -1,0 +1,115 @@
+"""Preparation of WikiText-2 and WikiText-103 (Merity et al., 2016), which differ in size alone."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from common.archives import Archive, check_counts, complete, count, fail, note, obtain, read_lines, unpack
+from common.prepare import data_folder, parser, preprocess
+
+SPLITS = ("train", "valid", "test")
+# " = Title = " opens an article; the titles of its sections have more signs: " = = Section = = "
+TITLE = re.compile(r" = [^=].* = \n")
+
+
+class WikiText(NamedTuple):
+    """One of the two collections."""
+
+    name: str  # the folder in the archive
+    archive: Archive
+    # Of every split, as published: the tokens count an <eos> at the end of each line, and the types have it.
+    counts: Mapping[str, Mapping[str, int]]
+
+
+def found_counts(path: Path) -> dict[str, int]:
+    """Counts of a text as WikiText's authors count them."""
+    found = count(read_lines(path, f"counting {path.name}"))
+    return {"lines": found["lines"], "tokens": found["tokens"] + found["lines"], "types": found["types"] + 1}
+
+
+def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
+    """The folder with wiki.{train,valid,test}.tokens, unpacked and counted."""
+    folder = data / "text"
+    if folder.exists():
+        return folder
+    names = {f"{corpus.name}/wiki.{split}.tokens" for split in SPLITS}
+    archive = obtain(corpus.archive, data)
+    with complete(folder) as unfinished:
+        unpack(archive, unfinished, names.__contains__)
+        for split in SPLITS:
+            path = unfinished / corpus.name / f"wiki.{split}.tokens"
+            if not path.exists():
+                fail(f"{archive}: {corpus.name}/{path.name} is missing")
+            found = found_counts(path)
+            note(f"{path.name}: " + ", ".join(f"{number:,} {what}" for what, number in found.items()))
+            if check:
+                check_counts(f"{archive}: {corpus.name}/{path.name}", found, corpus.counts[split])
+            path.rename(unfinished / path.name)
+        (unfinished / corpus.name).rmdir()
+    return folder
+
+
+def articles(lines: Iterable[str]) -> Iterator[list[str]]:
+    """The words of every article. A title has blank lines around it; lines of text that look like one have not."""
+    words: list[str] = []
+    before, line = "", ""
+    for after in chain(lines, [""]):
+        if TITLE.fullmatch(line) and not before.strip() and not after.strip() and words:
+            yield words
+            words = []
+        words += line.split()
+        before, line = line, after
+    if words := words + line.split():
+        yield words
+
+
+def join_articles(source: Path, target: Path) -> None:
+    """One line for every article, its own line ends dropped."""
+    number = 0
+    with target.open("w", encoding="utf-8") as file:
+        for words in articles(read_lines(source, f"articles of {source.name}")):
+            print(*words, file=file)
+            number += 1
+    note(f"{source.name}: {number:,} articles")
+
+
+def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
+    """fairseq's stock preparation of `text`, with an </s> after every line or after every article."""
+    if destination.exists():
+        note(f"{destination} is there already")
+        return
+    with complete(destination) as unfinished:
+        if breaks == "articles":
+            unfinished.mkdir()
+            joined = unfinished / "text"
+            joined.mkdir()
+            for split in SPLITS:
+                join_articles(text / f"wiki.{split}.tokens", joined / f"wiki.{split}.tokens")
+            text = joined
+        files = [word for split in SPLITS for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))]
+        preprocess(unfinished, workers, ["--only-source", *files])
+    note(f"{destination} is ready")
+
+
+def main(corpus: WikiText) -> None:
+    """The command line of prepare.sh."""
+    arguments = parser(f"{corpus.name} for fairseq, in $DATA/lines or $DATA/articles")
+    arguments.add_argument(
+        "--breaks",
+        choices=("lines", "articles"),
+        default="lines",
+        help="where an </s> stands: after every line, as published numbers have it, or only after every article "
+        "(default: %(default)s)",
+    )
+    args = arguments.parse_args()
+    data = data_folder()
+    destination = data / args.breaks
+    if not destination.exists():
+        text = unpack_text(corpus, data, check=not args.any_counts)
+        if args.any_counts:
+            note("--any-counts: the counts above were not checked")
+        binarise(text, destination, args.breaks, args.workers)
+    else:
+        note(f"{destination} is there already")

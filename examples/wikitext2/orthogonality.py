@@ -1,0 +1,51 @@
+"""How far the mixing matrices of trained models are from orthogonal, on the validation set.
+
+    PYTHONPATH=examples .venv/bin/python -m wikitext2.orthogonality DATA CHECKPOINT...
+
+For every checkpoint of a language model the mean over its attentions and over all positions of ||M^T M - I||_F^2.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+from tqdm import tqdm
+
+import mixhead_plugin  # noqa: F401 (registers the architectures)
+from mixhead_plugin.modules.penalties import PenalisedPass
+
+
+def distance(checkpoint: Path, data: Path) -> float:
+    overrides = {"data": str(data), "batch_size": 16, "max_tokens": None}
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], arg_overrides=overrides)
+    model.eval()
+    task.load_dataset("valid")
+    batches = task.get_batch_iterator(task.dataset("valid"), max_sentences=16).next_epoch_itr(shuffle=False)
+    total, positions = 0.0, 0
+    for sample in tqdm(batches, desc=checkpoint.parent.name, leave=False, disable=None):
+        tokens = sample["net_input"]["src_tokens"]
+        real = tokens.ne(task.source_dictionary.pad())
+        with torch.no_grad(), PenalisedPass(model, {"orthogonal": 1.0}, {"decoder": real}) as penalised:
+            model(**sample["net_input"])
+        number = int(real.sum())
+        attentions = penalised.attentions["orthogonal"]
+        if attentions == 0:
+            sys.exit(f"orthogonality: error: {checkpoint}: has no head mixing that was trained")
+        total += float(penalised.values["orthogonal"]) / attentions * number
+        positions += number
+    return total / positions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="the folder of prepare.sh that has dict.txt")
+    parser.add_argument("checkpoints", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    for checkpoint in arguments.checkpoints:
+        print(f"{checkpoint}\t{distance(checkpoint, arguments.data):.6f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Archives: fetched from a server on loopback, checked, unpacked, refused."""
+
+import bz2
+import gzip
+import hashlib
+import io
+import random
+import stat
+import tarfile
+import zipfile
+
+import pytest
+from common import archives
+from common.archives import Archive, check_counts, complete, count, obtain, unpack
+
+CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
+TEXT = b"a line\nand another\n"
+
+
+@pytest.fixture(autouse=True)
+def quick(plain_environment, monkeypatch):
+    monkeypatch.setattr(archives, "PAUSE", 0.001)
+
+
+@pytest.fixture
+def archive(server):
+    (server.folder / "text.bin").write_bytes(CONTENT)
+    return Archive("text.bin", (f"{server.url}/text.bin",), hashlib.sha256(CONTENT).hexdigest())
+
+
+def refusal(capsys, function, *arguments, **settings):
+    """The one line that `function` ends the program with."""
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments, **settings)
+    assert ended.value.code == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: ")]
+    assert len(lines) == 1
+    return lines[0].removeprefix("prepare: error: ")
+
+
+# ---- fetching --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_fetched_once(archive, server, tmp_path):
+    for _ in range(2):
+        assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/text.bin", None)]
+    assert [path.name for path in (tmp_path / "archives").iterdir()] == ["text.bin"]
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(archive, server, tmp_path):
+    server.faults += ["drop", "drop"]
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    half, size = len(CONTENT) // 2, len(CONTENT)
+    assert server.requests == [
+        ("/text.bin", None),
+        ("/text.bin", f"bytes={half}-"),
+        ("/text.bin", f"bytes={half + (size - half) // 2}-"),
+    ]
+
+
+def test_an_interrupted_program_goes_on_where_it_stopped(archive, server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(archives, "ATTEMPTS", 1)
+    server.faults += ["drop"]
+    message = refusal(capsys, obtain, archive, tmp_path)
+    half = len(CONTENT) // 2
+    assert message.startswith(f"text.bin cannot be fetched ({archive.urls[0]}: the connection ended after {half:,} of ")
+    assert f"{half:,} bytes are kept, run again to go on" in message
+    assert (tmp_path / "archives" / "text.bin.part").stat().st_size == half
+
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert server.requests[1:] == [("/text.bin", f"bytes={half}-")]
+
+
+def test_a_server_that_cannot_resume_sends_it_all_again(archive, server, tmp_path):
+    server.faults += ["drop", "no-range"]
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert len(server.requests) == 2
+
+
+def test_a_part_that_was_already_whole_is_taken(archive, server, tmp_path):
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives" / "text.bin.part").write_bytes(CONTENT)
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/text.bin", f"bytes={len(CONTENT)}-")]
+
+
+def test_a_part_longer_than_the_file_is_begun_anew(archive, server, tmp_path):
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives" / "text.bin.part").write_bytes(CONTENT + b"?")
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+
+
+def test_the_next_url_is_tried(archive, server, tmp_path):
+    urls = (f"{server.url}/gone", "http://127.0.0.1:9/refused", *archive.urls)
+    assert obtain(archive._replace(urls=urls), tmp_path).read_bytes() == CONTENT
+    assert [path for path, _ in server.requests] == ["/gone", "/text.bin"]
+
+
+def test_errors_of_the_server_are_retried_but_not_for_ever(archive, server, tmp_path, capsys):
+    server.faults += ["500"] * (archives.ATTEMPTS - 1)
+    assert obtain(archive, tmp_path / "a").read_bytes() == CONTENT
+    server.faults += ["500"] * archives.ATTEMPTS
+    message = refusal(capsys, obtain, archive, tmp_path / "b")
+    assert message.startswith(f"text.bin cannot be fetched ({archive.urls[0]}: 500 ")
+    assert message.endswith("; or name a folder that has it as ARCHIVES")
+
+
+def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
+    (server.folder / "text.bin").write_bytes(b"an error page")
+    message = refusal(capsys, obtain, archive, tmp_path)
+    assert message.startswith("text.bin: sha256 ")
+    assert archive.sha256 in message
+    assert list((tmp_path / "archives").iterdir()) == []
+
+
+def test_a_fetched_archive_that_was_changed_later_is_refused_too(archive, tmp_path, capsys):
+    obtain(archive, tmp_path).write_bytes(CONTENT[:-1])
+    assert refusal(capsys, obtain, archive, tmp_path).startswith("text.bin: sha256 ")
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_mirror_takes_the_place_of_all_urls(archive, server, tmp_path, monkeypatch):
+    (server.folder / "mirror").mkdir()
+    (server.folder / "text.bin").rename(server.folder / "mirror" / "text.bin")
+    monkeypatch.setenv("MIRROR", f"{server.url}/mirror/")
+    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/mirror/text.bin", None)]
+
+
+def test_a_local_archive_is_used_where_it_is(archive, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ARCHIVES", str(server.folder))
+    assert obtain(archive, tmp_path) == server.folder / "text.bin"
+    assert server.requests == []
+    assert "sha256" not in capsys.readouterr().err
+
+
+def test_a_local_archive_of_another_sum_is_accepted_aloud(archive, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ARCHIVES", str(server.folder))
+    (server.folder / "text.bin").write_bytes(TEXT)
+    assert obtain(archive, tmp_path).read_bytes() == TEXT
+    assert f"is not the published {archive.sha256}; what it holds is checked instead" in capsys.readouterr().err
+
+
+def test_a_local_archive_that_is_missing_is_named(archive, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    assert refusal(capsys, obtain, archive, tmp_path) == f"ARCHIVES={tmp_path}: text.bin is missing"
+
+
+# ---- unpacking -------------------------------------------------------------------------------------------------------
+
+FILES = {"folder/train.txt": TEXT, "folder/deep/valid.txt": random.Random(0).randbytes(200_000), "readme": b""}
+
+
+def zip_of(path, files):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("folder/", b"")
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def tar_of(path, files, extra=()):
+    mode = {"tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}[path.name.rpartition(".")[2]]
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for member in extra:
+            archive.addfile(member)
+    return path
+
+
+def make(path, files):
+    return zip_of(path, files) if path.suffix == ".zip" else tar_of(path, files)
+
+
+KINDS = ["a.zip", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_everything_is_unpacked(name, tmp_path):
+    unpack(make(tmp_path / name, FILES), tmp_path / "out")
+    found = {str(p.relative_to(tmp_path / "out")): p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    assert found == FILES
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tgz"])
+def test_only_what_is_wanted_is_unpacked(name, tmp_path):
+    unpack(make(tmp_path / name, FILES), tmp_path / "out", lambda name: name.endswith("train.txt"))
+    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == [tmp_path / "out" / "folder" / "train.txt"]
+
+
+@pytest.mark.parametrize("name, compress", [("train.de.gz", gzip.compress), ("train.de.bz2", bz2.compress)])
+def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_path):
+    (tmp_path / name).write_bytes(compress(TEXT))
+    unpack(tmp_path / name, tmp_path / "out")
+    assert (tmp_path / "out" / "train.de").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.999])
+def test_a_truncated_archive_is_refused_by_name(name, keep, tmp_path, capsys):
+    path = make(tmp_path / name, FILES)
+    whole = path.read_bytes()
+    # a plain tar ends in blocks of zeros, of which the first two count
+    length = (
+        keep if isinstance(keep, int) else int((len(whole.rstrip(b"\0")) if name == "a.tar" else len(whole)) * keep)
+    )
+    path.write_bytes(whole[:length])
+    message = refusal(capsys, unpack, path, tmp_path / "out")
+    assert message.startswith(f"{path}: truncated or damaged (")
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
+def test_a_damaged_archive_is_refused_by_name(name, tmp_path, capsys):
+    path = make(tmp_path / name, FILES)
+    damaged = bytearray(path.read_bytes())
+    middle = len(damaged) // 2
+    damaged[middle : middle + 40] = bytes(byte ^ 0x55 for byte in damaged[middle : middle + 40])
+    path.write_bytes(damaged)
+    message = refusal(capsys, unpack, path, tmp_path / "out")
+    assert message.startswith(f"{path}: truncated or damaged (")
+
+
+def test_what_is_no_archive_at_all_is_refused_by_name(tmp_path, capsys):
+    for name in KINDS:
+        (tmp_path / name).write_text("<html>Not found</html>" * 100)
+        assert str(tmp_path / name) in refusal(capsys, unpack, tmp_path / name, tmp_path / "out")
+    (tmp_path / "a.rar").write_text("?")
+    assert "a.rar: must end in one of .zip, .gz," in refusal(capsys, unpack, tmp_path / "a.rar", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tgz"])
+@pytest.mark.parametrize("name", ["../outside", "folder/../../outside", "/tmp/outside", "C:\\outside", "..\\outside"])
+def test_a_name_that_leads_out_is_refused(kind, name, tmp_path, capsys):
+    path = make(tmp_path / f"a.{kind}", {name: TEXT})
+    message = refusal(capsys, unpack, path, tmp_path / "out")
+    assert message.startswith(f"{path}: ") and message.endswith("leads out of the folder to unpack to")
+    assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
+    member = tarfile.TarInfo("folder/link")
+    member.type, member.linkname = kind, "/etc/passwd"
+    path = tar_of(tmp_path / "a.tgz", FILES, [member])
+    assert refusal(capsys, unpack, path, tmp_path / "out") == f"{path}: 'folder/link' is a link or a special file"
+
+
+def test_links_in_a_zip_are_refused(tmp_path, capsys):
+    member = zipfile.ZipInfo("link")
+    member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    path = zip_of(tmp_path / "a.zip", {member: b"/etc/passwd"})
+    assert refusal(capsys, unpack, path, tmp_path / "out") == f"{path}: 'link' is a link or a special file"
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tgz"])
+def test_more_than_the_limit_is_refused(name, tmp_path, capsys):
+    path = make(tmp_path / name, {f"{i}": bytes(1000) for i in range(11)})
+    unpack(path, tmp_path / "out", limit=11_000)
+    message = refusal(capsys, unpack, path, tmp_path / "out", limit=10_999)
+    assert message == f"{path}: is larger than such an archive can be"
+
+
+def test_an_archive_without_what_is_wanted_is_refused(tmp_path, capsys):
+    path = make(tmp_path / "a.zip", FILES)
+    message = refusal(capsys, unpack, path, tmp_path / "out", lambda name: name == "wiki.train.tokens")
+    assert message == f"{path}: has none of the files that are wanted"
+
+
+# ---- files that appear when they are complete, and their content -----------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_written_appears_only_when_it_is_complete(kind, tmp_path):
+    def write(path, text):
+        if kind == "folder":
+            path.mkdir()
+            path = path / "file"
+        path.write_text(text)
+
+    def read():
+        return (tmp_path / "new" / "file" if kind == "folder" else tmp_path / "new").read_text()
+
+    target = tmp_path / "new"
+    with pytest.raises(ZeroDivisionError), complete(target) as unfinished:
+        write(unfinished, "half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+    write(target.with_name("new.unfinished"), "left by a program that was killed")
+    for text in ("first", "second"):
+        with complete(target) as unfinished:
+            assert not unfinished.exists()
+            write(unfinished, text)
+        assert read() == text
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_counts():
+    assert count(["a b  a\n", "\n", " c\u2028c \n"]) == {"lines": 3, "tokens": 5, "types": 3}
+    assert count([]) == {"lines": 0, "tokens": 0, "types": 0}
+
+
+def test_counts_that_differ_are_all_named(capsys):
+    found = {"lines": 3, "tokens": 1_234_567, "types": 9}
+    check_counts("wiki.train.tokens", found, {"lines": 3, "types": 9})
+    message = refusal(capsys, check_counts, "wiki.train.tokens", found, {"lines": 4, "tokens": 2_000_000, "types": 9})
+    assert message == "wiki.train.tokens: 3 lines, must be 4; 1,234,567 tokens, must be 2,000,000"

@@ -1,0 +1,336 @@
+"""Every command of every recipe, as its README gives it, through fairseq's own parsers; and what recipe.sh promises."""
+
+import re
+import shlex
+import sys
+
+import pytest
+import sweep
+import torch
+from common.average import average, last_checkpoints
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
+from recipes import EXAMPLES, PLUGIN, ROOT, dry_run, from_yaml, parse, refusal, script
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
+SCRIPT = re.compile(r"examples/(?:\w+/(?:prepare|train|evaluate)\.sh|sweep\.py|slurm\.sbatch)(?![\w/])")
+
+HYDRA = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra is of version 1.0
+
+# What starts a script on many GPUs, without them: the environment of the first process.
+LAUNCHERS = {
+    "torchrun": """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do
+    case $1 in --nproc-per-node) count=$2; shift ;; --no-python | --standalone) ;; *) exit 2 ;; esac
+    shift
+done
+WORLD_SIZE=$count RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500 exec "$@"
+""",
+    "sbatch": """#!/usr/bin/env bash
+nodes=$(sed -n 's/^#SBATCH --nodes=//p' examples/slurm.sbatch)
+gpus=$(sed -n 's/^#SBATCH --gpus-per-node=//p' examples/slurm.sbatch)
+while [[ $1 == --* ]]; do
+    case $1 in --nodes=*) nodes=${1#*=} ;; --gpus-per-node=*) gpus=${1#*=} ;; *) exit 2 ;; esac
+    shift
+done
+export SLURM_JOB_ID=70001 SLURM_NNODES=$nodes SLURM_NTASKS=$nodes SLURM_NTASKS_PER_NODE=1 SLURM_CPUS_PER_TASK=16
+export SLURM_JOB_NODELIST=nodes GPUS=$gpus
+exec bash "$@"
+""",
+    "srun": """#!/usr/bin/env bash
+while [[ $1 == --* ]]; do shift; done
+export SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_NUM_NODES=$SLURM_NNODES SLURM_STEP_NODELIST=nodes
+export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
+exec "$@"
+""",
+    "scontrol": "#!/bin/sh\necho first\necho second\n",
+}
+
+
+@pytest.fixture
+def launchers(tmp_path, plain_environment):
+    for name, text in LAUNCHERS.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    plain_environment.setenv("PATH", str(tmp_path), prepend=":")
+
+
+def commands_of(text):
+    """The commands with a script of the recipes in them: indented or fenced, or as code in a table or a sentence."""
+    fenced = r"(?ms)^```\w*\n(.*?)^```$"
+    indented = r"(?m)(?:^    .*\n)+"
+    blocks = [*re.findall(fenced, text), *re.findall(indented, re.sub(fenced, "", text))]
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(indented, "", re.sub(fenced, "", text))
+    lines += [code.replace("\\|", "|") for code in re.findall(r"`([^`\n]+)`", prose)]
+    return [line for line in lines if SCRIPT.search(line)]
+
+
+READMES = [EXAMPLES / "README.md", *sorted(EXAMPLES.glob("*/README.md"))]
+COMMANDS = [(path, command) for path in READMES for command in dict.fromkeys(commands_of(path.read_text()))]
+# In tables flags stand for what is added to one of the scripts.
+FLAGS = [
+    (path, flags)
+    for path in READMES
+    if (path.parent / "train.sh").exists()
+    for flags in dict.fromkeys(re.findall(r"(?m)(?<=`)(?:[A-Z]+=\S+ )*--[^`\n]+ [^`\n]+(?=`.*\|$)", path.read_text()))
+]
+
+
+def test_every_recipe_has_its_four_files():
+    assert {"wikitext2", "wikitext103"} <= set(RECIPES)
+    for recipe in RECIPES:
+        for name in ("README.md", "prepare.sh", "train.sh", "evaluate.sh"):
+            assert (EXAMPLES / recipe / name).exists(), f"{recipe}/{name}"
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_its_readme_has_its_three_commands(recipe):
+    commands = " ".join(command for path, command in COMMANDS if path.parent.name == recipe)
+    assert all(f"examples/{recipe}/{name}.sh" in commands for name in ("prepare", "train", "evaluate"))
+
+
+@pytest.mark.parametrize("path", READMES, ids=[path.parent.name for path in READMES])
+def test_every_link_of_a_readme_leads_somewhere(path):
+    links = [link for link in re.findall(r"\]\(([^)#]+)", path.read_text()) if "://" not in link]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("path, command", COMMANDS, ids=[f"{p.parent.name}: {command}" for p, command in COMMANDS])
+def test_fairseq_takes_every_command_of_the_readmes(path, command, launchers, plain_environment):
+    if "prepare.sh" in command:
+        script(command, DRY_RUN=1)  # ends after the command line was read
+    elif "sweep.py" in command:  # the commands of its runs: test_sweep.py
+        plain_environment.setattr(sys, "argv", shlex.split(command))
+        assert sweep.runs(sweep.grid_of(*sweep.arguments()))
+    else:
+        for words in dry_run(command):
+            parse(words)
+
+
+@pytest.mark.parametrize("path, flags", FLAGS, ids=[f"{path.parent.name}: {flags}" for path, flags in FLAGS])
+def test_one_of_the_scripts_takes_the_flags_of_the_tables(path, flags, launchers):
+    variables, _, words = flags.partition("--")
+    for name in ("train", "evaluate", "prepare"):
+        result = script(f"{variables}{path.parent}/{name}.sh --{words}", check=False, DRY_RUN=1)
+        if result.returncode == 0:
+            try:
+                for command in result.stdout.splitlines() if name != "prepare" else []:
+                    parse(shlex.split(command))
+                return
+            except SystemExit:  # a flag of another script
+                continue
+    pytest.fail(f"neither train.sh nor evaluate.sh nor prepare.sh takes {flags}")
+
+
+HYDRA_COMMANDS = [
+    (path, line)
+    for path in READMES
+    for line in re.findall(r"fairseq-hydra-train (?:.*\\\n)*.*", path.read_text())
+    if "--config-name" in line
+]
+
+
+@HYDRA
+@pytest.mark.parametrize("path, line", HYDRA_COMMANDS, ids=[f"{p.parent.name}: {line}" for p, line in HYDRA_COMMANDS])
+def test_hydra_takes_every_command_of_the_readmes(path, line):
+    words = shlex.split(re.sub(r"\$\([^)]*\)|\\\n", " ", line).replace("= ", f"={PLUGIN} ").replace("$PWD", str(ROOT)))
+    options = dict(zip(words[1::2], words[2::2]))
+    file = ROOT / options["--config-dir"] / f"{options['--config-name']}.yaml"
+    cfg = from_yaml(file, *words[5:])
+    assert cfg.common.user_dir == str(PLUGIN)
+    assert cfg.model._name in ARCH_MODEL_REGISTRY
+
+
+# ---- recipe.sh -------------------------------------------------------------------------------------------------------
+
+
+def flag(command, name):
+    """The last value of a flag, the one that counts."""
+    return command[len(command) - 1 - command[::-1].index(name) + 1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_tokens_of_an_update_do_not_depend_on_the_gpus(recipe):
+    found = {}
+    for gpus in (0, 1, 2, 4, 8):
+        (command,) = dry_run(f"examples/{recipe}/train.sh", GPUS=gpus)
+        assert flag(command, "--distributed-world-size") == str(max(1, gpus))
+        assert ("--cpu" in command, "--fp16" in command) == (gpus == 0, gpus > 0)
+        found[gpus] = max(1, gpus) * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
+    # translation shares out --max-tokens, and loses the remainder of a division
+    assert found == pytest.approx(dict.fromkeys(found, found[1]), rel=0.005)
+
+
+def test_a_number_of_gpus_that_does_not_divide_the_batches_is_refused():
+    message = refusal(script("GPUS=3 examples/wikitext2/train.sh", check=False, DRY_RUN=1))
+    assert message.startswith("train: error: 3 workers cannot share the 8 batches of an update evenly")
+    assert dry_run("GPUS=3 examples/wikitext2/train.sh --update-freq 5")
+
+
+@pytest.mark.parametrize("flags", ["--bf16", "--memory-efficient-fp16", "--amp"])
+def test_a_precision_of_the_users_own_takes_the_place_of_fp16(flags):
+    (command,) = dry_run(f"GPUS=1 examples/wikitext2/train.sh {flags}")
+    assert "--fp16" not in command and flags in command
+    for precision, expected in {"fp16": ["--fp16"], "bf16": ["--bf16"], "amp": ["--amp"], "fp32": []}.items():
+        (command,) = dry_run("GPUS=1 examples/wikitext2/train.sh", PRECISION=precision)
+        assert [word for word in command if word in ("--fp16", "--bf16", "--amp")] == expected
+    message = refusal(script("GPUS=1 PRECISION=half examples/wikitext2/train.sh", check=False, DRY_RUN=1))
+    assert message == "train: error: PRECISION=half: must be one of fp16, bf16, amp, fp32"
+
+
+def test_flags_of_the_user_win():
+    (command,) = dry_run("examples/wikitext103/train.sh --max-tokens 7 --lr 0.5 --arch l2_transformer_lm_wiki103_512")
+    args = parse(command)
+    assert (args.max_tokens, args.lr, args.attention_normalizer) == (7, [0.5], "l2")
+    assert args.save_dir == str(ROOT / "checkpoints" / "wikitext103" / "l2_transformer_lm_wiki103_512")
+    (command,) = dry_run("examples/wikitext103/evaluate.sh --context-window 9", CHECKPOINT="a.pt")
+    assert parse(command).context_window == 9
+
+
+def test_paths_are_taken_from_where_the_user_stands(tmp_path):
+    environment = {"DATA": "my data", "SAVE": "my save", "DRY_RUN": 1}
+    words = script(f"{EXAMPLES}/wikitext2/train.sh", cwd=tmp_path, **environment).stdout
+    assert f"{tmp_path}/my\\ data/lines" in words and f"--save-dir {tmp_path}/my\\ save" in words
+    words = script(f"{EXAMPLES}/wikitext2/evaluate.sh", cwd=tmp_path, **environment).stdout
+    assert f"--path {tmp_path}/my\\ save/checkpoint_best.pt" in words
+    words = script(f"AVERAGE=3 {EXAMPLES}/wikitext2/evaluate.sh", cwd=tmp_path, **environment).stdout
+    assert f"--path {tmp_path}/my\\ save/average_last_3.pt" in words
+    words = script(f"CHECKPOINT=a.pt {EXAMPLES}/wikitext2/evaluate.sh", cwd=tmp_path, **environment).stdout
+    assert f"--path {tmp_path}/a.pt" in words
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("examples/wikitext2/train.sh", "/nowhere/lines: no such folder; examples/wikitext2/prepare.sh makes it"),
+        ("ARCHIVES=/no/archives examples/wikitext2/prepare.sh", "ARCHIVES=/no/archives: no such folder"),
+        ("MODEL=gpt DRY_RUN=1 examples/wikitext103/train.sh", "MODEL=gpt: must be baevski or vanilla"),
+        ("MODEL=gpt DRY_RUN=1 examples/wikitext103/evaluate.sh", "MODEL=gpt: must be baevski or vanilla"),
+        (
+            "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",
+            "--cpu: on this machine, which has GPUs, GPUS=0 says so to everything",
+        ),
+        ("GPUS=two DRY_RUN=1 examples/wikitext2/train.sh", "GPUS=two: must be a number"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(line, message, tmp_path):
+    step = re.search(r"(\w+)\.sh", line)[1]
+    result = script(line, check=False, DATA="/nowhere")
+    assert refusal(result) == f"{step}: error: {message}"
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_folder_without_checkpoints_is_named(tmp_path):
+    (tmp_path / "lines").mkdir()
+    line = f"DATA={tmp_path} SAVE={tmp_path} examples/wikitext2/evaluate.sh"
+    assert f"SAVE={tmp_path}: has no checkpoint_best.pt" in refusal(script(line, check=False))
+    message = refusal(script(f"CHECKPOINT=missing.pt {line}", check=False))
+    assert message == "evaluate: error: CHECKPOINT=missing.pt: no such file"
+    message = refusal(script(f"AVERAGE=2 {line}", check=False))
+    assert message.startswith(f"average: error: AVERAGE=2: {tmp_path} has 0 checkpoints")
+
+
+def test_without_fairseq_it_says_so(tmp_path):
+    for name in ("common/recipe.sh", "wikitext2/train.sh"):
+        (tmp_path / "examples" / name).parent.mkdir(parents=True)
+        (tmp_path / "examples" / name).write_text((EXAMPLES / name).read_text())
+    result = script(f"bash {tmp_path}/examples/wikitext2/train.sh", check=False, PATH="/usr/bin:/bin")
+    assert refusal(result).startswith("train: error: fairseq-train is not on the PATH: run scripts/setup.sh")
+
+
+# ---- many processes --------------------------------------------------------------------------------------------------
+
+
+def ranks(command, monkeypatch, gpus):
+    """What fairseq itself makes of a command on a machine with GPUs: its part of the configuration."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    cfg = convert_namespace_to_omegaconf(parse(command)).distributed_training
+    if cfg.distributed_init_method is None:  # as in fairseq's call_main
+        distributed_utils.infer_init_method(cfg)
+    return cfg
+
+
+@HYDRA
+def test_torchrun_gives_every_process_its_rank(monkeypatch):
+    for rank, local in ((0, 0), (13, 5)):
+        environment = {"WORLD_SIZE": 16, "RANK": rank, "LOCAL_RANK": local, "MASTER_ADDR": "first", "MASTER_PORT": 1}
+        (command,) = dry_run("MODEL=vanilla examples/wikitext103/train.sh", GPUS=8, **environment)
+        cfg = ranks(command, monkeypatch, 8)
+        assert (cfg.distributed_world_size, cfg.distributed_rank, cfg.device_id) == (16, rank, local)
+        assert cfg.distributed_init_method == "env://" and cfg.distributed_no_spawn
+        assert flag(command, "--update-freq") == "2"
+
+
+@HYDRA
+@pytest.mark.parametrize("per_node", [1, 4])
+def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, launchers):
+    """A task for each of two machines, whose four processes fairseq starts; or a task for each of eight GPUs."""
+    tasks = 2 * per_node
+    for task in (0, tasks - 1):
+        environment = {
+            "SLURM_JOB_ID": 123,
+            "SLURM_STEP_NODELIST": "nodes",
+            "SLURM_NNODES": 2,
+            "SLURM_STEP_NUM_NODES": 2,
+            "SLURM_NTASKS": tasks,
+            "SLURM_STEP_NUM_TASKS": tasks,
+            "SLURM_NTASKS_PER_NODE": per_node,
+            "SLURM_NODEID": task // per_node,
+            "SLURM_PROCID": task,
+            "SLURM_LOCALID": task % per_node,
+        }
+        (command,) = dry_run("examples/wikitext103/train.sh", GPUS=4, **environment)
+        assert flag(command, "--update-freq") == "1"
+        for name, value in environment.items():
+            monkeypatch.setenv(name, str(value))
+        cfg = ranks(command, monkeypatch, 4)
+        assert cfg.distributed_init_method == "tcp://first:10123"
+        assert cfg.distributed_world_size == 8
+        if per_node == 1:
+            assert (cfg.distributed_rank, cfg.distributed_num_procs, cfg.distributed_no_spawn) == (4 * task, 4, False)
+        else:
+            assert (cfg.distributed_rank, cfg.device_id, cfg.distributed_no_spawn) == (task, task % 4, True)
+
+
+def test_several_tasks_without_gpus_are_refused_under_slurm():
+    environment = {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 2, "SLURM_JOB_ID": 1, "GPUS": 0}
+    result = script("examples/wikitext2/train.sh", check=False, DRY_RUN=1, **environment)
+    assert refusal(result).startswith("train: error: srun of 2 tasks: fairseq needs GPUs for that")
+
+
+# ---- averaging -------------------------------------------------------------------------------------------------------
+
+
+def test_the_average_of_the_last_checkpoints(tmp_path):
+    for epoch in (2, 9, 10):  # by number, not by name
+        model = {
+            "weight": torch.full((2,), float(epoch)),
+            "half": torch.ones(1).half() * epoch,
+            "steps": torch.tensor(epoch),
+        }
+        torch.save(
+            {"model": model, "cfg": {"task": "lm"}, "last_optimizer_state": {}}, tmp_path / f"checkpoint{epoch}.pt"
+        )
+    for name in ("checkpoint_best.pt", "checkpoint_1_500.pt"):
+        torch.save({"model": {}}, tmp_path / name)
+    paths = last_checkpoints(tmp_path, 2)
+    assert [path.name for path in paths] == ["checkpoint9.pt", "checkpoint10.pt"]
+    average(paths, tmp_path / "average.pt")
+    state = torch.load(tmp_path / "average.pt")
+    assert state["cfg"] == {"task": "lm"} and "last_optimizer_state" not in state
+    assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
+    assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
+    assert state["model"]["steps"] == 10
+
+
+def test_checkpoints_of_different_models_are_not_averaged(tmp_path, capsys):
+    for epoch, names in ((1, ("a", "b")), (2, ("a", "c"))):
+        torch.save({"model": {name: torch.ones(1) for name in names}}, tmp_path / f"checkpoint{epoch}.pt")
+    with pytest.raises(SystemExit, match=r"checkpoint2.pt: holds another model than checkpoint1.pt: b, c"):
+        average(last_checkpoints(tmp_path, 2), tmp_path / "average.pt")
+    with pytest.raises(SystemExit, match=r"AVERAGE=3: .* has 2 checkpoints"):
+        last_checkpoints(tmp_path, 3)

@@ -1,0 +1,299 @@
+"""WikiText-2 and WikiText-103: preparation from archives of the same layout, and all three scripts on the real text."""
+
+import re
+import sys
+import zipfile
+from dataclasses import fields
+
+import pytest
+import torch
+from common import archives, wikitext
+from common.wikitext import articles, found_counts
+from fairseq import options
+from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf, merge_with_parent
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq_cli.preprocess import main as fairseq_preprocess
+from omegaconf import OmegaConf
+from recipes import EXAMPLES, ROOT, dry_run, from_yaml, parse, script
+from wikitext2.prepare import WIKITEXT2
+from wikitext103.prepare import WIKITEXT103
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+REAL = ROOT.parent / "shared" / "data"
+CORPORA = {"wikitext2": WIKITEXT2, "wikitext103": WIKITEXT103}
+TINY = """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16
+    --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --num-workers 0 --log-format json --log-interval 1"""
+
+
+def article(title, *sections):
+    """As WikiText writes it: blank lines around the titles, spaces around everything."""
+    lines = [f" = {title} = ", " "]
+    for section in sections:
+        lines += [" ", f" = = {section} = = ", " ", f" The {section} of {title} is <unk> , 1 @,@ 024 \u2013 so . ", " "]
+    return "".join(f"{line}\n" for line in lines)
+
+
+TEXTS = {
+    # with a line of text that looks like a title
+    "train": " \n".join(
+        ["", article("A", "x", "y") + " Key : Pld \n = Played ; L = \n", article("B"), article("C", "z")]
+    ),
+    "valid": " \n" + article("B", "x"),
+    "test": " \n" + article("C", "y") + " \n" + article("A", "x"),
+}
+
+
+@pytest.fixture
+def corpus(request, server):
+    """The description of a corpus whose archive has TEXTS and is served on loopback."""
+    name = request.param
+    stock = CORPORA[name]
+    with zipfile.ZipFile(server.folder / stock.archive.file, "w") as archive:
+        archive.writestr(f"{stock.name}/", b"")
+        for split, text in TEXTS.items():
+            archive.writestr(f"{stock.name}/wiki.{split}.tokens", text)
+    digest = archives.sha256(server.folder / stock.archive.file)
+    counts = {"train": {"lines": 26, "tokens": 97, "types": 25}, "valid": {"lines": 8}, "test": {"lines": 16}}
+    archive = stock.archive._replace(urls=(f"{server.url}/{stock.archive.file}",), sha256=digest)
+    return stock._replace(archive=archive, counts=counts)
+
+
+def articles_of(text):
+    return list(articles(text.splitlines(keepends=True)))
+
+
+both = pytest.mark.parametrize("corpus", CORPORA, indirect=True)
+
+
+def prepare(corpus, data, monkeypatch, *flags):
+    monkeypatch.setenv("DATA", str(data))
+    monkeypatch.setattr(sys, "argv", ["prepare", "--workers", "1", *flags])
+    wikitext.main(corpus)
+
+
+def preprocess_here(destination, workers, flags):
+    """fairseq-preprocess without the seconds that it takes to start."""
+    parser = options.get_preprocessing_parser()
+    fairseq_preprocess(parser.parse_args([*flags, "--destdir", str(destination), "--workers", str(workers)]))
+
+
+def test_the_counts_are_those_of_the_authors():
+    """An <eos> ends every line and is a type: the words alone are fewer by the lines."""
+    assert [WIKITEXT2.counts[split]["tokens"] for split in TEXTS] == [2_088_628, 217_646, 245_569]
+    assert [WIKITEXT103.counts[split]["tokens"] for split in TEXTS] == [103_227_021, 217_646, 245_569]
+    assert (WIKITEXT2.counts["train"]["types"], WIKITEXT103.counts["train"]["types"]) == (33_278, 267_735)
+
+
+def test_counting(tmp_path):
+    (tmp_path / "text").write_text(" a b a \n \n c \n")
+    assert found_counts(tmp_path / "text") == {"lines": 3, "tokens": 7, "types": 4}
+
+
+def test_articles_begin_at_titles_between_blank_lines():
+    found = articles_of(TEXTS["train"])
+    assert [words[1] for words in found] == ["A", "B", "C"]
+    assert found[0][-5:] == ["=", "Played", ";", "L", "="]
+    assert [word for words in found for word in words] == TEXTS["train"].split()
+    assert articles_of("") == []
+
+
+@pytest.mark.parametrize(
+    "corpus, breaks, ends",
+    [
+        ("wikitext103", "lines", {split: text.splitlines() for split, text in TEXTS.items()}),
+        ("wikitext2", "articles", {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()}),
+    ],
+    indirect=["corpus"],
+)
+def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_path, monkeypatch, capfd):
+    data = tmp_path / "data"
+    server.faults += ["drop"]
+    monkeypatch.setattr(archives, "PAUSE", 0.001)
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, data, monkeypatch, "--breaks", breaks)
+    words = Dictionary.load(str(data / breaks / "dict.txt"))
+    for split, lines in ends.items():
+        binary = data_utils.load_indexed_dataset(str(data / breaks / split), words)
+        # an empty line is a bare </s>
+        assert [words.string(line) for line in binary] == [" ".join(line.split()) for line in lines]
+        assert all(line[-1] == words.eos() for line in binary)
+    assert [asked for _, asked in server.requests] == [
+        None,
+        f"bytes={(server.folder / corpus.archive.file).stat().st_size // 2}-",
+    ]
+    assert sorted(path.name for path in data.iterdir()) == sorted(["archives", breaks, "text"])
+
+    capfd.readouterr()
+    prepare(corpus, data, monkeypatch, "--breaks", breaks)
+    assert capfd.readouterr().err == f"prepare: {data / breaks} is there already\n"
+
+
+@both
+def test_text_that_is_another_is_refused(corpus, tmp_path, monkeypatch, capfd):
+    counts = {**corpus.counts, "test": {"lines": 16, "tokens": 99}}
+    with pytest.raises(SystemExit):
+        prepare(corpus._replace(counts=counts), tmp_path, monkeypatch)
+    assert f"{corpus.archive.file}: {corpus.name}/wiki.test.tokens: 58 tokens, must be 99\n" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir() if "text" in path.name or "lines" in path.name] == []
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_an_archive_that_lacks_a_split_is_refused(corpus, server, tmp_path, monkeypatch, capfd):
+    path = server.folder / corpus.archive.file
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("wikitext-2/wiki.train.tokens", TEXTS["train"])
+    monkeypatch.setenv("ARCHIVES", str(server.folder))
+    with pytest.raises(SystemExit):
+        prepare(corpus, tmp_path / "data", monkeypatch, "--any-counts")
+    error = capfd.readouterr().err
+    assert f"prepare: error: {path}: wikitext-2/wiki.valid.tokens is missing\n" in error
+    assert f"is not the published {corpus.archive.sha256}" in error
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_an_interrupted_preparation_goes_on(corpus, server, tmp_path, monkeypatch):
+    def interrupted(destination, workers, flags):
+        destination.mkdir()
+        (destination / "dict.txt").write_text("half\n")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(wikitext, "preprocess", interrupted)
+        prepare(corpus, tmp_path, monkeypatch)
+    assert not (tmp_path / "lines").exists()
+    done = []
+    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: done.append(destination.mkdir()))
+    prepare(corpus, tmp_path, monkeypatch)
+    assert (tmp_path / "lines").is_dir() and len(done) == 1
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, capfd):
+    own = corpus._replace(counts=WIKITEXT2.counts)
+    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir())
+    with pytest.raises(SystemExit):
+        prepare(own, tmp_path, monkeypatch)
+    assert (
+        "wikitext-2/wiki.train.tokens: 26 lines, must be 36,718; 97 tokens, must be 2,088,628;"
+        in capfd.readouterr().err
+    )
+    prepare(own, tmp_path, monkeypatch, "--any-counts")
+    assert "prepare: --any-counts: the counts above were not checked\n" in capfd.readouterr().err
+    assert (tmp_path / "lines").is_dir()
+
+
+@pytest.fixture
+def own_text(tmp_path):
+    """Text of a user's own in the layout of WikiText-2, prepared by the script itself."""
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split, text in TEXTS.items():
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text * (40 if split == "train" else 4))
+    script("examples/wikitext2/prepare.sh --any-counts --workers 1", ARCHIVES=tmp_path, DATA=tmp_path / "data")
+    return tmp_path / "data"
+
+
+def losses(result):
+    return re.findall(r'train_inner.*?"loss": "([\d.]+)"', result.stdout + result.stderr)
+
+
+@pytest.mark.slow
+def test_two_processes_log_what_one_does_with_twice_the_update_freq(own_text, tmp_path):
+    flags = f"""{TINY} --dropout 0 --attention-dropout 0 --activation-dropout 0 --max-tokens 64 --lr 0.01
+        --warmup-updates 1 --tokens-per-sample 16 --max-update 4 --save-interval-updates 2 --keep-last-epochs 0"""
+    found = {}
+    for processes, launcher in ((1, ""), (2, "torchrun --no-python --nproc-per-node 2 --master-port 29713 ")):
+        line = f"{launcher}examples/wikitext2/train.sh {' '.join(flags.split())}"
+        result = script(line, DATA=own_text, SAVE=tmp_path / str(processes), OMP_NUM_THREADS=1)
+        log = result.stdout + result.stderr
+        assert f"'distributed_world_size': {processes}," in log
+        assert f"'update_freq': [{8 // processes}]" in log
+        found[processes] = losses(result)
+    assert len(found[1]) == 4 and len(set(found[1])) == 4
+    assert found[1] == found[2]
+
+    flags = "--tokens-per-sample 16 --context-window 8"
+    line = f"AVERAGE=2 examples/wikitext2/evaluate.sh {flags}"
+    result = script(line, DATA=own_text, SAVE=tmp_path / "2", OMP_NUM_THREADS=1)
+    assert f"average of checkpoint_1_2.pt, checkpoint_1_4.pt: {tmp_path}/2/average_last_2.pt\n" in result.stderr
+    assert re.fullmatch(r"perplexity = [\d.]+\n", result.stdout)
+
+
+# ---- the real text ---------------------------------------------------------------------------------------------------
+
+real = pytest.mark.skipif(not (REAL / "wikitext-2-v1.zip").exists(), reason="needs ../shared/data/wikitext-2-v1.zip")
+
+
+@real
+def test_the_three_scripts_run_on_the_real_text(tmp_path, monkeypatch):
+    """Its counts are the published ones; its first lines are prepared, trained on and evaluated."""
+    monkeypatch.setenv("ARCHIVES", str(REAL))
+    text = wikitext.unpack_text(WIKITEXT2, tmp_path / "whole", check=True)
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split, number in {"train": 3000, "valid": 200, "test": 400}.items():
+            lines = (text / f"wiki.{split}.tokens").read_text(encoding="utf-8").split("\n")[:number]
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", "".join(f"{line}\n" for line in lines))
+
+    environment = {"ARCHIVES": tmp_path, "DATA": tmp_path / "data", "SAVE": tmp_path / "save", "OMP_NUM_THREADS": 1}
+    script("examples/wikitext2/prepare.sh --any-counts", **environment)
+    short = "--tokens-per-sample 32 --batch-size 4 --max-update 2 --update-freq 1"
+    script(f"examples/wikitext2/train.sh {' '.join(TINY.split())} {short}", **environment)
+    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
+    assert any(".head_mixing." in name for name in state["model"])
+    result = script("examples/wikitext2/evaluate.sh --tokens-per-sample 32 --context-window 16", **environment)
+    (found,) = re.findall(r"^perplexity = ([\d.]+)\n$", result.stdout)
+    assert re.search(r"Perplexity: ([\d.]+)", result.stderr)[1] == found
+    # hardly trained, it knows little more than how many words there are
+    words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
+    assert 0.3 * words < float(found) < 3 * words
+
+
+@real
+@pytest.mark.slow
+def test_the_whole_text_becomes_what_fairseq_makes_of_it(tmp_path):
+    script("examples/wikitext2/prepare.sh", ARCHIVES=REAL, DATA=tmp_path)
+    words = Dictionary.load(str(tmp_path / "lines" / "dict.txt"))
+    for split, counts in WIKITEXT2.counts.items():
+        binary = data_utils.load_indexed_dataset(str(tmp_path / "lines" / split), words)
+        assert (len(binary), int(binary.sizes.sum())) == (counts["lines"], counts["tokens"])
+    # of the authors' types, </s> and <unk> are not listed; one word pads the number to a multiple of 8
+    listed = [line.split()[0] for line in (tmp_path / "lines" / "dict.txt").read_text().splitlines()]
+    assert len([word for word in listed if not word.startswith("madeupword")]) == 33_278 - 2
+
+
+# ---- the YAML files --------------------------------------------------------------------------------------------------
+
+YAML = {
+    "wikitext2/wikitext2": "examples/wikitext2/train.sh",
+    "wikitext103/baevski": "examples/wikitext103/train.sh",
+    "wikitext103/vanilla": "MODEL=vanilla examples/wikitext103/train.sh",
+}
+
+
+def values(cfg, group):
+    """Of one group of fairseq's configuration, without the interpolations of other groups."""
+    return OmegaConf.to_container(cfg[group], resolve=True, enum_to_str=True)
+
+
+@pytest.mark.parametrize("name, line", YAML.items())
+@pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra is of version 1.0
+def test_a_yaml_file_says_what_train_sh_says(name, line):
+    """Every value of the file is the command line's, and the other way about, as fairseq sees them."""
+    (command,) = dry_run(line, DATA="/data", SAVE="checkpoints")
+    typed = convert_namespace_to_omegaconf(parse(command))
+    written = from_yaml(EXAMPLES / f"{name}.yaml", "task.data=/data/lines", "common.cpu=true")
+    model = MODEL_DATACLASS_REGISTRY.get(written.model._name, MODEL_DATACLASS_REGISTRY["mixhead_transformer_lm"])
+    written.model = merge_with_parent(model(), written.model)
+    for group in ("common", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
+        expected, found = values(typed, group), values(written, group)
+        if group == "checkpoint":
+            expected["save_dir"] = found["save_dir"]
+        if group == "optimizer" or group == "lr_scheduler":
+            found = {key: value for key, value in found.items() if key in expected}
+        assert found == expected, group
+    assert written.distributed_training.ddp_backend == typed.distributed_training.ddp_backend
+    expected = vars(typed.model) if not OmegaConf.is_config(typed.model) else typed.model
+    for field in fields(model):
+        assert written.model[field.name] == expected[field.name], field.name
