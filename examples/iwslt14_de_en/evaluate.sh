@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# BLEU of IWSLT14 De-En's test set, or of --gen-subset valid: of tokens (the paper's) and of plain text. Mixhead table 4.
+# SAVE=folder of a train.sh (AVERAGE=n: its last n checkpoints), or CHECKPOINT=file; VARIANT as in training.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+source "$ROOT/examples/iwslt14_de_en/variant.sh"
+
+model=$(checkpoint mixhead_transformer_iwslt_de_en)
+results=${model%.pt}.translations
+machine=$(machine "$@")
+
+# fairseq's default ends every translation after 200 pieces
+batches=(--batch-size 128)
+if [[ $VARIANT == *-* ]]; then batches=(--batch-size 16 --max-len-a 1.2 --max-len-b 10); fi
+
+# shellcheck disable=SC2086 # $machine is several flags
+run fairseq-generate "$DATA/$VARIANT" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \
+    "${batches[@]}" --beam 5 "$remove_bpe" --required-batch-size-multiple 1 $machine "$@"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.bleu "$DATA/$VARIANT" "$results" "$@"

@@ -1,0 +1,204 @@
+"""IWSLT14 German-English: the published preparation (lower-cased Moses tokens, 10,000 joint merges) and variants."""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.archives import Archive, complete, fail, note, obtain, unpack
+from common.parallel_text import (
+    LANGUAGES,
+    SOURCE,
+    SPLITS,
+    TARGET,
+    compare_counts,
+    groups,
+    joined,
+    pairs_of,
+    read_lines,
+    read_text,
+    write_lines,
+)
+from common.prepare import data_folder, parser
+from common.subwords import SUBWORDS, in_subwords
+from common.translation_data import binarise, is_ready
+from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
+from tqdm import tqdm
+
+ARCHIVE = Archive("de-en.tgz", ("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",))
+TRAIN = "train.tags.de-en"
+TEST = ("IWSLT14.TED.dev2010", "IWSLT14.TEDX.dev2012", "IWSLT14.TED.tst2010", "IWSLT14.TED.tst2011")
+TEST += ("IWSLT14.TED.tst2012",)
+MERGES = 10_000
+HELD_OUT = 23  # every 23rd pair of the cleaned training text is validated on
+
+# Lines of the archive's files, without those of tags alone; pairs that the published preparation makes of them.
+LINES = {
+    TRAIN: 174_443,
+    **dict(zip(TEST, (887, 1_165, 1_565, 1_433, 1_700))),
+}
+PAIRS = {"train": 160_239, "valid": 7_283, "test": 6_750}
+# fairseq's counts of it: subwords and ends of sentences, types of the two dictionaries.
+PUBLISHED = {
+    "train.de": 4_035_591,
+    "train.en": 3_949_114,
+    "valid.de": 182_592,
+    "valid.en": 178_622,
+    "test.de": 161_838,
+    "test.en": 156_928,
+    "dict.de": 8_848,
+    "dict.en": 6_632,
+}
+
+
+class Pair(NamedTuple):
+    """Two sentences, German and English."""
+
+    raw: tuple[str, str]  # as they are in the archive
+    tokens: tuple[str, str]  # Moses tokens in lower case
+
+
+KINDS = Pair._fields
+
+
+def file_names(name: str) -> tuple[str, str]:
+    """The two files of TRAIN or of a member of TEST."""
+    return tuple(f"{name}.{language}" if name == TRAIN else f"{name}.de-en.{language}.xml" for language in LANGUAGES)
+
+
+def training_text(lines: Sequence[str]) -> list[str]:
+    """Sentences, titles and descriptions of a train.tags file."""
+    kept = (line for line in lines if not re.search("<url>|<talkid>|<keywords>", line))
+    return [re.sub("</?(title|description)>", "", line).strip() for line in kept]
+
+
+def segments(lines: Sequence[str]) -> list[str]:
+    """Sentences of an .xml file."""
+    kept = (line for line in lines if "<seg id" in line)
+    return [re.sub(r'<seg id="[0-9]*">|</seg>', "", line).strip() for line in kept]
+
+
+class Reader:
+    """The pairs of an unpacked archive."""
+
+    def __init__(self, folder: Path, lines: Mapping[str, int], any_counts: bool):
+        self.folder = folder
+        self.lines = lines
+        self.any_counts = any_counts
+        self.tokenizers = [Tokenizer(language) for language in LANGUAGES]
+
+    def pairs(self, name: str) -> list[Pair]:
+        """Of TRAIN or a member of TEST, tokenised."""
+        extract = training_text if name == TRAIN else segments
+        files = [self.folder / file for file in file_names(name)]
+        raw = pairs_of(*(extract(read_lines(file)) for file in files), name)
+        compare_counts(name, {"lines": len(raw)}, {"lines": self.lines[name]}, self.any_counts)
+        progress = tqdm(raw, desc=f"tokenising {name}", unit="pair", dynamic_ncols=True)
+        return [Pair(pair, self._tokens(pair, name)) for pair in progress]
+
+    def _tokens(self, pair: tuple[str, str], name: str) -> tuple[str, str]:
+        if name != TRAIN:  # the published preparation does this to the test set alone
+            pair = tuple(sentence.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for sentence in pair)
+        return tuple(lowercase(tokenizer(sentence)) for tokenizer, sentence in zip(self.tokenizers, pair))
+
+
+def prepare_text(
+    archive: Path,
+    folder: Path,
+    lines: Mapping[str, int] = LINES,
+    pairs: Mapping[str, int] = PAIRS,
+    any_counts: bool = False,
+) -> None:
+    """The archive to `folder`/{train,valid,test}.{raw,tokens}.{de,en}: the same lines as they are and tokenised.
+
+    Args:
+        archive: de-en.tgz or another one of its layout
+        folder: appears when it is complete
+        lines: expected number of lines by file
+        pairs: expected number of pairs by split
+        any_counts: print the numbers, whatever they are
+    """
+    wanted = {f"de-en/{file}" for name in (TRAIN, *TEST) for file in file_names(name)}
+    with complete(folder) as unfinished:
+        unpack(archive, unfinished, lambda name: name.removeprefix("./") in wanted)
+        for file in sorted(wanted):
+            if not (unfinished / file).exists():
+                fail(f"{archive}: {file} is missing")
+        reader = Reader(unfinished / "de-en", lines, any_counts)
+        clean = [pair for pair in reader.pairs(TRAIN) if is_clean(*pair.tokens)]
+        split = {
+            "train": [pair for number, pair in enumerate(clean, 1) if number % HELD_OUT != 0],
+            "valid": clean[HELD_OUT - 1 :: HELD_OUT],
+            "test": [pair for name in TEST for pair in reader.pairs(name)],
+        }
+        for name, members in split.items():
+            compare_counts(name, {"pairs": len(members)}, {"pairs": pairs[name]}, any_counts)
+            for kind in KINDS:
+                for side, language in enumerate(LANGUAGES):
+                    write_lines(unfinished / f"{name}.{kind}.{language}", (getattr(p, kind)[side] for p in members))
+        shutil.rmtree(unfinished / "de-en")
+
+
+def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int) -> Path:
+    """The text in subwords, as fairseq reads it; the folder is `variant(subwords, concatenate)` in `data`."""
+    folder = data / variant(subwords, concatenate)
+    settings = {"--vocabulary": vocabulary}
+    if is_ready(folder, settings):
+        return folder
+    kinds = KINDS if subwords == "bpe" else ("raw",)
+    lines = read_text(text, f"{{split}}.{kinds[-1]}.{{language}}")
+    pieces = in_subwords(lines, subwords, data / "subwords", vocabulary)
+    references = {f"{s}.{k}": read_lines(text / f"{s}.{k}.{TARGET}") for s in ("valid", "test") for k in kinds}
+    if concatenate:
+        for split in SPLITS:
+            parts = groups([len(line.split()) for line in pieces[f"{split}.{SOURCE}"]], concatenate)
+            for texts in (pieces, references):
+                texts.update({name: joined(texts[name], parts) for name in texts if name.startswith(f"{split}.")})
+    # the published recipe keeps a dictionary for each language
+    flags = ["--joined-dictionary"] if subwords == "sentencepiece" else []
+    binarise(folder, pieces, references, settings, workers, flags)
+    if (subwords, concatenate, vocabulary) == ("bpe", 0, MERGES):
+        compare_with_published(folder, pieces)
+    return folder
+
+
+def variant(subwords: str, concatenate: int) -> str:
+    return f"{subwords}-{concatenate}" if concatenate else subwords
+
+
+def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) -> None:
+    """Say where fairseq's counts differ: not an error, the archive's and the pairs' were checked before."""
+    found = {name: sum(len(line.split()) + 1 for line in lines) for name, lines in pieces.items()}
+    for language in LANGUAGES:  # fairseq has four types of its own beside those in the file
+        found[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
+    different = [f"{name} {found[name]:,} ({number:,})" for name, number in PUBLISHED.items() if found[name] != number]
+    if different:
+        note(f"subwords and types that differ from the published ones: {', '.join(different)}")
+    else:
+        note("subwords and types are the published ones")
+
+
+def main(arguments: Any = None) -> None:
+    flags = parser(__doc__)
+    flags.add_argument("--subwords", choices=SUBWORDS, default="bpe", help="(default: %(default)s, as published)")
+    flags.add_argument(
+        "--vocabulary", type=int, default=MERGES, metavar="N", help="merges or pieces (default: %(default)s)"
+    )
+    flags.add_argument(
+        "--concatenate", type=int, default=0, metavar="N", help="join sentences to about N source subwords, such as 240"
+    )
+    args = flags.parse_args(arguments)
+    if args.vocabulary < 1:
+        fail(f"--vocabulary {args.vocabulary}: must be at least 1")
+    if args.concatenate < 0:
+        fail(f"--concatenate {args.concatenate}: must be at least 1, or 0 for sentences as they are")
+    data = data_folder()
+    text = data / "text"
+    if not text.is_dir():
+        prepare_text(obtain(ARCHIVE, data), text, any_counts=args.any_counts)
+    prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers)
+
+
+if __name__ == "__main__":
+    main()

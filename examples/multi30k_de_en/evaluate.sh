@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# sacreBLEU of Multi30k De-En's test set (2016, Flickr), or of --gen-subset valid; cased, of plain text.
+# SAVE=folder of a train.sh (AVERAGE=n: its last n checkpoints), or CHECKPOINT=file.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+prepared "$DATA/binary"
+
+model=$(checkpoint mixhead_transformer)
+results=${model%.pt}.translations
+machine=$(machine "$@")
+
+# shellcheck disable=SC2086 # $machine is several flags
+run fairseq-generate "$DATA/binary" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \
+    --max-tokens 6000 --beam 5 --max-len-a 1.2 --max-len-b 10 --remove-bpe=sentencepiece \
+    --required-batch-size-multiple 1 $machine "$@"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.bleu "$DATA/binary" "$results" "$@"

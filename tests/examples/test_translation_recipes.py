@@ -1,0 +1,605 @@
+"""IWSLT14 and Multi30k: from the archive to BLEU, on small archives of the same layout and on the real Multi30k."""
+
+import gzip
+import io
+import json
+import re
+import shlex
+import sys
+import tarfile
+
+import pytest
+import yaml
+from common import archives, bleu, parallel_text, subwords
+from common.translation_data import is_ready
+from fairseq_cli import score
+from iwslt14_de_en import prepare as iwslt
+from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
+from multi30k_de_en import prepare as multi30k
+from recipes import EXAMPLES, ROOT, refusal, script
+
+REAL = ROOT.parent / "shared" / "data"
+needs_multi30k = pytest.mark.skipif(
+    not (REAL / "multi30k").is_dir(), reason="needs the archives of Multi30k in ../shared/data/multi30k"
+)
+TINY = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32".split()
+TINY += "--encoder-attention-heads 4 --decoder-attention-heads 4 --max-update 3 --max-tokens 500".split()
+TINY += ["--max-tokens-valid", "4000", "--num-workers", "0"]
+SHORT = ["--beam", "1", "--max-len-a", "0", "--max-len-b", "4"]
+
+
+@pytest.fixture(autouse=True)
+def environment(plain_environment):
+    for name in ("VARIANT", "SELECT"):
+        plain_environment.delenv(name, raising=False)
+
+
+def recipe(path, *arguments, check=True, **variables):
+    """Run a recipe's script as a user does, on the CPU."""
+    words = [str(EXAMPLES / path), *map(str, arguments)]
+    return script(shlex.join(words), check=check, GPUS=0, **variables)
+
+
+def complaint(result, step="prepare"):
+    """What a script ended with, in one line."""
+    line = refusal(result)
+    assert line.startswith(f"{step}: error: ")
+    return line.removeprefix(f"{step}: error: ")
+
+
+def ends_with(capsys, function, *arguments, **settings):
+    """The same of a function."""
+    with pytest.raises(SystemExit):
+        function(*arguments, **settings)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: ")]
+    return line.removeprefix("prepare: error: ")
+
+
+# ---- Moses -----------------------------------------------------------------------------------------------------------
+
+ENGLISH = {
+    "It's Mr. Smith's dog, isn't it?": "It &apos;s Mr. Smith &apos;s dog , isn &apos;t it ?",
+    "So am I.": "So am I .",  # tokenizer.perl since November 2018; sacremoses alone leaves 'I.'
+    "He came (at 3 p.m.) from the U.S. yesterday.": "He came ( at 3 p.m. ) from the U.S. yesterday .",
+    "No. 5 costs $3,000.50, not 1,2.": "No. 5 costs $ 3,000.50 , not 1,2 .",
+    "No. He said no. Yes.": "No . He said no . Yes .",
+    "well-known -- a co-op": "well-known -- a co-op",  # no aggressive splitting of hyphens
+    'A "quoted" [word] & more | less <i>': (
+        "A &quot; quoted &quot; &#91; word &#93; &amp; more &#124; less &lt; i &gt;"
+    ),
+    "&quot; stays": "&amp; quot ; stays",
+    "Wait... what.. .": "Wait ... what .. .",
+    "the 1990's dogs' tails": "the 1990 &apos;s dogs &apos; tails",
+    "tabs\tand\u00a0spaces \x1cand\x01 junk\x07": "tabs and spaces and junk",
+    "木火 and 한글": "木火 and 한글",  # sacremoses alone takes CJK apart
+    "": "",
+    " \t ": "",
+}
+GERMAN = {
+    "Das ist z.B. Nr. 5, d.h. fünf.": "Das ist z.B. Nr. 5 , d.h. fünf .",
+    "Am 3. Oktober war's schön!": "Am 3. Oktober war &apos; s schön !",
+    "„Äpfel“ – 3,5 Prozent…": "„ Äpfel “ – 3,5 Prozent …",
+    "Ein iPhone 5.": "Ein iPhone 5 .",
+    "Er sagte usw. und ging.": "Er sagte usw. und ging .",
+}
+
+
+@pytest.mark.parametrize("language, cases", [("en", ENGLISH), ("de", GERMAN)], ids=["en", "de"])
+def test_tokens_are_those_of_tokenizer_perl(language, cases):
+    tokenizer = Tokenizer(language)
+    assert {line: tokenizer(line) for line in cases} == cases
+
+
+def test_lower_case_is_perls():
+    assert lowercase("ÄÖÜ ẞ ΣΑΣ İ McX") == "äöü ß σασ i̇ mcx"
+
+
+@pytest.mark.parametrize(
+    "source, target, kept",
+    [
+        ("a", "b", True),
+        ("a a a", "b b", True),  # 1.5 is not more than 1.5
+        ("a a a a", "b b", False),
+        ("a a", "b b b b", False),
+        ("", "b", False),
+        ("a", "", False),
+        ("a " * 175, "b " * 175, True),
+        ("a " * 176, "b " * 176, False),
+        ("a" * 1000, "b", True),
+        ("a" * 1001, "b", False),
+    ],
+)
+def test_pairs_are_kept_as_clean_corpus_perl_keeps_them(source, target, kept):
+    assert is_clean(source.strip(), target.strip()) is kept
+
+
+# ---- IWSLT14: the archive --------------------------------------------------------------------------------------------
+
+TALK = {  # lines of a talk that are no sentences
+    "de": ["<url>http://x</url>", "<keywords>talks, Geld</keywords>", "<talkid>1</talkid>"],
+    "en": ["<url>http://x</url>", "<keywords>talks, money</keywords>", "<talkid>1</talkid>"],
+}
+# Of the 70 pairs of the training text these are dropped.
+DIRTY = {20: ("Eins zwei drei vier.", "One."), 30: ("Ja.", ""), 41: ("Wort " * 176, "word " * 176)}
+
+
+def training_pairs(pairs):
+    found = list(pairs[:70])
+    for i, pair in DIRTY.items():
+        found[i] = pair
+    return found
+
+
+def write_archive(path, pairs, leave_out=()):
+    """de-en.tgz as the campaign packed it."""
+    files = {"README": "IWSLT 2014\n", "train.en": "not this\n"}
+    train = training_pairs(pairs)
+    for side, language in enumerate(("de", "en")):
+        lines = list(TALK[language])
+        lines.append(f"<title>{train[0][side]}</title>")
+        lines.append(f"<description>{train[1][side]}</description>")
+        lines += [pair[side] for pair in train[2:40]]
+        lines += TALK[language]
+        lines += [f" {pair[side]} " for pair in train[40:]]
+        files[f"train.tags.de-en.{language}"] = "".join(f"{line}\n" for line in lines)
+        for number, name in enumerate(iwslt.TEST):
+            segments = "".join(
+                f'<seg id="{i}"> {pair[side]} </seg>\n' for i, pair in enumerate(pairs[100 + 4 * number :][:4], 1)
+            )
+            head = f'<?xml version="1.0"?>\n<mteval>\n<doc docid="1">\n<url>http://x</url>\n<title>{number}</title>\n'
+            files[f"{name}.de-en.{language}.xml"] = f"{head}{segments}</doc>\n</mteval>\n"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            if name not in leave_out:
+                member = tarfile.TarInfo(f"de-en/{name}")
+                member.size = len(text.encode())
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return path
+
+
+LINES = {iwslt.TRAIN: 70, **dict.fromkeys(iwslt.TEST, 4)}
+PAIRS = {"train": 65, "valid": 2, "test": 20}
+
+
+@pytest.fixture
+def archive(pairs, tmp_path):
+    return write_archive(tmp_path / "de-en.tgz", pairs)
+
+
+def test_iwslt_text_is_the_published_preparations(archive, pairs, tmp_path):
+    iwslt.prepare_text(archive, tmp_path / "text", LINES, PAIRS)
+    tokenizers = {language: Tokenizer(language) for language in ("de", "en")}
+    clean = [pair for i, pair in enumerate(training_pairs(pairs)) if i not in DIRTY]
+    split = {
+        "train": [*clean[:22], *clean[23:45], *clean[46:]],
+        "valid": [clean[22], clean[45]],
+        "test": pairs[100:120],
+    }
+    for name, members in split.items():
+        for side, language in enumerate(("de", "en")):
+            raw, tokens = (
+                (tmp_path / "text" / f"{name}.{kind}.{language}").read_text().splitlines() for kind in ("raw", "tokens")
+            )
+            assert raw == [pair[side] for pair in members]
+            assert tokens == [tokenizers[language](line).lower() for line in raw]
+    assert sorted(path.name.split(".")[0] for path in (tmp_path / "text").iterdir()) == sorted(4 * [*split])
+
+
+def test_curly_apostrophes_are_straightened_in_the_test_set_alone(pairs, tmp_path):
+    curly = [(de, f"It\N{RIGHT SINGLE QUOTATION MARK}s {en}") for de, en in pairs[:120]]
+    iwslt.prepare_text(write_archive(tmp_path / "de-en.tgz", curly), tmp_path / "text", any_counts=True)
+    start = {
+        name: (tmp_path / "text" / f"{name}.en").read_text()[:9] for name in ("test.tokens", "test.raw", "train.tokens")
+    }
+    assert start["test.tokens"] == "it &apos;"
+    assert start["test.raw"].startswith("It\N{RIGHT SINGLE QUOTATION MARK}s ")
+    assert start["train.tokens"].startswith("it \N{RIGHT SINGLE QUOTATION MARK} s ")
+
+
+@pytest.mark.parametrize(
+    "lines, pairs_expected, message",
+    [
+        ({**LINES, iwslt.TRAIN: 71}, PAIRS, "train.tags.de-en: 70 lines, must be 71"),
+        ({**LINES, "IWSLT14.TED.tst2011": 5}, PAIRS, "IWSLT14.TED.tst2011: 4 lines, must be 5"),
+        (LINES, {**PAIRS, "valid": 3}, "valid: 2 pairs, must be 3"),
+    ],
+)
+def test_other_text_than_the_published_is_refused(lines, pairs_expected, message, archive, tmp_path, capsys):
+    assert ends_with(capsys, iwslt.prepare_text, archive, tmp_path / "text", lines, pairs_expected) == message
+    assert not (tmp_path / "text").exists()
+
+
+def test_an_archive_that_is_truncated_or_lacks_a_file_is_refused_by_name(pairs, tmp_path, capsys):
+    archive = write_archive(tmp_path / "de-en.tgz", pairs, leave_out=["IWSLT14.TEDX.dev2012.de-en.en.xml"])
+    message = ends_with(capsys, iwslt.prepare_text, archive, tmp_path / "text", LINES, PAIRS)
+    assert message == f"{archive}: de-en/IWSLT14.TEDX.dev2012.de-en.en.xml is missing"
+
+    write_archive(archive, pairs)
+    archive.write_bytes(archive.read_bytes()[:-3000])
+    message = ends_with(capsys, iwslt.prepare_text, archive, tmp_path / "text", LINES, PAIRS)
+    assert message.startswith(f"{archive}: truncated or damaged")
+
+
+def test_the_sides_of_a_pair_of_files_must_have_as_many_lines(capsys):
+    message = ends_with(capsys, parallel_text.pairs_of, ["a", "b"], ["c"], "train.tags.de-en")
+    assert message == "train.tags.de-en: 2 German and 1 English lines, must be as many"
+
+
+def test_sentences_end_at_line_feeds_alone(tmp_path):
+    lines = ["a\u2028b", "c\x85d\re", "", "f"]
+    parallel_text.write_lines(tmp_path / "text", lines)
+    assert parallel_text.read_lines(tmp_path / "text") == lines
+
+
+# ---- subwords, concatenation -----------------------------------------------------------------------------------------
+
+
+def test_merges_are_learnt_on_both_languages_of_the_training_text(tmp_path):
+    text = {"train.de": ["ab ab", "ab"], "train.en": ["xy xy xy ab"], "test.de": ["xyab ab zz"]}
+    cut = subwords.in_subwords(text, "bpe", tmp_path, 4)
+    assert (tmp_path / "bpe-4.codes").read_text() == "#version: 0.2\na b</w>\nx y</w>\n"  # no other pair occurs twice
+    assert cut["test.de"] == ["x@@ y@@ ab ab z@@ z"]
+
+
+def test_subwords_are_learnt_once(tmp_path, monkeypatch):
+    text = {"train.de": ["ein Haus und noch ein Haus"] * 9, "train.en": ["a house and another house"] * 9}
+    first = subwords.in_subwords(text, "sentencepiece", tmp_path, 22)
+    assert all(
+        "".join(line.split()).replace("▁", " ").strip() == "a house and another house" for line in first["train.en"]
+    )
+    monkeypatch.setattr(subwords.sentencepiece.SentencePieceTrainer, "train", None)
+    assert subwords.in_subwords(text, "sentencepiece", tmp_path, 22) == first
+
+
+def test_a_vocabulary_that_the_text_does_not_give_is_refused(tmp_path, capsys):
+    text = {"train.de": ["ein Haus"] * 9, "train.en": ["a house"] * 9}
+    message = ends_with(capsys, subwords.in_subwords, text, "sentencepiece", tmp_path, 5000)
+    assert message.startswith("--vocabulary 5000: sentencepiece cannot learn that from this text (Vocabulary size ")
+
+
+@pytest.mark.parametrize(
+    "lengths, about, sizes",
+    [
+        ([10] * 7, 30, [3, 3, 1]),
+        ([10, 10, 9], 24, [2, 1]),  # 29 is further from 24 than 20
+        ([10, 10, 7], 24, [3]),  # 27 is nearer
+        ([50, 5], 24, [1, 1]),
+        ([], 24, []),
+    ],
+)
+def test_sentences_join_while_that_brings_their_length_nearer(lengths, about, sizes):
+    found = parallel_text.groups(lengths, about)
+    assert [len(part) for part in found] == sizes
+    assert [i for part in found for i in part] == list(range(len(lengths)))
+
+
+def test_joined_texts_stay_parallel():
+    assert parallel_text.joined(["a", "b", "c"], [range(0, 2), range(2, 3)]) == ["a b", "c"]
+
+
+# ---- BLEU ------------------------------------------------------------------------------------------------------------
+
+GENERATED = """INFO: some log line
+S-2\tein hund bellt heute
+T-2\ta dog barks today
+H-2\t-0.4\ta dog barks today
+D-2\t-0.4\ta dog barks today
+H-2\t-0.9\tanother candidate of the same sentence
+H-0\t-0.5\tthe cat &apos;s well-known tail is long .
+P-0\t-0.1 -0.2
+H-1\t-1.0\t
+"""
+
+
+def test_translations_are_put_into_the_order_of_the_corpus():
+    found = bleu.in_corpus_order(GENERATED.splitlines(), 3)
+    assert found == ["the cat &apos;s well-known tail is long .", "", "a dog barks today"]
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_translations_that_are_missing_or_too_many_are_refused(number):
+    with pytest.raises(ValueError, match=f"translations of 3 sentences, must be {number}"):
+        bleu.in_corpus_order(GENERATED.splitlines(), number)
+
+
+def test_compounds_are_split_at_their_hyphens():
+    assert bleu.compounds_split("a well-known co-op - yes") == "a well ##AT##-##AT## known co ##AT##-##AT## op - yes"
+
+
+def test_token_bleu_is_what_fairseq_score_prints(tmp_path, monkeypatch, capsys):
+    hypotheses = ["the cat sat on the mat today", "a dog barks", ""]
+    references = ["the cat sat on a mat today", "the dog barks loudly", "nothing here"]
+    parallel_text.write_lines(tmp_path / "sys", hypotheses)
+    parallel_text.write_lines(tmp_path / "ref", references)
+    command = ["fairseq-score", "--sys", str(tmp_path / "sys"), "--ref", str(tmp_path / "ref")]
+    monkeypatch.setattr(sys, "argv", command)
+    score.cli_main()
+    metric, details = bleu.token_bleu(hypotheses, references)
+    assert capsys.readouterr().out.splitlines()[-1] == details
+    assert details.startswith(f"BLEU4 = {metric:.2f}, ")
+    assert 0 < metric < 100
+    assert bleu.token_bleu(references, references)[0] == pytest.approx(100)
+
+
+def test_text_bleu_heeds_case_and_names_itself():
+    lines = ["A cat's well-known tail is long."]
+    assert bleu.text_bleu([lines[0].lower()], lines, lowercase=True)[0] == pytest.approx(100)
+    metric, details = bleu.text_bleu([lines[0].lower()], lines, lowercase=False)
+    assert metric < 99
+    assert re.match(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:[\d.]+ \| BLEU = ", details)
+
+
+def evaluate(monkeypatch, capsys, folder, *flags):
+    monkeypatch.setattr(sys, "argv", ["bleu", str(folder), str(folder / "out"), *flags])
+    bleu.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch, capsys):
+    tokens = ["the cat &apos;s well-known tail is long .", "yes .", "a dog barks today"]
+    raw = ["The cat's well-known tail is long.", "Yes.", "A dog barks today"]
+    parallel_text.write_lines(tmp_path / "out" / "generate-valid.txt", GENERATED.splitlines())
+    parallel_text.write_lines(tmp_path / "reference" / "valid.tokens.en", tokens)
+    parallel_text.write_lines(tmp_path / "reference" / "valid.raw.en", raw)
+    printed = evaluate(monkeypatch, capsys, tmp_path, "--beam", "4", "--gen-subset", "valid", "--cpu")
+    expected = bleu.token_bleu([tokens[0], "", tokens[2]], tokens)
+    plain = ["the cat's well-known tail is long.", "", "a dog barks today"]
+    assert printed[0] == f"tokenised, lower case (fairseq-score): {expected[1]}"
+    assert printed[1].startswith("the same after compound splitting:     BLEU4 = ")
+    assert printed[2].endswith(bleu.text_bleu(plain, raw, lowercase=True)[1])
+    assert "|case:lc|" in printed[2]
+    assert printed[-1] == f"BLEU = {expected[0]:.2f}"
+    assert (tmp_path / "out" / "valid.en").read_text().splitlines() == [tokens[0], "", tokens[2]]
+    assert (tmp_path / "out" / "valid.detokenised.en").read_text().splitlines() == plain
+
+
+def test_plain_output_is_scored_as_text_alone(tmp_path, monkeypatch, capsys):
+    parallel_text.write_lines(tmp_path / "out" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute laut."])
+    parallel_text.write_lines(tmp_path / "reference" / "test.raw.en", ["Ein Hund bellt heute laut."])
+    printed = evaluate(monkeypatch, capsys, tmp_path)
+    assert printed[0].startswith("detokenised, cased (sacreBLEU): nrefs:1|case:mixed|")
+    assert printed[-1] == "BLEU = 100.00"
+    assert len(printed) == 3
+
+
+# ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_iwslt_is_fetched_and_prepared_and_a_second_run_has_nothing_to_do(server, pairs, tmp_path):
+    write_archive(server.folder / "de-en.tgz", pairs)
+    server.faults += ["drop"]
+    settings = {"DATA": tmp_path / "data", "MIRROR": server.url}
+    flags = ["--any-counts", "--vocabulary", "60", "--concatenate", "150", "--workers", "1"]
+    first = recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
+    assert "train.tags.de-en: 70 lines (not checked)" in first.stderr
+    assert [asked for _, asked in server.requests] == [None, server.requests[1][1]]  # taken up, not begun again
+    assert server.requests[1][1].startswith("bytes=")
+
+    folder = tmp_path / "data" / "bpe-150"
+    made = contents(folder)
+    assert {"train.de-en.de.bin", "test.de-en.en.idx", "dict.de.txt", "dict.en.txt"} <= made.keys()
+    assert made["dict.de.txt"] != made["dict.en.txt"]
+    text = contents(tmp_path / "data" / "text")
+    for kind in ("raw", "tokens"):
+        lines = made[f"reference/test.{kind}.en"].decode().splitlines()
+        assert 1 < len(lines) < 20
+        assert " ".join(lines) == " ".join(text[f"test.{kind}.en"].decode().splitlines())
+    logged = re.search(r"\[en\] \S+/test.en: (\d+) sents", first.stdout + first.stderr)
+    assert int(logged[1]) == len(lines)
+
+    second = recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
+    assert f"{folder} is ready" in second.stderr
+    assert len(server.requests) == 2
+    assert contents(folder) == made
+
+    flags[2] = "70"
+    message = complaint(recipe("iwslt14_de_en/prepare.sh", *flags, check=False, **settings))
+    assert message == f"--vocabulary 70: {folder} was made with 60; remove it, or name another folder as DATA"
+
+
+def test_iwslt_of_other_counts_is_refused_by_the_command(pairs, tmp_path):
+    write_archive(tmp_path / "de-en.tgz", pairs)
+    settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path}
+    message = complaint(recipe("iwslt14_de_en/prepare.sh", check=False, **settings))
+    assert message == "train.tags.de-en: 70 lines, must be 174,443"
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_an_interrupted_iwslt_preparation_is_done_again(archive, tmp_path, monkeypatch):
+    monkeypatch.setenv("DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    flags = ["--any-counts", "--vocabulary", "60", "--workers", "1"]
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(iwslt, "is_clean", stop)
+        iwslt.main(flags)
+    assert list((tmp_path / "data").iterdir()) == []
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr("common.translation_data.preprocess", stop)
+        iwslt.main(flags)
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["subwords", "text"]
+
+    monkeypatch.setattr(iwslt, "prepare_text", None)  # what was finished is not done again
+    monkeypatch.setattr("common.translation_data.preprocess", lambda folder, workers, flags: write_dictionaries(folder))
+    iwslt.main(flags)
+    assert json.loads((tmp_path / "data" / "bpe" / "settings.json").read_text()) == {"--vocabulary": 60}
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(tmp_path, capsys):
+    (tmp_path / "bpe").mkdir()
+    message = ends_with(capsys, is_ready, tmp_path / "bpe", {})
+    assert message.startswith(f"{tmp_path}/bpe: is there, but not made by prepare.sh")
+
+
+def write_dictionaries(folder):
+    for language in ("de", "en"):
+        parallel_text.write_lines(folder / f"dict.{language}.txt", ["word 1"])
+
+
+def test_it_is_said_whether_the_subwords_are_the_published_ones(tmp_path, capsys, monkeypatch):
+    write_dictionaries(tmp_path)
+    found = {name: ["a b"] for name in iwslt.PUBLISHED if not name.startswith("dict")}
+    same = {**dict.fromkeys(found, 3), "dict.de": 5, "dict.en": 5}
+    monkeypatch.setattr(iwslt, "PUBLISHED", same)
+    iwslt.compare_with_published(tmp_path, found)
+    monkeypatch.setattr(iwslt, "PUBLISHED", {**same, "valid.en": 4, "dict.de": 6})
+    iwslt.compare_with_published(tmp_path, found)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "prepare: subwords and types are the published ones"
+    assert second.endswith("differ from the published ones: valid.en 3 (4), dict.de 5 (6)")
+
+
+@pytest.mark.parametrize("variant, last", [("bpe", 4), ("sentencepiece", 2)])
+@pytest.mark.slow
+def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
+    settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save", "VARIANT": variant}
+    # fairseq has no BLEU to choose by where not one word of two sentences is right
+    settings["SELECT"] = "bleu" if variant == "bpe" else "loss"
+    flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--subwords", variant]
+    recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
+    tiny = [*TINY, "--eval-bleu-args", '{"beam": 1, "max_len_b": 4}', "--arch", "mixhead_transformer_iwslt_de_en_h4"]
+    trained = recipe("iwslt14_de_en/train.sh", *tiny, "--attention-scope", "self", **settings)
+    assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (variant == "bpe")
+    printed = recipe("iwslt14_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()
+    assert re.fullmatch(r"BLEU = \d+\.\d\d", printed[-1])
+    assert sum("BLEU" in line for line in printed) == last
+    folder = tmp_path / "save" / "checkpoint_best.translations"
+    assert len((folder / "test.en").read_text().splitlines()) == 20
+
+
+@pytest.mark.parametrize(
+    "script_name, settings, message",
+    [
+        ("train", {"VARIANT": "words"}, "VARIANT=words: must be bpe or sentencepiece, with -<tokens> behind it"),
+        ("train", {"SELECT": "ppl", "DRY_RUN": "1"}, "SELECT=ppl: must be bleu or loss"),
+        ("evaluate", {"VARIANT": "bpe-240"}, "bpe-240: no such folder; examples/iwslt14_de_en/prepare.sh makes it"),
+    ],
+)
+def test_iwslt_scripts_refuse_what_cannot_be(script_name, settings, message, tmp_path):
+    result = recipe(f"iwslt14_de_en/{script_name}.sh", check=False, DATA=tmp_path, **settings)
+    assert message in complaint(result, script_name)
+
+
+@pytest.mark.parametrize("flag, message", [("--vocabulary", "must be at least 1"), ("--concatenate", "at least 1, or")])
+def test_numbers_that_cannot_be_are_refused(flag, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DATA", str(tmp_path))
+    assert message in ends_with(capsys, iwslt.main, [flag, "-1"])
+
+
+# ---- Multi30k --------------------------------------------------------------------------------------------------------
+
+
+def write_multi30k(folder, pairs):
+    folder.mkdir(exist_ok=True)
+    parts = {"train": pairs[:300], "val": pairs[300:310], "test_2016_flickr": pairs[310:317]}
+    for name, members in parts.items():
+        for side, language in enumerate(("de", "en")):
+            with gzip.open(folder / f"{name}.{language}.gz", "wt", encoding="utf-8") as file:
+                file.writelines(f"{pair[side]}\n" for pair in members)
+    return {
+        f"{name}.{language}": archives.count(pair[side] for pair in members)
+        for name, members in parts.items()
+        for side, language in enumerate(("de", "en"))
+    }
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_multi30k_takes_the_folder_of_the_archives_or_the_one_above(nested, pairs, tmp_path, monkeypatch):
+    counts = write_multi30k(tmp_path / "multi30k", pairs)
+    monkeypatch.setenv("ARCHIVES", str(tmp_path if nested else tmp_path / "multi30k"))
+    multi30k.use_nested_archives()
+    multi30k.prepare_text(tmp_path, tmp_path / "text", counts)
+    assert (tmp_path / "text" / "valid.en").read_text().splitlines() == [pair[1] for pair in pairs[300:310]]
+    assert len(list((tmp_path / "text").iterdir())) == 6
+
+
+def test_multi30k_of_other_counts_is_refused(pairs, tmp_path, monkeypatch, capsys):
+    counts = write_multi30k(tmp_path / "multi30k", pairs)
+    monkeypatch.setenv("ARCHIVES", str(tmp_path / "multi30k"))
+    found = counts["val.de"]["tokens"]
+    counts["val.de"] = {**counts["val.de"], "tokens": found + 1}
+    message = ends_with(capsys, multi30k.prepare_text, tmp_path, tmp_path / "text", counts)
+    assert message == f"val.de: {found:,} tokens, must be {found + 1:,}"
+    assert not (tmp_path / "text").exists()
+
+
+def test_multi30k_fetched_with_another_sum_is_removed_and_named(server, pairs, tmp_path, monkeypatch, capsys):
+    write_multi30k(server.folder, pairs)
+    monkeypatch.setenv("MIRROR", server.url)
+    message = ends_with(capsys, multi30k.prepare_text, tmp_path, tmp_path / "text")
+    assert message.startswith("train.de.gz: sha256 ")
+    assert list((tmp_path / "archives").iterdir()) == []
+
+
+@needs_multi30k
+def test_the_real_multi30k_has_the_published_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("ARCHIVES", str(REAL))
+    multi30k.use_nested_archives()
+    multi30k.prepare_text(tmp_path, tmp_path / "text")
+    sizes = {"train": 29_000, "valid": 1_014, "test": 1_000}
+    for split, size in sizes.items():
+        for language in ("de", "en"):
+            assert len(parallel_text.read_lines(tmp_path / "text" / f"{split}.{language}")) == size
+
+
+@needs_multi30k
+@pytest.mark.parametrize(
+    "pairs, vocabulary", [(2000, 1000), pytest.param(None, 4000, marks=pytest.mark.slow)], ids=["start", "whole"]
+)
+def test_multi30k_for_real(pairs, vocabulary, tmp_path):
+    """All three scripts; by default on the first pairs of the training text, the rest whole."""
+    settings = {"DATA": tmp_path / "data", "ARCHIVES": REAL, "SAVE": tmp_path / "save"}
+    flags = []
+    if pairs:
+        settings["ARCHIVES"] = tmp_path
+        flags = ["--any-counts", "--vocabulary", vocabulary, "--workers", 1]
+        for path in (REAL / "multi30k").iterdir():
+            lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+            (tmp_path / path.name).write_bytes(gzip.compress(b"".join(lines[:pairs])))
+    recipe("multi30k_de_en/prepare.sh", *flags, **settings)
+    dictionaries = [(tmp_path / "data" / "binary" / f"dict.{language}.txt").read_text() for language in ("de", "en")]
+    assert dictionaries[0] == dictionaries[1]
+    used = [line for line in dictionaries[0].splitlines() if not line.startswith("madeupword")]
+    assert 0.95 * vocabulary < len(used) <= vocabulary - 3  # sentencepiece has three that stand for no text
+
+    trained = recipe("multi30k_de_en/train.sh", *TINY, **settings)
+    assert "num_updates 3 " in trained.stdout + trained.stderr
+    assert "(head_mixing): " in trained.stdout + trained.stderr
+
+    printed = recipe("multi30k_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()
+    assert re.fullmatch(r"BLEU = \d+\.\d\d", printed[-1])
+    assert printed[0].startswith("detokenised, cased (sacreBLEU): nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
+    folder = tmp_path / "save" / "checkpoint_best.translations"
+    assert len((folder / "test.en").read_text().splitlines()) == 1000
+
+
+def test_the_comparison_is_the_readmes_six_commands():
+    text = (EXAMPLES / "multi30k_de_en" / "README.md").read_text()
+    section = text.partition("## Stock, ")[2].partition("## On a GPU")[0]
+    typed = re.findall(r"^    SAVE=\S+ examples/multi30k_de_en/train.sh (.*)$", section, re.M)
+    grid = json.loads((EXAMPLES / "grids" / "multi30k_attentions.json").read_text())
+    assert typed == list(grid["axes"]["attention"].values())
+    assert re.findall(r"^\| ([\w ]+) \| [\d,]+ \|", section, re.M) == list(grid["axes"]["attention"])
+
+
+# ---- Hydra -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("example", ["iwslt14_de_en", "multi30k_de_en"])
+def test_the_yaml_files_say_what_train_sh_says(example, tmp_path):
+    printed = recipe(f"{example}/train.sh", DRY_RUN=1, DATA=tmp_path).stdout
+    groups = yaml.safe_load((EXAMPLES / example / "train.yaml").read_text())
+    flat = {key: value for group in groups.values() for key, value in group.items()}
+    shown = printed.replace("\\", "")
+    for key in ("max_tokens", "max_update", "warmup_updates", "dropout", "label_smoothing", "keep_last_epochs"):
+        assert f"--{key.replace('_', '-')} {flat[key]} " in shown, key
+    lr, clip = (float(re.search(rf"--{flag} (\S+)", shown)[1]) for flag in ("lr", "clip-norm"))
+    assert (lr, clip) == (flat["lr"][0], flat["clip_norm"])
+    assert flat["weight_decay"] == 0.0001 if example.startswith("iwslt") else "weight_decay" not in flat
