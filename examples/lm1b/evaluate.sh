@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Perplexity of the One Billion Word benchmark's test set (--gen-subset valid, heldout: others); the last line is per
+# word, an end of line being one. Of the folder SAVE (AVERAGE=n: its last n checkpoints' average) or the file
+# CHECKPOINT, else of train.sh's default for MODEL.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+source "$ROOT/examples/lm1b/form.sh"
+
+checkpoint=$(checkpoint "$default_arch")
+arch=$default_arch
+[[ ${DRY_RUN:-} ]] || arch=$("$PYTHON" -m lm1b.architecture "$checkpoint")
+form=$(form "$arch")
+prepared "$DATA/$form"
+if [[ $form == word ]]; then length=512; else length=256; fi
+machine=$(machine)
+
+evaluate() {
+    # shellcheck disable=SC2086 # $machine is no flag or one
+    run fairseq-eval-lm "$DATA/$form" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
+        --gen-subset test --tokens-per-sample "$length" --sample-break-mode none --softmax-batch 1024 \
+        --max-tokens 4096 --required-batch-size-multiple 1 "$@"
+}
+
+if [[ ${DRY_RUN:-} ]]; then
+    evaluate "$@"
+else
+    evaluate "$@" 2>&1 | "$PYTHON" -m lm1b.perplexity "$DATA/$form" "$@" # fairseq logs to either
+fi

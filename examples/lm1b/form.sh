@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# Which of the two forms of the text, words or subwords, an architecture is trained on; sourced after recipe.sh.
+#   MODEL=baevski  words: Mixhead table 3, adaptive inputs (the default)
+#   MODEL=fixhead  subwords: low-rank bottleneck paper, figure 1
+
+case ${MODEL:=baevski} in
+    baevski) default_arch=mixhead_transformer_lm_gbw_512 ;;
+    fixhead) default_arch=fixhead_transformer_lm_lm1b ;;
+    *) fail "MODEL=$MODEL: must be baevski or fixhead" ;;
+esac
+
+form() { # ARCHITECTURE
+    case $1 in
+        *_transformer_lm_lm1b) printf subword ;;
+        *) printf word ;;
+    esac
+}

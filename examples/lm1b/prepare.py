@@ -1,0 +1,303 @@
+"""The One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768 subwords.
+
+Every step leaves something that is complete or not there, so that a run after an interruption goes on with the shard
+that was in work. In memory at a time: a block of a shard, or the vocabulary.
+"""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.archives import Archive, check_counts, complete, fail, note, obtain, remove, unpack
+from common.prepare import data_folder, parser
+from lm1b.shards import (
+    Encoder,
+    Symbols,
+    add_counts,
+    binarise_shards,
+    blocks,
+    count_shards,
+    join,
+    lines_of,
+    piece_encoder,
+    word_encoder,
+)
+
+ARCHIVE = Archive(
+    "1-billion-word-language-modeling-benchmark-r13output.tar.gz",
+    tuple(
+        f"{scheme}://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz"
+        for scheme in ("https", "http")
+    ),
+    # tensorflow/datasets, url_checksums/lm1b.txt
+    "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+)
+TRAINING = re.compile(r"(?:.*/)?training-monolingual\.tokenized\.shuffled/news\.en-\d{5}-of-\d{5}")
+HELD_OUT = re.compile(r"(?:.*/)?heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-\d{5}-of-\d{5}")
+
+# The benchmark's README reports on held-out shard 0, its 446 unknown words of 159,658 (an end of line counts as one),
+# and 165,560 for shard 1. tensorflow/lingvo takes these two for test and validation, 6,075 and 6,206 sentences. The
+# training set's numbers are reported by many; 829,250,940 in the README has both ends of each sentence.
+PUBLISHED = {
+    "training set": {"shards": 99, "lines": 30_301_028, "tokens": 768_648_884, "types": 2_425_337},
+    "held-out set": {"shards": 50, "lines": 306_688},
+    "valid": {"lines": 6_206, "tokens": 165_560 - 6_206},
+    "test": {"lines": 6_075, "tokens": 159_658 - 6_075},
+}
+VOCABULARY = 793_471  # published; the unknown word and both ends of a sentence are among them
+UNKNOWN_IN_TEST = 446
+LEAST_COUNT = 3
+SUBWORDS = 1 << 15
+SAMPLE = 1_000_000
+
+
+class Text(NamedTuple):
+    """The files that the corpus consists of, in order."""
+
+    training: list[Path]
+    held_out: list[Path]
+
+    @property
+    def sets(self) -> dict[str, list[Path]]:
+        """fairseq's data sets; `heldout` is all that is held out, validation and test set included."""
+        return {
+            "train": self.training,
+            "valid": self.held_out[1:2],
+            "test": self.held_out[:1],
+            "heldout": self.held_out,
+        }
+
+
+def unpacked(data: Path) -> Text:
+    """The text, from the archive if it has not been unpacked."""
+    folder = data / "text"
+    if not folder.is_dir():
+        archive = obtain(ARCHIVE, data)
+        for made in ("counts", "word.parts", "subword.parts"):  # from another text, for all that is known
+            remove(data / made)
+        with complete(folder) as unfinished:
+            unpack(archive, unfinished, lambda name: bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name)))
+    files = sorted(path for path in folder.rglob("news.en*") if path.is_file())
+    names = {path: path.relative_to(folder).as_posix() for path in files}
+    text = Text(*([path for path in files if kind.fullmatch(names[path])] for kind in (TRAINING, HELD_OUT)))
+    if not text.training or len(text.held_out) < 2:
+        fail(
+            f"{folder}: has {len(text.training)} training and {len(text.held_out)} held-out shards, must have at "
+            "least 1 and 2; remove it to unpack the archive again"
+        )
+    return text
+
+
+def counted(text: Text, data: Path, workers: int, expected: Mapping[str, Mapping[str, int]]) -> Counter[bytes]:
+    """How often each word of the training set occurs; the program ends unless all counts are as `expected`."""
+    held_out = {path: _lines_and_tokens(path) for path in text.held_out}
+    for name, files in text.sets.items():
+        if name != "train":
+            found = {what: sum(held_out[path][what] for path in files) for what in ("lines", "tokens")}
+            title = "held-out set" if name == "heldout" else name
+            _check(data, title, {"shards": len(files), **found}, expected)
+    # before minutes of counting
+    _check(data, "training set", {"shards": len(text.training)}, expected)
+    found, words = add_counts(count_shards(text.training, data / "counts", workers))
+    _check(data, "training set", {"shards": len(text.training), **found}, expected)
+    return words
+
+
+def _check(data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]) -> None:
+    """Print what was found. Text that is not as expected is removed, so that the next run takes it from the archive."""
+    note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())}")
+    wanted = {what: number for what, number in expected.get(name, {}).items() if what in found}
+    if any(found[what] != number for what, number in wanted.items()):
+        remove(data / "text")
+        remove(data / "counts")
+    check_counts(f"{ARCHIVE.file}, {name}", found, wanted)
+
+
+def _lines_and_tokens(path: Path) -> dict[str, int]:
+    found = {"lines": 0, "tokens": 0}
+    for block in blocks(path):
+        found["lines"] += len(lines_of(block))
+        found["tokens"] += len(block.split())
+    return found
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, published: bool) -> None:
+    """DATA/word: the words that occur at least three times, the most frequent first, as adaptive inputs need them."""
+    from fairseq.data import Dictionary
+
+    parts = data / "word.parts"
+    dictionary = Dictionary()
+    reserved = {dictionary[i].encode() for i in range(dictionary.nspecial)}  # in a text, they are words like others
+    try:
+        for word, number in words.items():
+            if number >= LEAST_COUNT and word not in reserved:
+                dictionary.add_symbol(word.decode("utf-8"), number)
+    except UnicodeDecodeError as error:
+        fail(f"{data / 'text'}: the training set is not UTF-8, {word!r} ({error.reason})")
+    size = len(dictionary)
+    dictionary.finalize()  # sorted; filled up to a multiple of 8
+    parts.mkdir(exist_ok=True)
+    with complete(parts / "dict.txt") as file:
+        dictionary.save(str(file))
+    note(f"{size - dictionary.nspecial:,} words occur at least {LEAST_COUNT} times")
+    if published:
+        note(f"published: {VOCABULARY - 3:,}, and 3 symbols")
+    totals = _binarise("words", data, text, workers, dictionary, word_encoder, parts / "dict.txt", ["dict.txt"])
+    test = totals["test"]
+    note(f"test: {test['unknown']:,} of {test['tokens']:,} tokens are unknown words")
+    if published:
+        note(f"published: {UNKNOWN_IN_TEST:,}")
+
+
+# ---- subwords --------------------------------------------------------------------------------------------------------
+
+
+def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: int) -> None:
+    """DATA/subword: byte-pair encoding by sentencepiece, learned on a sample; no word is unknown."""
+    from fairseq.data import Dictionary
+    from sentencepiece import SentencePieceProcessor
+
+    parts = data / "subword.parts"
+    model, dictionary = parts / "sentencepiece.model", Dictionary()
+    if model.exists() and len(SentencePieceProcessor(model_file=str(model))) != size:
+        remove(parts)  # of a run with another --subwords
+    if not model.exists():
+        note(f"sentencepiece learns {size:,} subwords from {sample:,} sentences")
+        with complete(model) as file:
+            file.write_bytes(_learn(text.training, sample, size, workers))
+    pieces = SentencePieceProcessor(model_file=str(model))
+    for i in range(len(pieces)):
+        if not (pieces.is_control(i) or pieces.is_unknown(i)):
+            dictionary.add_symbol(pieces.id_to_piece(i))
+    with complete(parts / "dict.txt") as file:
+        dictionary.save(str(file))
+    _binarise("subwords", data, text, workers, dictionary, piece_encoder, model, ["dict.txt", model.name])
+
+
+def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> bytes:
+    from sentencepiece import SentencePieceTrainer
+
+    model = BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=_sample(shards, sample),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=size,
+            pad_id=3,  # with it, it has the symbols that fairseq has, and makes no piece that looks like one
+            byte_fallback=True,  # of characters that the sample does not have
+            character_coverage=0.9999,
+            normalization_rule_name="identity",  # the likelihood is that of the text as it is
+            num_threads=workers,
+            minloglevel=1,
+        )
+    except RuntimeError as error:
+        fail(f"--subwords {size}: sentencepiece cannot learn as many from this text ({str(error).splitlines()[0]})")
+    return model.getvalue()
+
+
+def _sample(shards: Sequence[Path], number: int) -> Iterator[str]:
+    """As many sentences from the beginning of every shard; the corpus is shuffled."""
+    each = -(-number // len(shards))
+    for shard in shards:
+        with shard.open("rb") as file:
+            for line in islice(file, each):
+                try:
+                    yield line.decode("utf-8").strip()
+                except UnicodeDecodeError as error:
+                    fail(f"{shard}: is not UTF-8 ({error.reason})")
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def _binarise(
+    unit: str,
+    data: Path,
+    text: Text,
+    workers: int,
+    dictionary: Any,
+    make: Callable[[Path, Symbols], Encoder],
+    source: Path,
+    kept: Sequence[str],
+) -> dict[str, dict[str, int]]:
+    """DATA/<unit> from the text: every data set, the files named `kept`, and statistics.json for evaluate.sh.
+
+    There, the words of a set are counted as the benchmark does: an end of line is one.
+    """
+    from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+    folder = data / unit.removesuffix("s")
+    parts = source.parent
+    symbols = Symbols(dictionary.nspecial, dictionary.unk(), dictionary.eos())
+    dtype = best_fitting_int_dtype(len(dictionary))
+    shards = [*text.held_out, *text.training]
+    binarise_shards(f"{unit} to numbers", shards, parts, workers, make, source, symbols, dtype)
+    totals = {}
+    with complete(folder) as unfinished:
+        unfinished.mkdir()
+        for name, files in text.sets.items():
+            totals[name] = join([parts / file.name for file in files], unfinished / name, dtype)
+            if name != "train":
+                totals[name]["words"] = sum(sum(_lines_and_tokens(file).values()) for file in files)
+        for name in kept:
+            (unfinished / name).write_bytes((parts / name).read_bytes())
+        (unfinished / "statistics.json").write_text(json.dumps(totals, indent=2) + "\n")
+    remove(parts)
+    return totals
+
+
+def _refuse_another_size(dictionary: Path, size: int) -> None:
+    if dictionary.exists():
+        found = len(dictionary.read_text(encoding="utf-8").split("\n")) - 1 + 4  # the symbols that fairseq adds
+        if found != size:
+            fail(f"--subwords {size}: {dictionary.parent} has {found}; remove it, or choose another folder as DATA")
+
+
+def main(arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[str, int]] = PUBLISHED) -> int:
+    flags = parser(__doc__.splitlines()[0])
+    flags.add_argument("--form", choices=("word", "subword", "both"), default="both", help="what to prepare")
+    flags.add_argument(
+        "--subwords", type=int, default=SUBWORDS, metavar="N", help="size of the subword dictionary (%(default)s)"
+    )
+    flags.add_argument(
+        "--sample", type=int, default=SAMPLE, metavar="N", help="sentences to learn subwords from (%(default)s)"
+    )
+    options = flags.parse_args(arguments)
+    for name in ("subwords", "sample", "workers"):
+        if getattr(options, name) < 1:
+            fail(f"--{name} {getattr(options, name)}: must be at least 1")
+    data = data_folder()
+    wanted = ["word", "subword"] if options.form == "both" else [options.form]
+    if "subword" in wanted:
+        _refuse_another_size(data / "subword" / "dict.txt", options.subwords)
+    wanted = [form for form in wanted if not (data / form).is_dir()]
+    if wanted:
+        try:
+            text = unpacked(data)
+            words = counted(text, data, options.workers, {} if options.any_counts else expected)
+            if "word" in wanted:
+                prepare_words(data, text, words, options.workers, not options.any_counts)
+            del words
+            if "subword" in wanted:
+                prepare_subwords(data, text, options.workers, options.subwords, options.sample)
+        except OSError as error:  # a full disk above all
+            fail(f"{error.filename or data}: {error.strerror or error}")
+    note(f"{data}: complete")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

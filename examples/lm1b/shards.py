@@ -1,0 +1,282 @@
+"""Text in shards, counted and made into fairseq's binary files one shard at a time.
+
+Nothing here holds more of a shard than one block; a shard is done when its folder is there.
+"""
+
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import struct
+import sys
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+from common.archives import bar, complete, fail
+from tqdm import tqdm
+
+BLOCK = 1 << 20  # bytes of text in memory at a time
+
+
+class Damaged(Exception):
+    """A shard that cannot be read as text; its words are for the user."""
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """A file in pieces of whole lines."""
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            yield block + file.readline()
+
+
+def lines_of(block: bytes) -> list[bytes]:
+    """Lines end in a line feed and nothing else: as the published counts have it, unlike str.splitlines."""
+    lines = block.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return lines
+
+
+# ---- counting --------------------------------------------------------------------------------------------------------
+
+
+def count_shard(shard: Path, folder: Path) -> None:
+    """Write `folder`: counts.json (lines, tokens) and words.txt (each type and how often it occurs).
+
+    Tokens are what ASCII white space separates; the corpus has other spaces inside of words.
+    """
+    lines = 0
+    words: Counter[bytes] = Counter()
+    for block in blocks(shard):
+        lines += len(lines_of(block))
+        words.update(block.split())
+    folder.mkdir()
+    with (folder / "words.txt").open("wb") as file:
+        file.writelines(b"%s %d\n" % item for item in words.items())
+    _write_json(folder / "counts.json", {"lines": lines, "tokens": words.total()})
+
+
+def add_counts(folders: Sequence[Path]) -> tuple[dict[str, int], Counter[bytes]]:
+    """Lines, tokens and types of all shards together, and the types. In memory: the types, which grow with the text's
+    vocabulary and not with its length (LM1B: 2.4 million, about half a gigabyte)."""
+    found = {"lines": 0, "tokens": 0}
+    words: Counter[bytes] = Counter()
+    with bar(None, "adding up the counts", leave=False) as progress:
+        for folder in folders:
+            counts = json.loads((folder / "counts.json").read_text())
+            for what in found:
+                found[what] += counts[what]
+            with (folder / "words.txt").open("rb") as file:
+                for line in file:
+                    word, _, number = line.rpartition(b" ")
+                    words[word] += int(number)
+                progress.update(file.tell())
+    return {**found, "types": len(words)}, words
+
+
+# ---- symbols ---------------------------------------------------------------------------------------------------------
+
+
+class Symbols(NamedTuple):
+    """How fairseq's dictionary numbers what is no word."""
+
+    first: int  # of the words, in the order of dict.txt
+    unknown: int
+    end: int  # of a line
+
+
+Encoder = Callable[[list[bytes]], Iterator[list[int]]]  # lines -> the numbers of each, without the end of line
+
+
+def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
+    """Whole words; one that the dictionary does not have is unknown."""
+    with dictionary.open("rb") as file:
+        numbers = {line.rpartition(b" ")[0]: symbols.first + i for i, line in enumerate(file)}
+
+    def encode(lines: list[bytes]) -> Iterator[list[int]]:
+        for line in lines:
+            yield [numbers.get(word, symbols.unknown) for word in line.split()]
+
+    return encode
+
+
+def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
+    """The pieces of a sentencepiece model; dict.txt has them in the model's order, without its control symbols."""
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    numbers = numpy.full(len(pieces), symbols.unknown)
+    ordinary = [i for i in range(len(pieces)) if not (pieces.is_control(i) or pieces.is_unknown(i))]
+    numbers[ordinary] = symbols.first + numpy.arange(len(ordinary))
+
+    def encode(lines: list[bytes]) -> Iterator[list[int]]:
+        for line in pieces.encode([line.decode("utf-8") for line in lines], out_type=int):
+            yield numbers[line].tolist()
+
+    return encode
+
+
+# ---- binary files ----------------------------------------------------------------------------------------------------
+
+
+def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols, dtype: type) -> None:
+    """Write `folder`: tokens.bin, sizes.bin (tokens of each line) and counts.json (lines, tokens, unknown)."""
+    counts = {"lines": 0, "tokens": 0, "unknown": 0}
+    folder.mkdir()
+    with (folder / "tokens.bin").open("wb") as tokens, (folder / "sizes.bin").open("wb") as sizes:
+        for block in blocks(shard):
+            numbers: list[int] = []
+            lengths = array("i")
+            try:
+                for line in encode(lines_of(block)):
+                    numbers += line
+                    numbers.append(symbols.end)
+                    lengths.append(len(line) + 1)
+            except UnicodeDecodeError as error:
+                raise Damaged(f"{shard}: is not UTF-8 after {counts['lines']:,} lines ({error.reason})") from error
+            tokens.write(numpy.array(numbers, dtype=dtype).tobytes())
+            sizes.write(lengths.tobytes())
+            counts["lines"] += len(lengths)
+            counts["tokens"] += len(numbers)
+            counts["unknown"] += numbers.count(symbols.unknown)
+    _write_json(folder / "counts.json", counts)
+
+
+def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
+    """Make the shards one data set of fairseq, `prefix`.bin and `prefix`.idx (MMapIndexedDataset); its counts.
+
+    Written here because fairseq's builder keeps the offset of every line as a Python object: a gigabyte for LM1B.
+    """
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    total = {"lines": 0, "tokens": 0, "unknown": 0}
+    for folder in folders:
+        for what, number in json.loads((folder / "counts.json").read_text()).items():
+            total[what] += number
+    width = numpy.dtype(dtype).itemsize
+    data, index = prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
+    with bar(total["tokens"] * width, f"joining {prefix.name}", leave=False) as progress, data.open("wb") as target:
+        for folder in folders:
+            with (folder / "tokens.bin").open("rb") as source:
+                shutil.copyfileobj(source, target, BLOCK)
+                progress.update(source.tell())
+    with MMapIndexedDataset.Index.writer(str(index), dtype):  # the header
+        pass
+    with index.open("ab") as target:
+        target.write(struct.pack("<Q", total["lines"]))
+        for folder in folders:
+            target.write((folder / "sizes.bin").read_bytes())
+        offset = 0
+        for folder in folders:
+            lengths = numpy.fromfile(folder / "sizes.bin", dtype=numpy.int32).astype(numpy.int64) * width
+            ends = offset + numpy.cumsum(lengths)
+            target.write((ends - lengths).tobytes())
+            offset += int(lengths.sum())
+    if not data.stat().st_size == offset == total["tokens"] * width:
+        fail(f"{folders[0].parent}: damaged, its numbers of tokens differ; remove it and run again")
+    return total
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content) + "\n")
+
+
+# ---- many shards, many processes -------------------------------------------------------------------------------------
+
+_encoders: dict[tuple, Encoder] = {}  # of this process
+
+
+def _with_encoder(shard: Path, folder: Path, make: Callable[..., Encoder], source: Path, symbols: Symbols, dtype: type):
+    key = (make, source)
+    if key not in _encoders:
+        _encoders.clear()
+        _encoders[key] = make(source, symbols)
+    binarise_shard(shard, folder, _encoders[key], symbols, dtype)
+
+
+def _finish(work: Callable[..., None], shard: Path, folder: Path, *rest: Any) -> None:
+    with complete(folder) as unfinished:
+        work(shard, unfinished, *rest)
+
+
+def _start_worker() -> None:
+    """Ctrl-C is for the parent to handle; without the parent there is nothing left to do."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process().sentinel
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: Callable[..., None], *rest: Any):
+    """Do `work(shard, folder/<name of shard>, *rest)` for the shards that have no folder yet."""
+    missing = [shard for shard in shards if not (folder / shard.name).is_dir()]
+    sizes = {shard: shard.stat().st_size for shard in shards}
+    everything = sum(sizes.values())
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = {shard: (_finish, work, shard, folder / shard.name, *rest) for shard in missing}
+    try:
+        with bar(everything, title, initial=everything - sum(sizes[shard] for shard in missing)) as progress:
+            if min(workers, len(missing)) < 2:
+                for shard, (function, *arguments) in tasks.items():
+                    function(*arguments)
+                    progress.update(sizes[shard])
+            else:
+                for shard in _side_by_side(tasks, min(workers, len(missing))):
+                    progress.update(sizes[shard])
+    except BrokenProcessPool:
+        fail(f"{title}: a process was killed, out of memory? Run again with a smaller --workers than {workers}")
+    except Damaged as error:
+        fail(str(error))
+
+
+def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
+    """Call `function(*arguments)` for every (function, *arguments) in processes; the keys of those that are done."""
+    # spawned, because forking a process that has threads may hang
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
+        futures = {pool.submit(*task): key for key, task in tasks.items()}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                tqdm.write("prepare: interrupted; the shards in work are finished first", file=sys.stderr)
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def count_shards(shards: Sequence[Path], folder: Path, workers: int) -> list[Path]:
+    """`count_shard` for every shard that has not been counted; the folders, in the order of the shards."""
+    _each("counting words", shards, folder, workers, count_shard)
+    return [folder / shard.name for shard in shards]
+
+
+def binarise_shards(
+    title: str,
+    shards: Sequence[Path],
+    folder: Path,
+    workers: int,
+    make: Callable[[Path, Symbols], Encoder],
+    source: Path,
+    symbols: Symbols,
+    dtype: type,
+) -> list[Path]:
+    """`binarise_shard` for every shard that has not been, by the encoder `make(source, symbols)` of each process."""
+    try:
+        _each(title, shards, folder, workers, _with_encoder, make, source, symbols, dtype)
+    finally:
+        _encoders.clear()
+    return [folder / shard.name for shard in shards]

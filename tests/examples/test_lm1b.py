@@ -1,0 +1,541 @@
+"""The One Billion Word recipe, on an archive of the same layout that is made here."""
+
+import hashlib
+import io
+import json
+import math
+import os
+import random
+import re
+import shlex
+import sys
+import tarfile
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
+import numpy
+import pytest
+from common import archives
+from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli.train import cli_main as fairseq_train
+from lm1b import architecture, prepare, shards
+from lm1b.perplexity import Unknown, perplexity
+from omegaconf import OmegaConf
+from recipes import dry_run, parse, refusal, script
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "examples" / "lm1b"
+TOP = "1-billion-word-language-modeling-benchmark-r13output"
+TRAINING = [f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100" for i in range(1, 5)]
+HELD_OUT = [f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05}-of-00050" for i in range(3)]
+LINES = 150
+
+# Spaces that are none to the benchmark, and words that are symbols to fairseq.
+ODD = ["a\u00a0b", "line\u2028end", "na\u00efve", "\u2014", "<unk>", "</s>", "<pad>", "madeupword0000"]
+COMMON = ["the", "of", ",", ".", "market", "said", "a", "in", "shares", "year", *ODD]
+
+
+def sentences(seed: int, lines: int = LINES) -> list[str]:
+    dice = random.Random(seed)
+    text = [" ".join(dice.choices(COMMON, k=dice.randint(1, 25))) for _ in range(lines)]
+    text[3] += f" rare{seed}"  # once in all
+    text[4] += " twice" if seed < 2 else ""
+    text[5] += " thrice" if seed < 3 else ""
+    return text
+
+
+CORPUS = {name: sentences(seed) for seed, name in enumerate(TRAINING + HELD_OUT)}
+TEXT = {
+    "train": [line for name in TRAINING for line in CORPUS[name]],
+    "valid": CORPUS[HELD_OUT[1]],
+    "test": CORPUS[HELD_OUT[0]],
+    "heldout": [line for name in HELD_OUT for line in CORPUS[name]],
+}
+
+
+def words(text: list[str]) -> list[str]:
+    return [word for line in text for word in line.split(" ")]
+
+
+EXPECTED = {
+    "training set": {
+        "shards": 4,
+        "lines": 4 * LINES,
+        "tokens": len(words(TEXT["train"])),
+        "types": len(set(words(TEXT["train"]))),
+    },
+    "held-out set": {"shards": 3, "lines": 3 * LINES},
+    "valid": {"lines": LINES, "tokens": len(words(TEXT["valid"]))},
+    "test": {"lines": LINES, "tokens": len(words(TEXT["test"]))},
+}
+
+
+def pack(path: Path, corpus: dict[str, list[str]]) -> None:
+    """The archive: folders, files in no order, and some that nobody asked for."""
+    extra = {"README": ["words"], "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"]}
+    files = {**extra, **dict(reversed(corpus.items()))}
+    with tarfile.open(path, "w:gz") as archive:
+        folder = tarfile.TarInfo(TOP)
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, lines in files.items():
+            content = "".join(f"{line}\n" for line in lines).encode()
+            member = tarfile.TarInfo(f"{TOP}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.fixture(autouse=True)
+def environment(plain_environment, tmp_path):
+    plain_environment.setattr(archives, "PAUSE", 0.001)
+    plain_environment.setenv("DATA", str(tmp_path / "data"))
+    plain_environment.delenv("MODEL", raising=False)
+    plain_environment.setenv("GPUS", "0")
+    return plain_environment
+
+
+@pytest.fixture
+def archive(tmp_path, environment):
+    """A local one; its sum is as published."""
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    path = folder / prepare.ARCHIVE.file
+    pack(path, CORPUS)
+    publish(environment, path)
+    environment.setenv("ARCHIVES", str(folder))
+    return path
+
+
+def publish(environment, path: Path, **changes) -> None:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    environment.setattr(prepare, "ARCHIVE", prepare.ARCHIVE._replace(sha256=digest, **changes))
+
+
+def run(*arguments, expected=EXPECTED) -> int:
+    return prepare.main(["--workers", "1", *arguments], expected)
+
+
+def data() -> Path:
+    return Path(os.environ["DATA"])
+
+
+def prepare_refuses(capsys, *arguments, **settings) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments, **settings)
+    assert ended.value.code == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: "))
+    return line.removeprefix("prepare: error: ")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def decoded(folder: Path, name: str) -> list[list[str]]:
+    """The lines of a set as fairseq reads them."""
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    return [[dictionary[i] for i in line] for line in numbers(folder, name)]
+
+
+def numbers(folder: Path, name: str) -> list[list[int]]:
+    data_set = load_indexed_dataset(str(folder / name), None)
+    return [data_set[i].tolist() for i in range(len(data_set))]
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_words_that_occur_three_times_the_most_frequent_first(archive, capsys):
+    assert run("--form", "word") == 0
+    dictionary = Dictionary.load(str(data() / "word" / "dict.txt"))
+    counts = Counter(words(TEXT["train"]))
+    known = [word for word, number in counts.items() if number >= 3 and word not in ("<unk>", "</s>", "<pad>")]
+    known.sort(key=lambda word: (-counts[word], word))
+    assert dictionary.symbols[4 : 4 + len(known)] == known
+    assert "thrice" in known and "twice" not in known
+    assert len(dictionary) % 8 == 0
+    for name, text in TEXT.items():
+        expected = [[word if word in known else "<unk>" for word in line.split(" ")] + ["</s>"] for line in text]
+        assert decoded(data() / "word", name) == expected
+
+    statistics = json.loads((data() / "word" / "statistics.json").read_text())
+    unknown = sum(word not in known for word in words(TEXT["test"]))
+    tokens = len(words(TEXT["test"])) + LINES
+    assert statistics["test"] == {"lines": LINES, "tokens": tokens, "unknown": unknown, "words": tokens}
+    assert f"test: {unknown:,} of {tokens:,} tokens are unknown words" in capsys.readouterr().err
+    assert sorted(path.name for path in data().iterdir()) == ["counts", "text", "word"]
+
+
+def test_plain_text_becomes_what_fairseq_preprocess_makes_of_it(tmp_path, environment):
+    """Byte for byte; odd spaces are left out, at which fairseq cuts words."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    lines = [" ".join(word for word in line.split(" ") if word not in ODD) or "." for line in TEXT["train"]]
+    halves = [plain / "1", plain / "2"]
+    for path, half in zip(halves, (lines[:300], lines[300:])):
+        path.write_text("".join(f"{line}\n" for line in half))
+    (plain / "all").write_text("".join(f"{line}\n" for line in lines))
+    dictionary = Dictionary()
+    for word in COMMON[:8]:
+        dictionary.add_symbol(word)
+    dictionary.save(str(plain / "dict.txt"))
+    for vocabulary in (len(dictionary), 1 << 17):  # two bytes a number, and four
+        binarizer = VocabularyDatasetBinarizer(dictionary, append_eos=True)
+        FileBinarizer.multiprocess_dataset(
+            str(plain / "all"), "mmap", binarizer, str(plain / "expected"), vocab_size=vocabulary
+        )
+        symbols = shards.Symbols(dictionary.nspecial, dictionary.unk(), dictionary.eos())
+        dtype = shards_dtype(vocabulary)
+        environment.setattr(shards, "BLOCK", 1000)  # many blocks
+        parts = shards.binarise_shards(
+            "words", halves, plain / f"parts{vocabulary}", 1, shards.word_encoder, plain / "dict.txt", symbols, dtype
+        )
+        shards.join(parts, plain / "found", dtype)
+        for suffix in ("bin", "idx"):
+            assert (plain / f"found.{suffix}").read_bytes() == (plain / f"expected.{suffix}").read_bytes()
+
+
+def shards_dtype(vocabulary: int) -> type:
+    from fairseq.data.indexed_dataset import best_fitting_int_dtype
+
+    return best_fitting_int_dtype(vocabulary)
+
+
+def test_a_last_line_without_an_end_counts(tmp_path):
+    (tmp_path / "shard").write_bytes(b"one two\n\nthree")
+    shards.count_shard(tmp_path / "shard", tmp_path / "counts")
+    found, counts = shards.add_counts([tmp_path / "counts"])
+    assert found == {"lines": 3, "tokens": 3, "types": 3}
+    assert counts == {b"one": 1, b"two": 1, b"three": 1}
+
+
+# ---- subwords --------------------------------------------------------------------------------------------------------
+
+
+def test_subwords_hold_the_whole_text(archive, capsys):
+    # fewer characters in the sample than in the text: the others are bytes
+    assert run("--form", "subword", "--subwords", "320", "--sample", "40") == 0
+    folder = data() / "subword"
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    assert len(dictionary) == 320
+    import sentencepiece
+
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sentencepiece.model"))
+    for name, text in TEXT.items():
+        lines = decoded(folder, name)
+        assert all(line.pop() == "</s>" for line in lines)
+        assert [pieces.decode_pieces(line) for line in lines] == text
+    assert any(piece.startswith("<0x") for line in decoded(folder, "train") for piece in line)
+    statistics = json.loads((folder / "statistics.json").read_text())
+    assert [statistics[name]["unknown"] for name in TEXT] == [0] * 4
+    assert statistics["test"]["words"] == len(words(TEXT["test"])) + LINES
+    assert statistics["test"]["tokens"] == sum(map(len, decoded(folder, "test")))
+
+    assert run("--form", "subword", "--subwords", "320") == 0
+    assert "--subwords 328: " in prepare_refuses(capsys, "--form", "subword", "--subwords", "328")
+
+
+def test_too_many_subwords_are_refused(archive, capsys):
+    message = prepare_refuses(capsys, "--form", "subword", "--subwords", "9000")
+    assert message.startswith("--subwords 9000: sentencepiece cannot learn as many from this text (")
+    # and another number can be had at once
+    assert run("--form", "subword", "--subwords", "320") == 0
+
+
+def test_an_interrupted_run_with_another_number_of_subwords_begins_anew(archive, environment):
+    with environment.context() as changed:
+        interrupt(changed, "binarise_shard", 2)
+        with pytest.raises(KeyboardInterrupt):
+            run("--form", "subword", "--subwords", "328")
+    assert run("--form", "subword", "--subwords", "320") == 0
+    assert len(Dictionary.load(str(data() / "subword" / "dict.txt"))) == 320
+    assert max(max(line) for line in numbers(data() / "subword", "train")) < 320
+
+
+# ---- interruption ----------------------------------------------------------------------------------------------------
+
+
+def interrupt(monkeypatch, name: str, after: int) -> list[str]:
+    """Ctrl-C in the work on a shard, when its folder has been begun; the shards worked on, ever."""
+    real, seen = getattr(shards, name), []
+
+    def work(shard, folder, *rest):
+        seen.append(shard.name)
+        if len(seen) == after + 1:
+            folder.mkdir()
+            (folder / "tokens.bin").write_bytes(b"half")
+            raise KeyboardInterrupt
+        real(shard, folder, *rest)
+
+    monkeypatch.setattr(shards, name, work)
+    return seen
+
+
+@pytest.mark.parametrize("work, after, units", [("count_shard", 2, 4), ("binarise_shard", 5, 7)])
+def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment, tmp_path, work, after, units):
+    run("--form", "word")
+    undisturbed = contents(data() / "word")
+    environment.setenv("DATA", str(tmp_path / "again"))
+    seen = interrupt(environment, work, after)
+    with pytest.raises(KeyboardInterrupt):
+        run("--form", "word")
+    assert not (data() / "word").exists()
+    archive.write_bytes(b"is not needed any more")
+    run("--form", "word")
+    assert len(seen) == units + 1 and len(set(seen)) == units
+    assert contents(data() / "word") == undisturbed
+
+
+def test_what_is_there_is_not_made_again(archive, environment):
+    run("--form", "word")
+    before = contents(data())
+    archive.unlink()
+    environment.setattr(shards, "count_shard", None)
+    with environment.context() as changed:
+        changed.setattr(shards, "binarise_shard", None)
+        assert run("--form", "word") == 0
+    assert contents(data()) == before
+    assert run("--form", "both", "--subwords", "320") == 0  # text and counts serve this form too
+    after = contents(data())
+    assert {name: after[name] for name in before} == before
+    assert "subword/train.bin" in after
+
+
+def test_a_download_that_broke_off_is_taken_up(server, environment, capsys):
+    path = server.folder / prepare.ARCHIVE.file
+    pack(path, CORPUS)
+    publish(environment, path, urls=(f"{server.url}/{path.name}",))
+    environment.setattr(archives, "ATTEMPTS", 1)
+    server.faults += ["drop"]
+    assert f"{path.name} cannot be fetched" in prepare_refuses(capsys, "--form", "word")
+    assert run("--form", "word") == 0
+    assert server.requests[1] == (f"/{path.name}", f"bytes={path.stat().st_size // 2}-")
+    assert (data() / "word" / "train.bin").exists()
+
+
+# ---- wrong archives --------------------------------------------------------------------------------------------------
+
+
+def test_a_truncated_archive_is_refused_by_name(archive, capsys):
+    archive.write_bytes(archive.read_bytes()[:-2000])
+    assert prepare_refuses(capsys).startswith(f"{archive}: truncated or damaged (")
+    assert not (data() / "text").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda corpus: corpus[TRAINING[2]].pop(), "training set: 599 lines, must be 600; "),
+        (lambda corpus: corpus.pop(TRAINING[2]), "training set: 3 shards, must be 4"),
+        (lambda corpus: corpus.pop(HELD_OUT[2]), "held-out set: 2 shards, must be 3; 300 lines, must be 450"),
+        (lambda corpus: corpus[HELD_OUT[0]].append("."), "test: 151 lines, must be 150; "),
+        (lambda corpus: corpus[HELD_OUT[1]].__setitem__(0, ""), "valid: "),
+        (lambda corpus: corpus[TRAINING[0]].__setitem__(3, "new " * 3), "training set: "),
+    ],
+)
+def test_an_archive_with_other_text_is_refused_and_one_with_the_right_text_taken(archive, capsys, change, message):
+    other = {name: list(lines) for name, lines in CORPUS.items()}
+    change(other)
+    right = archive.read_bytes()
+    pack(archive, other)
+    assert prepare_refuses(capsys, "--form", "word").startswith(f"{archive.name}, {message}")
+    archive.write_bytes(right)
+    assert run("--form", "word") == 0
+
+
+def test_text_of_ones_own_is_taken_and_its_counts_are_said(archive, capsys):
+    message = prepare_refuses(capsys, expected=prepare.PUBLISHED)
+    assert message.startswith(f"{archive.name}, valid: 150 lines, must be 6,206; ")
+    assert run("--any-counts", "--form", "word", expected=prepare.PUBLISHED) == 0
+    assert "training set: 4 shards, 600 lines" in capsys.readouterr().err
+
+
+def test_text_that_is_not_utf8_is_refused_by_name(archive, capsys):
+    run("--form", "word")
+    shard = data() / "text" / TOP / HELD_OUT[2]
+    shard.write_bytes(b"fine\n\xff\n")
+    message = prepare_refuses(capsys, "--any-counts", "--form", "subword", "--subwords", "320")
+    assert message.startswith(f"{shard}: is not UTF-8 after 0 lines (")
+
+
+# ---- processes and memory --------------------------------------------------------------------------------------------
+
+
+def test_processes_work_side_by_side_and_a_killed_one_is_told_of(tmp_path, capsys, monkeypatch):
+    files = []
+    for name in TRAINING[:3]:
+        files.append(tmp_path / Path(name).name)
+        files[-1].write_text("".join(f"{line}\n" for line in CORPUS[name]))
+    for workers in (1, 2):
+        folders = shards.count_shards(files, tmp_path / f"counts{workers}", workers)
+        assert [folder.name for folder in folders] == [file.name for file in files]
+    assert contents(tmp_path / "counts1") == contents(tmp_path / "counts2")
+
+    (tmp_path / "killed.py").write_text("import os, signal\ndef work(*_):\n    os.kill(os.getpid(), signal.SIGKILL)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import killed
+
+    with pytest.raises(SystemExit):
+        shards._each("counting", files, tmp_path / "killed", 2, killed.work)
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "prepare: error: counting: a process was killed, out of memory? Run again with a smaller --workers than 2"
+    )
+
+
+def peak(folder: Path, number: int, copies: int) -> int:
+    """The most bytes in use at a time, in a preparation of so many shards of so much text, with the same words."""
+    block = "".join(" ".join(f"word{i * j % 1000}" for j in range(100)) + "\n" for i in range(50))
+    folder.mkdir()
+    files = [folder / f"shard{i}" for i in range(number)]
+    for file in files:
+        file.write_text(block * copies)
+    (folder / "dict.txt").write_text("".join(f"word{i} 1\n" for i in range(1000)))
+    tracemalloc.start()
+    shards.add_counts(shards.count_shards(files, folder / "counts", 1))
+    make = (shards.word_encoder, folder / "dict.txt", shards.Symbols(4, 3, 2), numpy.uint32)
+    parts = shards.binarise_shards("words", files, folder / "parts", 1, *make)
+    shards.join(parts, folder / "train", numpy.uint32)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "BLOCK", 1 << 15)
+    peak(tmp_path / "modules", 1, 1)  # what is imported on the way
+    one = peak(tmp_path / "one", 1, 4)
+    assert peak(tmp_path / "many", 8, 4) < 1.2 * one
+    assert peak(tmp_path / "long", 1, 64) < 1.2 * one
+
+
+# ---- training and evaluation -----------------------------------------------------------------------------------------
+
+LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
+
+
+def test_the_likelihood_is_shared_out_among_subwords_and_among_words():
+    result = perplexity(LOG, {"tokens": 1200, "words": 1000})
+    assert result.token == 8
+    assert math.log2(result.word) * 1000 == pytest.approx(3 * 1200)
+    assert perplexity(LOG, {"tokens": 1200, "words": 1200}) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    "lines, tokens, reason",
+    [
+        (LOG, 1300, "1,200 of 1,300 tokens were evaluated"),
+        (LOG[:1], 1200, "no loss"),
+        ([], 1200, "no loss"),
+        ([LOG[0], LOG[1].replace("3.0000", "nan")], 1200, "the loss is nan"),
+    ],
+)
+def test_a_part_of_the_set_has_no_perplexity(lines, tokens, reason):
+    with pytest.raises(Unknown, match=reason):
+        perplexity(lines, {"tokens": tokens, "words": 1000})
+
+
+def command(step: str, *arguments: str, **environment) -> list[str]:
+    """What a script would run."""
+    (words,) = dry_run(shlex.join([str(RECIPE / f"{step}.sh"), *arguments]), **environment)
+    return words
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+@pytest.mark.parametrize(
+    "model, arch, form, length, tokens",
+    [
+        ("baevski", "sigsoftmax_transformer_lm_gbw_512", "word", 512, 65_536),
+        ("fixhead", "l2_transformer_lm_lm1b", "subword", 256, 32_768),
+    ],
+)
+def test_the_architecture_decides_and_the_batch_stays(model, arch, form, length, tokens, gpus):
+    named = parse(command("train", "--arch", arch, GPUS=gpus))
+    args = parse(command("train", MODEL=model, GPUS=gpus))
+    assert named.arch == arch and args.arch.endswith(arch.partition("_")[2])
+    assert Path(args.save_dir).parts[-2:] == ("lm1b", args.arch)
+    for found in (named, args):
+        assert (Path(found.data).name, found.tokens_per_sample) == (form, length)
+        assert found.max_tokens * found.update_freq[0] * max(1, gpus) == tokens
+    evaluation = parse(command("evaluate", MODEL=model))
+    assert (Path(evaluation.data).name, evaluation.tokens_per_sample) == (form, length)
+
+
+def test_another_model_is_refused():
+    for step in ("train", "evaluate"):
+        message = refusal(script(f"{RECIPE}/{step}.sh", check=False, MODEL="xl"))
+        assert message == f"{step}: error: MODEL=xl: must be baevski or fixhead"
+
+
+@pytest.mark.parametrize("name, model", [("word", "baevski"), ("subword", "fixhead")])
+def test_the_yaml_file_says_what_train_sh_says(name, model):
+    words = command("train", MODEL=model, GPUS=8)
+    typed = convert_namespace_to_omegaconf(parse(words))
+    written = OmegaConf.to_container(OmegaConf.load(RECIPE / f"{name}.yaml"))
+    assert f"_name: {words[words.index('--arch') + 1]}" == f"_name: {written['model'].pop('_name')}"
+    assert typed.checkpoint.save_dir.endswith("/" + written["checkpoint"].pop("save_dir"))
+    for group, fields in written.items():
+        for field in fields.keys() - {"data", "user_dir"}:
+            assert getattr(typed[group], field) == fields[field], (group, field)
+    given = {word[2:].replace("-", "_") for word in words if word.startswith("--")}
+    fields = {field for group in written.values() for field in group} | {"save_dir"}
+    assert given - fields == {"arch", "criterion", "lr_scheduler", "optimizer", "task"}  # _name, each in its group
+
+
+TINY = {
+    "word": """--arch mixhead_transformer_lm_gbw_512 --decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16
+        --decoder-output-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --adaptive-input-cutoff 4,8
+        --adaptive-softmax-cutoff 4,8 --adaptive-input-factor 2 --adaptive-softmax-factor 2""",
+    "subword": """--arch fixhead_transformer_lm_lm1b --decoder-layers 1 --decoder-embed-dim 16
+        --decoder-ffn-embed-dim 16 --decoder-attention-heads 2""",
+}
+
+
+def trained_and_evaluated(form: str, monkeypatch, *window: str) -> tuple[list[str], str]:
+    """What evaluate.sh prints: the lines for the user, and the log. train.sh's command runs in this process."""
+    flags = f"{TINY[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
+    save = {"SAVE": str(data().parent / form)}
+    monkeypatch.setattr(sys, "argv", command("train", *flags.split(), "--warmup-updates", "1", **save))
+    fairseq_train()
+    result = script(f"{RECIPE}/evaluate.sh {' '.join(window)}", **save)
+    return result.stdout.splitlines(), result.stderr
+
+
+def figure(line: str, name: str) -> float:
+    found, equals, number = line.rpartition(" = ")
+    assert (found, equals) == (name, " = ")
+    return float(number)
+
+
+def test_subwords_are_trained_on_and_evaluated(archive, monkeypatch):
+    run("--form", "subword", "--subwords", "320")
+    statistics = json.loads((data() / "subword" / "statistics.json").read_text())["valid"]
+    window = ["--gen-subset", "valid", "--context-window", "8", "--tokens-per-sample", "32"]
+    (title, *lines), _ = trained_and_evaluated("subword", monkeypatch, *window)
+    tokens, number = statistics["tokens"], statistics["words"]
+    assert title == f"valid: {tokens:,} subwords, {number:,} words, ends of line included"
+    by_piece, by_word = map(figure, lines, ["perplexity per subword", "perplexity per word"])
+    assert tokens > 1.1 * number
+    assert by_word == pytest.approx(by_piece ** (tokens / number), rel=1e-3)
+    assert by_word != pytest.approx(by_piece, rel=0.1)
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_by_name(monkeypatch, capsys):
+    file = str(RECIPE / "train.sh")
+    monkeypatch.setattr(sys, "argv", ["architecture", file])
+    assert architecture.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"evaluate: error: {file}: is no checkpoint of fairseq-train (")
+
+
+@pytest.mark.slow
+def test_words_are_trained_on_and_evaluated(archive, monkeypatch):
+    run("--form", "word")
+    statistics = json.loads((data() / "word" / "statistics.json").read_text())["test"]
+    (title, last), log = trained_and_evaluated("word", monkeypatch, "--tokens-per-sample", "32")
+    assert title == f"test: {statistics['words']:,} words, ends of line included"
+    found = float(re.search(r"Perplexity: (\S+)", log)[1])
+    assert figure(last, "perplexity per word") == pytest.approx(found, rel=1e-3)
