@@ -36,7 +36,7 @@ PENALTIES = {
     "orthogonal": Penalty(
         lambda heads, real: orthogonal_penalty(heads.mixing, real),
         True,
-        0.01,
+        0.0001,
         "squared Frobenius norm of M^T M - I",
         "mixhead eq. 16",
     ),

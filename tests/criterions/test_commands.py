@@ -103,8 +103,8 @@ def test_validate_gives_the_same_loss_with_and_without_weight(one_worker, text_d
 @pytest.mark.parametrize(
     "arch, flags, message",
     [
-        ("transformer", [], "--orthogonal-weight 0.01: nothing to act on in --arch transformer; use"),
-        ("sigsoftmax_transformer", [], "--orthogonal-weight 0.01: nothing to act on with --head-mixing none; use"),
+        ("transformer", [], "--orthogonal-weight 0.0001: nothing to act on in --arch transformer; use"),
+        ("sigsoftmax_transformer", [], "--orthogonal-weight 0.0001: nothing to act on with --head-mixing none; use"),
         ("mixhead_transformer", ["--rank-weight", "-1"], "--rank-weight -1.0: must be a finite number"),
     ],
 )

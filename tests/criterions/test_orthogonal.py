@@ -333,17 +333,17 @@ def config(model_flags, **flags):
         (
             {"_name": "transformer_lm"},
             {},
-            "--orthogonal-weight 0.01: nothing to act on in --arch transformer_lm; use",
+            "--orthogonal-weight 0.0001: nothing to act on in --arch transformer_lm; use",
         ),
         (
             {"_name": "l2_transformer_lm"},
             {},
-            "--orthogonal-weight 0.01: nothing to act on with --head-mixing none; use",
+            "--orthogonal-weight 0.0001: nothing to act on with --head-mixing none; use",
         ),
         (
             {"_name": "mixhead_transformer", "head_mixing": "average"},
             {},
-            "--orthogonal-weight 0.01: nothing to act on with --head-mixing average; use",
+            "--orthogonal-weight 0.0001: nothing to act on with --head-mixing average; use",
         ),
         (
             {"_name": "transformer"},
@@ -383,12 +383,12 @@ def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_b
 @pytest.mark.parametrize(
     "arch, flags, weights, message",
     [
-        ("transformer_lm", {}, {}, "--orthogonal-weight 0.01: nothing to act on in this model; use"),
+        ("transformer_lm", {}, {}, "--orthogonal-weight 0.0001: nothing to act on in this model; use"),
         (
             "mixhead_transformer_lm",
             {"head_mixing": "random"},
             {},
-            "--orthogonal-weight 0.01: nothing to act on in this model",
+            "--orthogonal-weight 0.0001: nothing to act on in this model",
         ),
         (
             "mixhead_transformer_lm",
