@@ -19,6 +19,7 @@ import argparse
 import copy
 import csv
 import ctypes
+import functools
 import importlib.util
 import json
 import logging
@@ -35,6 +36,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -64,7 +66,7 @@ class Shape(NamedTuple):
 class Core(NamedTuple):
     """One kind of attention in the level `core`."""
 
-    provider: str  # torch, eager or mixhead_plugin
+    provider: str  # torch, eager or mixhead_plugin; on a GPU the keys of ON_GPU too
     normalizer: str = "softmax"
     mixing: str = "none"  # or A, B
     dropout_p: float = 0.0
@@ -78,8 +80,16 @@ class Core(NamedTuple):
         return f"{self.provider}: {variant}{flag}{dropout}"
 
 
-def cores(dropout_p: float) -> List[Core]:
-    """The first without and the first with dropout are what the others are measured by."""
+# What there is on a GPU alone.
+ON_GPU = {
+    "flash": "torch's scaled_dot_product_attention, by FlashAttention",
+    "compiled": "the formula through torch.compile",
+    "flex": "torch's FlexAttention: no mixing of heads, no dropout",
+    "triton": "mixhead_plugin's fused kernels, whatever `auto` would take",
+}
+
+
+def cores(dropout_p: float, device: str = "cpu") -> List[Core]:
     found = [Core("torch"), Core("torch", causal_flag=True)]
     for provider in ("eager", "mixhead_plugin"):
         found += [Core(provider, name) for name in ("softmax", "sigsoftmax", "l2")]
@@ -87,11 +97,53 @@ def cores(dropout_p: float) -> List[Core]:
     found += [Core("torch", dropout_p=dropout_p)]
     for provider in ("eager", "mixhead_plugin"):
         found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in ("none", "A", "B")]
+    return [*found, *cores_on_gpu(dropout_p)] if device == "cuda" else found
+
+
+def cores_on_gpu(dropout_p: float) -> List[Core]:
+    found = [Core("flash", causal_flag=True, dropout_p=p) for p in (0.0, dropout_p)]
+    for provider in ("compiled", "flex", "triton"):
+        found += [Core(provider, name) for name in ("softmax", "sigsoftmax", "l2")]
+    for provider in ("compiled", "triton"):
+        found += [Core(provider, mixing=mixing) for mixing in "AB"]
+        found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in "AB"]
     return found
 
 
-def baseline(core: Core) -> Core:
+def baseline(core: Core, device: str = "cpu") -> Core:
+    """What a contender is measured by"""
+    if device == "cuda":
+        return Core("flash", causal_flag=True, dropout_p=core.dropout_p)
     return Core("torch", dropout_p=core.dropout_p)
+
+
+@functools.lru_cache(None)
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.config.recompile_limit = 256  # beyond it, a function would run as it is, and nobody be told
+    return torch.compile(function, dynamic=False)
+
+
+@functools.lru_cache(None)
+def causal_blocks(length: int, device: str) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=device)
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, normalizer: str) -> Tensor:
+    """Causal attention by FlexAttention, run as it is meant to be: compiled"""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    run = compiled(flex_attention) if query.is_cuda else flex_attention
+    blocks = causal_blocks(query.shape[2], query.device.type)
+    if normalizer == "sigsoftmax":
+        return run(query, key, value, score_mod=lambda s, b, h, i, j: s + F.logsigmoid(s), block_mask=blocks)
+    if normalizer == "softmax":
+        return run(query, key, value, block_mask=blocks)
+    # exp(s) / sqrt(sum exp(2s)) is the softmax times exp(log sum exp(s) - log sum exp(2s) / 2)
+    out, log_sum = run(query, key, value, block_mask=blocks, return_lse=True)
+    _, log_square = run(2 * query, key, value, block_mask=blocks, return_lse=True)
+    return out * torch.exp(log_sum - log_square / 2)[..., None].to(out.dtype)
 
 
 class CoreInputs:
@@ -117,15 +169,22 @@ class CoreInputs:
         if exact:
             tensors, future = [t.detach().double().requires_grad_() for t in tensors], future.double()
         query, key, value, mixing = (*tensors, None)[:4]
-        if exact or core.provider == "eager":
-            out = eager(query, key, value, mixing, core.normalizer, future, core.dropout_p)
+        if exact or core.provider in ("eager", "compiled"):
+            formula = compiled(eager) if core.provider == "compiled" and not exact else eager
+            out = formula(query, key, value, mixing, core.normalizer, future, core.dropout_p)
+        elif core.provider == "flash":
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+                out = F.scaled_dot_product_attention(query, key, value, None, core.dropout_p, is_causal=True)
+        elif core.provider == "flex":
+            out = flex(query, key, value, core.normalizer)
         elif core.provider == "torch":
             mask = None if core.causal_flag else future
             out = F.scaled_dot_product_attention(query, key, value, mask, core.dropout_p, is_causal=core.causal_flag)
         else:
-            out = attention(
-                query, key, value, normalizer=core.normalizer, mixing=mixing, causal=True, dropout_p=core.dropout_p
-            )
+            options = dict(normalizer=core.normalizer, mixing=mixing, causal=True, dropout_p=core.dropout_p)
+            if core.provider == "triton":
+                options["impl"] = "triton"
+            out = attention(query, key, value, **options)
         return out, tensors
 
     def with_gradients(self, core: Core, exact: bool = False) -> List[Tensor]:
@@ -425,8 +484,9 @@ def peak_memory(level: str, name: str, options: Namespace, shape: Shape) -> Dict
             return modules(shape, options.dropout, options.device, dtype)[name]
         if level == "step":
             return steps(shape, options.dropout, options.device)[name]
-        (core,) = [core for core in cores(options.dropout) if core.name == name]
-        return CoreInputs(shape, options.device, dtype, with_mask=core.provider == "eager").contender(core)
+        (core,) = [core for core in cores(options.dropout, options.device) if core.name == name]
+        with_mask = core.provider in ("eager", "compiled")
+        return CoreInputs(shape, options.device, dtype, with_mask).contender(core)
 
     build(shape._replace(length=min(256, shape.length))).full()  # libraries load, threads start
     contender = build(shape)
@@ -475,6 +535,8 @@ def memory_tables(options: Namespace) -> Iterator[List[Dict[str, Any]]]:
     chosen = [Core("torch", causal_flag=True), Core("mixhead_plugin", "sigsoftmax"), Core("mixhead_plugin", "l2")]
     chosen += [Core("mixhead_plugin", mixing=mixing) for mixing in "AB"]
     chosen += [Core("mixhead_plugin", mixing="B", dropout_p=options.dropout)]
+    if options.device == "cuda":
+        chosen = [c for c in cores_on_gpu(options.dropout) if c.provider in ("flash", "triton")]
     formula = [Core("eager", mixing=mixing) for mixing in "AB"]
     for length in options.memory_lengths:
         names = [core.name for core in [*chosen, *(formula if length <= options.eager_up_to else [])]]
@@ -538,6 +600,7 @@ def write_csv(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> 
 
 COLOURS = {"softmax": "C0", "sigsoftmax": "C1", "l2": "C2", "Mixhead A": "C4", "Mixhead B": "C3"}
 STYLES = {"torch": "--", "torch, is_causal": "-.", "eager": ":", "mixhead_plugin": "-"}
+STYLES |= {"flash, is_causal": (0, (1, 1)), "compiled": (0, (3, 1, 1, 1)), "flex": (0, (5, 1)), "triton": (0, (9, 1))}
 
 
 def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
@@ -637,13 +700,17 @@ def run(options: Namespace) -> Iterator[List[Dict[str, Any]]]:
     if "core" in options.levels:
         for length in options.lengths:
             shape = Shape(max(1, options.tokens // length), options.heads, length, options.head_dim)
-            chosen = [c for c in cores(options.dropout) if c.provider != "eager" or length <= options.eager_up_to]
+            chosen = [
+                c
+                for c in cores(options.dropout, options.device)
+                if c.provider not in ("eager", "compiled") or length <= options.eager_up_to
+            ]
             inputs = CoreInputs(shape, options.device, dtype)
             for core in tqdm(chosen, desc=f"core {length}: are all right?", leave=False, disable=None):
                 inputs.check(core)
             contenders = {core.name: inputs.contender(core) for core in chosen}
             times = measure(contenders, options.rounds, options.device, f"core {length}")
-            yield rows_of("core", shape, times, {core.name: baseline(core).name for core in chosen})
+            yield rows_of("core", shape, times, {core.name: baseline(core, options.device).name for core in chosen})
     for level in ("module", "step", "decoding"):
         if level not in options.levels:
             continue
