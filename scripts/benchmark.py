@@ -89,7 +89,7 @@ ON_GPU = {
 }
 
 
-def cores(dropout_p: float, device: str = "cpu") -> List[Core]:
+def cores(dropout_p: float, device: str = "cpu", dtype: str = "float32") -> List[Core]:
     found = [Core("torch"), Core("torch", causal_flag=True)]
     for provider in ("eager", "mixhead_plugin"):
         found += [Core(provider, name) for name in ("softmax", "sigsoftmax", "l2")]
@@ -97,11 +97,15 @@ def cores(dropout_p: float, device: str = "cpu") -> List[Core]:
     found += [Core("torch", dropout_p=dropout_p)]
     for provider in ("eager", "mixhead_plugin"):
         found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in ("none", "A", "B")]
-    return [*found, *cores_on_gpu(dropout_p)] if device == "cuda" else found
+    return [*found, *cores_on_gpu(dropout_p, dtype)] if device == "cuda" else found
 
 
-def cores_on_gpu(dropout_p: float) -> List[Core]:
-    found = [Core("flash", causal_flag=True, dropout_p=p) for p in (0.0, dropout_p)]
+def cores_on_gpu(dropout_p: float, dtype: str) -> List[Core]:
+    if dtype == "float64":
+        return []
+    found = (
+        [] if dtype == "float32" else [baseline(Core("flash", dropout_p=p), "cuda", dtype) for p in (0.0, dropout_p)]
+    )
     for provider in ("compiled", "flex", "triton"):
         found += [Core(provider, name) for name in ("softmax", "sigsoftmax", "l2")]
     for provider in ("compiled", "triton"):
@@ -110,9 +114,9 @@ def cores_on_gpu(dropout_p: float) -> List[Core]:
     return found
 
 
-def baseline(core: Core, device: str = "cpu") -> Core:
+def baseline(core: Core, device: str = "cpu", dtype: str = "float32") -> Core:
     """What a contender is measured by"""
-    if device == "cuda":
+    if device == "cuda" and dtype in ("float16", "bfloat16"):
         return Core("flash", causal_flag=True, dropout_p=core.dropout_p)
     return Core("torch", dropout_p=core.dropout_p)
 
@@ -132,7 +136,7 @@ def causal_blocks(length: int, device: str) -> Any:
 
 def flex(query: Tensor, key: Tensor, value: Tensor, normalizer: str) -> Tensor:
     """Causal attention by FlexAttention, run as it is meant to be: compiled"""
-    from torch.nn.attention.flex_attention import flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     run = compiled(flex_attention) if query.is_cuda else flex_attention
     blocks = causal_blocks(query.shape[2], query.device.type)
@@ -141,9 +145,9 @@ def flex(query: Tensor, key: Tensor, value: Tensor, normalizer: str) -> Tensor:
     if normalizer == "softmax":
         return run(query, key, value, block_mask=blocks)
     # exp(s) / sqrt(sum exp(2s)) is the softmax times exp(log sum exp(s) - log sum exp(2s) / 2)
-    out, log_sum = run(query, key, value, block_mask=blocks, return_lse=True)
-    _, log_square = run(2 * query, key, value, block_mask=blocks, return_lse=True)
-    return out * torch.exp(log_sum - log_square / 2)[..., None].to(out.dtype)
+    out, of_sum = run(query, key, value, block_mask=blocks, return_aux=AuxRequest(lse=True))
+    _, of_squares = run(2 * query, key, value, block_mask=blocks, return_aux=AuxRequest(lse=True))
+    return out * torch.exp(of_sum.lse - of_squares.lse / 2)[..., None].to(out.dtype)
 
 
 class CoreInputs:
@@ -484,7 +488,7 @@ def peak_memory(level: str, name: str, options: Namespace, shape: Shape) -> Dict
             return modules(shape, options.dropout, options.device, dtype)[name]
         if level == "step":
             return steps(shape, options.dropout, options.device)[name]
-        (core,) = [core for core in cores(options.dropout, options.device) if core.name == name]
+        (core,) = [core for core in cores(options.dropout, options.device, options.dtype) if core.name == name]
         with_mask = core.provider in ("eager", "compiled")
         return CoreInputs(shape, options.device, dtype, with_mask).contender(core)
 
@@ -535,8 +539,8 @@ def memory_tables(options: Namespace) -> Iterator[List[Dict[str, Any]]]:
     chosen = [Core("torch", causal_flag=True), Core("mixhead_plugin", "sigsoftmax"), Core("mixhead_plugin", "l2")]
     chosen += [Core("mixhead_plugin", mixing=mixing) for mixing in "AB"]
     chosen += [Core("mixhead_plugin", mixing="B", dropout_p=options.dropout)]
-    if options.device == "cuda":
-        chosen = [c for c in cores_on_gpu(options.dropout) if c.provider in ("flash", "triton")]
+    if options.device == "cuda" and options.dtype in ("float16", "bfloat16"):
+        chosen = [c for c in cores_on_gpu(options.dropout, options.dtype) if c.provider in ("flash", "triton")]
     formula = [Core("eager", mixing=mixing) for mixing in "AB"]
     for length in options.memory_lengths:
         names = [core.name for core in [*chosen, *(formula if length <= options.eager_up_to else [])]]
@@ -600,7 +604,12 @@ def write_csv(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> 
 
 COLOURS = {"softmax": "C0", "sigsoftmax": "C1", "l2": "C2", "Mixhead A": "C4", "Mixhead B": "C3"}
 STYLES = {"torch": "--", "torch, is_causal": "-.", "eager": ":", "mixhead_plugin": "-"}
-STYLES |= {"flash, is_causal": (0, (1, 1)), "compiled": (0, (3, 1, 1, 1)), "flex": (0, (5, 1)), "triton": (0, (9, 1))}
+ON_GPU_STYLES = {
+    "flash, is_causal": (0, (1, 1)),
+    "compiled": (0, (3, 1, 1, 1)),
+    "flex": (0, (5, 1)),
+    "triton": (0, (9, 1)),
+}
 
 
 def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
@@ -627,10 +636,13 @@ def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
         lines.setdefault((variant, provider + flag), []).append((row["length"], figure_of))
     if not panels:
         return
+    styles = {**STYLES, **(ON_GPU_STYLES if any(row["name"].startswith(tuple(ON_GPU)) for row in rows) else {})}
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.4), squeeze=False)
     for axis, (title, lines) in zip(axes[0], panels.items()):
         for (variant, provider), points in lines.items():
-            axis.plot(*zip(*sorted(points)), STYLES[provider], color=COLOURS[variant], marker="o", markersize=3)
+            axis.plot(
+                *zip(*sorted(points)), linestyle=styles[provider], color=COLOURS[variant], marker="o", markersize=3
+            )
         axis.set(title=title, xlabel="length", xscale="log", yscale="log")
         axis.title.set_size(9)
         axis.set_xticks(sorted({n for points in lines.values() for n, _ in points}))
@@ -638,7 +650,7 @@ def draw(path: Path, rows: List[Dict[str, Any]], about: Dict[str, str]) -> None:
         axis.minorticks_off()
     used = {variant for lines in panels.values() for variant, _ in lines}
     handles = [Line2D([], [], color=colour, label=name) for name, colour in COLOURS.items() if name in used]
-    handles += [Line2D([], [], color="grey", linestyle=style, label=name) for name, style in STYLES.items()]
+    handles += [Line2D([], [], color="grey", linestyle=style, label=name) for name, style in styles.items()]
     figure.legend(handles=handles, loc="lower center", ncols=len(handles), fontsize=8, frameon=False)
     figure.suptitle(f"{about['device']}, {about['dtype']}, torch {about['torch']}", fontsize=9)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
@@ -702,7 +714,7 @@ def run(options: Namespace) -> Iterator[List[Dict[str, Any]]]:
             shape = Shape(max(1, options.tokens // length), options.heads, length, options.head_dim)
             chosen = [
                 c
-                for c in cores(options.dropout, options.device)
+                for c in cores(options.dropout, options.device, options.dtype)
                 if c.provider not in ("eager", "compiled") or length <= options.eager_up_to
             ]
             inputs = CoreInputs(shape, options.device, dtype)
@@ -710,7 +722,9 @@ def run(options: Namespace) -> Iterator[List[Dict[str, Any]]]:
                 inputs.check(core)
             contenders = {core.name: inputs.contender(core) for core in chosen}
             times = measure(contenders, options.rounds, options.device, f"core {length}")
-            yield rows_of("core", shape, times, {core.name: baseline(core, options.device).name for core in chosen})
+            yield rows_of(
+                "core", shape, times, {core.name: baseline(core, options.device, options.dtype).name for core in chosen}
+            )
     for level in ("module", "step", "decoding"):
         if level not in options.levels:
             continue

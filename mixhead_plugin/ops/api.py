@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops import fused
+from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import reference_attention
@@ -14,7 +14,7 @@ from mixhead_plugin.ops.reference import reference_attention
 class Implementation(NamedTuple):
     """One entry of the flag ``--attention-impl``."""
 
-    run: Optional[Callable[..., Tensor]]  # takes the arguments of `attention`, checked and with every default filled in
+    run: Callable[..., Tensor]  # takes the arguments of `attention`, checked and with every default filled in
     summary: str
     missing: str = ""  # why it cannot run at all
 
@@ -22,7 +22,7 @@ class Implementation(NamedTuple):
 IMPLEMENTATIONS = {
     "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
-    "triton": Implementation(None, "fused GPU kernels", missing="not part of this version"),
+    "triton": Implementation(triton.triton_attention, "fused GPU kernels, also where heads mix"),
 }
 
 
@@ -32,9 +32,7 @@ def implementation_problem(impl: str) -> str:
         return ""
     if impl not in IMPLEMENTATIONS:
         return "unknown"
-    if impl == "triton" and not torch.cuda.is_available():
-        return "needs a CUDA device and none is visible"
-    return IMPLEMENTATIONS[impl].missing
+    return IMPLEMENTATIONS[impl].missing or (triton.machine_problem() if impl == "triton" else "")
 
 
 def usable_implementations() -> list[str]:
@@ -87,10 +85,6 @@ def attention(
     _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p {dropout_p}: must be a probability")
-    problem = implementation_problem(impl)
-    if problem:
-        raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable_implementations())}")
-
     options = dict(
         normalizer=normalizer,
         mixing=mixing,
@@ -99,6 +93,12 @@ def attention(
         key_padding_mask=key_padding_mask,
         dropout_p=dropout_p,
     )
+    problem = implementation_problem(impl)
+    if impl == "triton" and not problem:
+        problem = triton.problem(query, key, value, **options)
+    if problem:
+        usable = [name for name in usable_implementations() if name != impl]
+        raise RuntimeError(f"impl {impl!r}: {problem}; usable here: {', '.join(usable)}")
     run = _fastest(query, key, value, options) if impl == "auto" else IMPLEMENTATIONS[impl].run
     return run(query, key, value, scale=query.shape[3] ** -0.5 if scale is None else scale, **options)
 
@@ -109,6 +109,8 @@ def _fastest(query: Tensor, key: Tensor, value: Tensor, options: Dict[str, Any])
         return reference_attention
     if fused.serves(query, key, value, **options):
         return fused.fused_attention
+    if query.is_cuda and not triton.machine_problem() and not triton.problem(query, key, value, **options):
+        return triton.triton_attention
     if n_keys <= head_dim:  # all weights take no more room than the queries: computing them again would not pay
         return reference_attention
     return blockwise_attention

@@ -1,5 +1,6 @@
 import csv
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,23 @@ def test_levels_that_need_fairseq_say_so(monkeypatch, capsys):
         benchmark.main(["module"])
     assert "module: needs fairseq" in capsys.readouterr().err
     assert benchmark.parse([]).levels == ["core", "memory"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normalizer", ["softmax", "sigsoftmax", "l2"])
+def test_flex_attention_is_told_the_same_formula(normalizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "benchmark", benchmark)  # the compiler looks up what the function uses
+    query, key, value = torch.randn(3, 1, 2, 33, 16)
+    future = torch.full((33, 33), float("-inf")).triu(1)
+    expected = benchmark.eager(query, key, value, None, normalizer, future, 0.0)
+    torch.testing.assert_close(benchmark.flex(query, key, value, normalizer), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_gpu_has_more_contenders_each_with_its_measure(dtype):
+    on_cpu, on_gpu = benchmark.cores(0.1), benchmark.cores(0.1, "cuda", dtype)
+    names = [core.name for core in on_gpu]
+    assert on_gpu[: len(on_cpu)] == on_cpu
+    assert len(set(names)) == len(names)
+    assert {core.provider for core in on_gpu[len(on_cpu) :]} <= set(benchmark.ON_GPU)
+    assert {benchmark.baseline(core, "cuda", dtype).name for core in on_gpu} <= set(names)
