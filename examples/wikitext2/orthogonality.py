@@ -43,7 +43,11 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="the folder of prepare.sh that has dict.txt")
     parser.add_argument("checkpoints", type=Path, nargs="+")
     arguments = parser.parse_args()
+    if not (arguments.data / "dict.txt").is_file():
+        sys.exit(f"orthogonality: error: {arguments.data}: no such folder of prepare.sh")
     for checkpoint in arguments.checkpoints:
+        if not checkpoint.is_file():
+            sys.exit(f"orthogonality: error: {checkpoint}: no such file")
         print(f"{checkpoint}\t{distance(checkpoint, arguments.data):.6f}", flush=True)
 
 

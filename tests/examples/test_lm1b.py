@@ -476,7 +476,7 @@ def test_the_yaml_file_says_what_train_sh_says(name, model):
     typed = convert_namespace_to_omegaconf(parse(words))
     written = OmegaConf.to_container(OmegaConf.load(RECIPE / f"{name}.yaml"))
     assert f"_name: {words[words.index('--arch') + 1]}" == f"_name: {written['model'].pop('_name')}"
-    assert typed.checkpoint.save_dir.endswith("/" + written["checkpoint"].pop("save_dir"))
+    assert written["checkpoint"].pop("save_dir") == "???"
     for group, fields in written.items():
         for field in fields.keys() - {"data", "user_dir"}:
             assert getattr(typed[group], field) == fields[field], (group, field)
