@@ -1,0 +1,553 @@
+"""The fused kernels: through Triton's interpreter on a CPU, as they are on a GPU."""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from mixhead_plugin.ops import NORMALIZERS, attention, triton
+from mixhead_plugin.ops.triton import triton_attention
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("needs the package triton", allow_module_level=True)
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    # Kernels are interpreted that were defined under this setting, triton's own as well.
+    if "triton" in sys.modules:
+        pytest.skip("triton was imported before, to compile; run this file alone", allow_module_level=True)
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from mixhead_plugin.ops.triton import operators, tuning  # noqa: E402
+from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
+
+os.environ.pop("TRITON_INTERPRET", None)  # other tests start processes
+
+INF = float("inf")
+B, H, NQ, NK, D, DV = 2, 3, 19, 37, 12, 20
+DEVICE = "cuda" if ON_GPU else "cpu"
+
+MIXED = ["shared", "per query"]
+MIXINGS = [None, *MIXED]
+every_normalizer = pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
+every_mixing = pytest.mark.parametrize("mixed", MIXINGS)
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch):
+    if ON_GPU:
+        return
+    import numpy as np
+    from triton import language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    def widened(handle):
+        """The interpreter multiplies bfloat16 as the integers that it keeps them in."""
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    create_dot = InterpreterBuilder.create_dot
+    monkeypatch.setattr(
+        InterpreterBuilder, "create_dot", lambda self, a, b, *rest: create_dot(self, widened(a), widened(b), *rest)
+    )
+
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_nan(monkeypatch):
+    def poisoned(function):
+        def make(*arguments, **options):
+            made = function(*arguments, **options)
+            return made.fill_(float("nan")) if made.is_floating_point() and made.device.type != "meta" else made
+
+        return make
+
+    for place, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(place, name, poisoned(getattr(place, name)))
+
+
+TABLES = {name: getattr(tuning, name) for name in ("apart", "mixed")}
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch):
+    """Fewer and larger than in tuning.py: the interpreter's time is one of operations, not of numbers."""
+    if ON_GPU:
+        return
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "apart", lambda *shape: [Tile(32, 32, 4, 1)])
+    monkeypatch.setattr(tuning, "mixed", lambda kernel, heads, *size: [Tile(32, 32, 4, 1, HC=4, HG=4)])
+
+
+@pytest.fixture
+def tiles_as_they_are(large_tiles, monkeypatch):
+    for name, table in TABLES.items():
+        monkeypatch.setattr(tuning, name, table)
+
+
+as_they_are = pytest.mark.usefixtures("tiles_as_they_are")
+
+
+def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_keys=NK, head_dim=D, value_dim=DV):
+    q = torch.randn(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)  # as fairseq's projections leave them
+    k = torch.randn(batch, heads, head_dim, n_keys).transpose(2, 3)
+    v = torch.randn(batch, n_keys, heads, value_dim).transpose(1, 2)
+    tensors = {"query": q, "key": k, "value": v}
+    if mixed == "shared":
+        tensors["mixing"] = torch.eye(heads) + torch.randn(heads, heads) / heads
+    elif mixed is not None:
+        tensors["mixing"] = torch.eye(heads) + torch.randn(n_queries, batch, heads, heads).transpose(0, 1) / heads
+    return {name: tensor.to(DEVICE, dtype).requires_grad_() for name, tensor in tensors.items()}
+
+
+def padding(n_keys=NK, batch=B):
+    mask = torch.zeros(batch, n_keys, dtype=torch.bool, device=DEVICE)
+    mask[0, n_keys // 2 :] = True
+    mask[-1, 0] = mask[-1, n_keys // 3] = True
+    return mask
+
+
+def nothing():
+    mask = padding()
+    mask[0] = True
+    return mask
+
+
+def future(n_queries=NQ, n_keys=NK):
+    return torch.full((n_queries, n_keys), -INF, device=DEVICE).triu(1 + n_keys - n_queries)
+
+
+def holes(*shape):
+    bias = torch.randn(shape, device=DEVICE)
+    bias[..., 3] = -INF
+    bias[..., 2, :] = -INF  # a query that sees nothing
+    return bias
+
+
+MASKS = {
+    "none": lambda: {},
+    "causal": lambda: {"causal": True},
+    "padding": lambda: {"key_padding_mask": padding(), "causal": True},
+    "a sentence of nothing": lambda: {"key_padding_mask": nothing()},
+    "causal as a tensor": lambda: {"attn_mask": future()},
+    "one bias": lambda: {"attn_mask": holes(NQ, NK), "key_padding_mask": padding()},
+    "bias for each head": lambda: {"attn_mask": holes(1, H, NQ, NK), "causal": True},
+    "bias for each sentence": lambda: {"attn_mask": holes(B, 1, NQ, NK).bfloat16()},
+    "bias for each key": lambda: {"attn_mask": torch.randn(NK, device=DEVICE)},
+}
+
+
+def eager(query, key, value, mixing=None, *, normalizer, causal=False, attn_mask=None, key_padding_mask=None):
+    """The formula as one would write it, in the dtype of its inputs."""
+    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
+    hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+    if attn_mask is not None:
+        hidden |= attn_mask == -INF
+        scores = scores + attn_mask.to(scores.dtype).masked_fill(attn_mask == -INF, 0)
+    if causal:
+        hidden |= future(*scores.shape[2:]) == -INF
+    if key_padding_mask is not None:
+        hidden |= key_padding_mask[:, None, None]
+    weights = NORMALIZERS[normalizer].weights(scores.masked_fill(hidden, -INF))
+    if mixing is not None:
+        batch, heads, n_queries, _ = scores.shape
+        mixing = mixing.expand(batch, n_queries, heads, heads)
+        weights = (weights.permute(0, 2, 3, 1) @ mixing).permute(0, 3, 1, 2)
+    return weights @ value
+
+
+def with_gradients(function, tensors, **options):
+    out = function(**tensors, **options)
+    d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.device, out.dtype)
+    return [out.detach(), *torch.autograd.grad(out, list(tensors.values()), d_out)]
+
+
+def fused(**arguments):
+    return attention(**arguments, impl="triton")
+
+
+def in_float64(tensors):
+    return {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
+
+
+def must_be_right(tensors, **options):
+    """At most twice the error of the formula in the same dtype, and rounding."""
+    exact = with_gradients(attention, in_float64(tensors), **options, impl="reference")
+    by_formula = with_gradients(eager, tensors, **options)
+    got = with_gradients(fused, tensors, **options)
+    largest = max(right.abs().max() for right in exact)
+    for name, value, formula, right in zip(["output", *tensors], got, by_formula, exact, strict=True):
+        rounding = torch.finfo(value.dtype).eps + 4 * torch.finfo(torch.float32).eps  # of the result, and of sums
+        # the only key of a row has no gradient: what is left of one is rounding
+        size = right.abs().max() if right.any() else largest
+        allowed = 2 * (formula - right).abs().max() + rounding * size
+        error = (value - right).abs().max()
+        assert error <= allowed, f"{name} is wrong by {error:.2g}, {allowed:.2g} is allowed"
+
+
+def each_once(normalizer, masks, mixed):
+    """What is run always: masks act on scores, whatever becomes of them; the others are slow, and many."""
+    if normalizer == "softmax":
+        return mixed == MIXINGS[list(MASKS).index(masks) % 3]
+    return masks == "padding" and mixed != "shared"
+
+
+@pytest.mark.parametrize(
+    "normalizer, masks, mixed",
+    [
+        pytest.param(*case, marks=[] if each_once(*case) else pytest.mark.slow)
+        for case in itertools.product(triton.NORMALIZERS, MASKS, MIXINGS)
+    ],
+)
+def test_values_and_gradients_are_those_of_the_formula(normalizer, masks, mixed):
+    must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
+
+
+@every_mixing
+@pytest.mark.parametrize(
+    "normalizer, dtype", [("softmax", torch.float16), ("sigsoftmax", torch.bfloat16), ("l2", torch.bfloat16)]
+)
+def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
+    must_be_right(inputs(mixed, dtype), normalizer=normalizer, causal=True, key_padding_mask=padding())
+
+
+@pytest.mark.parametrize(
+    "n_queries, n_keys",
+    [(9, 1), (33, 17), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((1, 9), (17, 33), (64, 64), (65, 1)))],
+)
+@every_mixing
+def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
+    tensors = inputs(mixed, n_queries=n_queries, n_keys=n_keys)
+    must_be_right(tensors, normalizer="softmax", causal=True)
+
+
+@pytest.mark.parametrize(
+    "heads, head_dim, mixed",
+    [
+        (1, 8, "shared"),
+        (2, 8, "per query"),
+        (8, 8, "shared"),
+        (16, 8, "per query"),
+        (5, 64, "shared"),
+        pytest.param(64, 8, "shared", marks=pytest.mark.slow),
+        pytest.param(64, 8, "per query", marks=pytest.mark.slow),
+    ],
+)
+@as_they_are
+def test_any_number_of_heads(heads, head_dim, mixed):
+    tensors = inputs(mixed, batch=1, heads=heads, n_queries=17, n_keys=18, head_dim=head_dim, value_dim=head_dim)
+    must_be_right(tensors, normalizer="sigsoftmax", causal=True)
+
+
+# All heads in one program, some at a time, or a group of them in each program.
+TILES = {
+    "chunks": Tile(16, 16, 4, 1, HC=2, HG=8),
+    "groups": Tile(16, 16, 4, 1, HC=8, HG=2),
+    "chunks and groups": Tile(16, 32, 4, 1, HC=4, HG=2),
+    "long": Tile(32, 16, 4, 1, HC=8, HG=8),
+}
+
+
+@pytest.mark.parametrize(
+    "tile, mixed", [("chunks", "shared"), ("groups", "per query"), ("chunks and groups", "shared")]
+)
+def test_any_tile(monkeypatch, tile, mixed):
+    monkeypatch.setattr(tuning, "mixed", lambda *shape: [TILES[tile]])
+    monkeypatch.setattr(tuning, "_chosen", {})
+    tensors = inputs(mixed, batch=1, heads=5, n_queries=17, n_keys=18)
+    must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 17, 18), causal=True)
+
+
+@pytest.mark.parametrize("name", ["forward", "query_grad", "key_grad", "mixing_grad"])
+@pytest.mark.parametrize("itemsize", [2, 4])
+@as_they_are
+def test_there_is_a_tile_for_every_shape(name, itemsize):
+    for head_dim in (16, 32, 64, 128, 256):
+        if name != "mixing_grad":
+            assert tuning.apart(name, head_dim, itemsize)
+        for heads in range(1, 65):
+            for tile in tuning.mixed(name, heads, head_dim, itemsize):
+                assert min(tile.BM, tile.BN) >= 16
+                assert tile.HK % tile.HC == 0 and tile.HK // tile.HC in (1, 2, 4, 8, 16)
+
+
+@as_they_are
+def test_on_a_small_device_a_tile_shrinks_until_it_fits():
+    from triton.runtime.errors import OutOfResources
+
+    def launch(tile):
+        if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
+            raise OutOfResources(2, 1, "shared memory")
+
+    assert tuning._fastest(tuning.mixed("key_grad", 8, 64, 2), launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
+    with pytest.raises(OutOfResources):
+        tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
+
+
+def test_the_lowest_score_is_not_a_hidden_key():
+    lowest = torch.finfo(torch.float32).min
+    bias = torch.full((NQ, NK), -INF, device=DEVICE)
+    bias[:, [0, 4]] = lowest
+    for normalizer in triton.NORMALIZERS:
+        for mixed in (None, "shared"):
+            tensors = inputs(mixed, value_dim=D)
+            tensors["query"] = torch.zeros_like(tensors["query"])
+            if mixed:
+                tensors["mixing"] = torch.eye(H, device=DEVICE)
+            out = fused(**tensors, attn_mask=bias, normalizer=normalizer)
+            mean = tensors["value"][:, :, [0, 4]].sum(2, keepdim=True) * (0.5**0.5 if normalizer == "l2" else 0.5)
+            torch.testing.assert_close(out, mean.expand_as(out))
+
+
+@every_normalizer
+def test_large_scores_neither_overflow_nor_vanish(normalizer):
+    for shift in (-300.0, 300.0):
+        tensors = inputs("shared", n_queries=4, n_keys=5)
+        bias = torch.full((4, 5), shift, device=DEVICE)
+        results = [
+            with_gradients(attention, tensors, normalizer=normalizer, attn_mask=bias, impl=impl)
+            for impl in ("triton", "reference")
+        ]
+        for got, expected in zip(*results):
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@every_mixing
+def test_nan_stays_where_it_is(mixed):
+    tensors = {name: tensor.detach() for name, tensor in inputs(mixed).items()}
+    tensors["query"][1, 2, 5, 0] = float("nan")
+    out = fused(**tensors)
+    spoilt = torch.zeros_like(out, dtype=torch.bool)
+    spoilt[1, 2 if mixed is None else slice(None), 5] = True
+    assert torch.equal(out.isnan(), spoilt)
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4, 6), (2, 0, 4, 6), (2, 3, 0, 6), (2, 3, 4, 0)])
+@every_mixing
+def test_nothing_gives_nothing(mixed, sizes):
+    batch, heads, n_queries, n_keys = sizes
+    tensors = {
+        name: torch.randn(batch, heads, n, 8, device=DEVICE, requires_grad=True)
+        for name, n in (("query", n_queries), ("key", n_keys), ("value", n_keys))
+    }
+    if mixed:
+        shape = (heads, heads) if mixed == "shared" else (batch, n_queries, heads, heads)
+        tensors["mixing"] = torch.randn(shape, device=DEVICE, requires_grad=True)
+    for tensor in with_gradients(fused, tensors):
+        assert (tensor == 0).all()
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "l2"])
+@pytest.mark.parametrize("mixed", MIXED)
+def test_the_deltas_add_up_to_what_the_output_says(normalizer, mixed):
+    """sum_j delta_j = sum_i dO_i . O_i, two ways to the same number"""
+    tensors = {name: tensor.detach() for name, tensor in inputs(mixed).items()}
+    call = operators._Call(*tensors.values(), None, padding(), torch.tensor(7), normalizer, True, 0.3, 0.5)
+    out, rows = call.forward()
+    d_out = torch.randn_like(out)
+    given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **operators._strides("g", "bhnd", d_out))
+    delta = call._mixing_grad(given, torch.empty_like(tensors["mixing"]))
+    torch.testing.assert_close(delta.sum(1), (d_out * out).sum((1, 3)))
+
+
+def dropped(tensors, p, **options):
+    """Which weights dropout keeps: with V the identity, the output is the weights."""
+    shape = tensors["query"].shape[:3]
+    n_keys = tensors["key"].shape[2]
+    identity = torch.eye(n_keys, device=DEVICE).expand(*shape[:2], n_keys, n_keys).to(tensors["query"].dtype)
+    torch.manual_seed(5)
+    return fused(**{**tensors, "value": identity}, dropout_p=p, **options) != 0
+
+
+@pytest.mark.parametrize(
+    "normalizer, mixed",
+    [("l2", None), ("sigsoftmax", "shared"), ("l2", "shared"), ("softmax", "per query")],
+)
+def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
+    tensors, p = inputs(mixed), 0.4
+    kept = dropped(tensors, p, normalizer=normalizer)
+
+    def formula(query, key, value, mixing=None):
+        n_keys = key.shape[2]
+        identity = torch.eye(n_keys, dtype=query.dtype, device=DEVICE).expand(*key.shape[:2], n_keys, n_keys)
+        weights = attention(query, key, identity, mixing=mixing, normalizer=normalizer, impl="reference")
+        return (weights * kept / (1 - p)) @ value
+
+    exact = with_gradients(formula, in_float64(tensors))
+    torch.manual_seed(5)
+    got = with_gradients(fused, tensors, normalizer=normalizer, dropout_p=p)
+    for value, right in zip(got, exact, strict=True):
+        torch.testing.assert_close(value, right.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [1e-3, 0.1, 0.5])
+def test_dropout_has_its_probability_and_no_pattern(p):
+    q = torch.zeros(3, 5, 64, 8, device=DEVICE)
+    kept = dropped({"query": q, "key": q}, p).float()
+    deviation = (p * (1 - p) / kept.numel()) ** 0.5
+    assert abs(kept.mean() - (1 - p)) < 5 * deviation
+    for dim in range(4):
+        for distance in (1, 2, 4)[: 3 if dim > 1 else 2]:  # four draws share a counter
+            pairs = kept * kept.roll(distance, dim)
+            assert abs(pairs.mean() - (1 - p) ** 2) < 10 * deviation
+
+
+def test_dropout_is_the_same_in_every_tile(monkeypatch):
+    tensors = {name: tensor.detach() for name, tensor in inputs("shared", batch=1, heads=5).items()}
+    found = []
+    for tile in TILES.values():
+        monkeypatch.setattr(tuning, "mixed", lambda *shape, tile=tile: [tile])
+        monkeypatch.setattr(tuning, "_chosen", {})
+        found.append(dropped(tensors, 0.5))
+    assert all(torch.equal(kept, found[0]) for kept in found)
+    assert torch.equal(found[0], dropped({name: tensors[name] for name in ("query", "key")}, 0.5))
+
+
+def test_dropout_repeats_with_the_seed():
+    tensors = inputs("per query")
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        runs.append(with_gradients(fused, tensors, dropout_p=0.5))
+    assert all(torch.equal(a, b) for a, b in zip(*runs[:2]))
+    assert not torch.equal(runs[0][0], runs[2][0])
+
+
+def test_all_may_be_dropped():
+    for tensor in with_gradients(fused, inputs("shared"), dropout_p=1.0):
+        assert (tensor == 0).all()
+
+
+@every_mixing
+def test_it_goes_through_activation_checkpointing_with_dropout(mixed):
+    tensors = inputs(mixed, n_queries=5, n_keys=6)
+    names = list(tensors)
+
+    def run(*values):
+        return fused(**dict(zip(names, values)), causal=True, dropout_p=0.3)
+
+    results = []
+    for function in (run, lambda *values: checkpoint(run, *values, use_reentrant=False)):
+        torch.manual_seed(5)
+        results.append(with_gradients(lambda f=function, **t: f(*t.values()), tensors))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@every_mixing
+def test_it_compiles_without_a_break(mixed):
+    tensors = inputs(mixed, n_queries=5, n_keys=6)
+    names, mask = list(tensors), padding(6)
+
+    def run(*values):
+        out = fused(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
+        return (out.transpose(1, 2).flatten(2) * 2).sin()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    results = [with_gradients(lambda f=f, **t: f(*t.values()), tensors) for f in (compiled, run)]
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("mixed", [None, "per query", pytest.param("shared", marks=pytest.mark.slow)])
+def test_torch_finds_no_fault_in_the_operators(mixed):
+    tensors = inputs(mixed, n_queries=4, n_keys=5)
+    named = [tensors.get(name) for name in ("query", "key", "value", "mixing")]
+    arguments = (*named, holes(4, 5), padding(5), torch.tensor(5), "sigsoftmax", True, 0.2, 0.5)
+    torch.library.opcheck(torch.ops.mixhead_plugin.triton, arguments)
+
+
+def test_a_second_derivative_and_a_forward_mode_one_are_refused():
+    tensors = inputs("shared")
+    (gradient,) = torch.autograd.grad(fused(**tensors).square().sum(), tensors["query"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
+        gradient.square().sum().backward()
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    query = tensors.pop("query")
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+        torch.func.jvp(lambda q: fused(query=q, **tensors), (query,), (query,))
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (dict(dtype=torch.float64), "has no kernel for torch.float64"),
+        (dict(head_dim=257), "head size 257 is above 256"),
+        (dict(value_dim=300), "head size 300 is above 256"),
+        (dict(heads=65, mixed="shared"), "mixes at most 64 heads, not 65"),
+        (dict(normalizer="relu2"), "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2"),
+        (dict(learned=True), "gives a learned attn_mask no gradient"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_the_reason(changes, reason):
+    changes = dict(changes)
+    options = {"normalizer": changes.pop("normalizer", "softmax")}
+    if changes.pop("learned", False):
+        options["attn_mask"] = torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"):
+        attention(**inputs(**changes), **options, impl="triton")
+
+
+def test_more_heads_than_can_be_mixed_are_served_apart():
+    tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
+    options = dict(normalizer="l2", mixing=None, causal=True, attn_mask=None, key_padding_mask=None, dropout_p=0.1)
+    assert triton.problem(**tensors, **options) == ""
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs a machine without a CUDA device")
+def test_without_a_gpu_it_says_so(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(RuntimeError, match="impl 'triton': needs a CUDA device and none is visible; usable here"):
+        fused(**inputs())
+
+
+def test_the_package_is_imported_without_triton_and_says_so():
+    program = (
+        "import importlib.util as u, sys; find = u.find_spec\n"
+        "sys.modules['fairseq'] = None\n"
+        "u.find_spec = lambda name, *a: None if name in ('triton', 'fairseq') else find(name, *a)\n"
+        "import torch, mixhead_plugin\n"
+        "from mixhead_plugin.ops import attention, implementation_problem\n"
+        "x = torch.randn(1, 2, 3, 4)\n"
+        "attention(x, x, x, normalizer='l2')\n"
+        "assert 'triton' not in sys.modules\n"
+        "print(implementation_problem('triton'))\n"
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert result.stdout.strip() == "needs the package triton, which is not installed", result.stderr
+
+
+# heads, length, head size, normalizer, dtype; a case compiles a dozen kernels
+FULL_SIZE = [
+    *((8, 1024, 64, name, torch.bfloat16) for name in triton.NORMALIZERS),
+    *((8, 1000, 64, "softmax", dtype) for dtype in (torch.float16, torch.float32)),
+    (8, 777, 128, "sigsoftmax", torch.bfloat16),
+    (16, 512, 64, "l2", torch.bfloat16),
+    (64, 512, 8, "softmax", torch.bfloat16),
+    (8, 512, 256, "softmax", torch.bfloat16),
+]
+
+
+@pytest.mark.gpu
+@every_mixing
+@pytest.mark.parametrize("heads, length, head_dim, normalizer, dtype", FULL_SIZE, ids=str)
+def test_full_size(heads, length, head_dim, normalizer, dtype, mixed):
+    shape = dict(heads=heads, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
+    must_be_right(inputs(mixed, dtype, **shape), normalizer=normalizer, causal=True, key_padding_mask=padding(length))
+
+
+@pytest.mark.gpu
+@every_mixing
+def test_what_is_beyond_32_bits_is_found(mixed):
+    heads, n, far = 2, 64, 2**31 + 2**20
+    tensors = {name: t.detach() for name, t in inputs(mixed, torch.float16, 2, heads, n, n, 16, 16).items()}
+    for name in ("query", "key", "value"):
+        storage = torch.zeros(far + heads * n * 16, dtype=torch.float16, device=DEVICE)
+        apart = storage.as_strided((2, heads, n, 16), (far, n * 16, 16, 1))
+        tensors[name] = apart.copy_(tensors[name])
+    must_be_right({name: tensor.requires_grad_() for name, tensor in tensors.items()}, normalizer="softmax")
