@@ -11,7 +11,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import NORMALIZERS, attention, triton
-from mixhead_plugin.ops.triton import triton_attention
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs the package triton", allow_module_level=True)
