@@ -3,28 +3,26 @@
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from common.archives import complete
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     sys.exit(f"average: error: {message}")
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
     """The last `number` checkpoints, oldest first: of epochs (checkpoint3.pt), else of updates (checkpoint_1_50.pt)."""
-    found = []
-    for pattern in (r"checkpoint(\d+)\.pt", r"checkpoint_\d+_(\d+)\.pt"):
+    kinds = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
+    there = []
+    for kind, pattern in kinds.items():
         matches = ((re.fullmatch(pattern, path.name), path) for path in folder.glob("checkpoint*.pt"))
         found = [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]
-        if found:
-            break
-    if len(found) < number:
-        fail(
-            f"AVERAGE={number}: {folder} has {len(found)} checkpoints of epochs or updates; "
-            f"train.sh keeps more with --keep-last-epochs {number}"
-        )
-    return found[-number:]
+        if len(found) >= number:
+            return found[-number:]
+        there.append(f"{len(found)} of {kind}")
+    fail(f"AVERAGE={number}: {folder} has {' and '.join(there)}; {number} checkpoints of one kind are needed")
 
 
 def average(paths: list[Path], target: Path) -> None:
@@ -36,8 +34,12 @@ def average(paths: list[Path], target: Path) -> None:
 
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        model = state["model"]
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            model = state["model"]
+        except Exception as error:  # whatever a file may hold that is no checkpoint
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            fail(f"{path}: is no checkpoint of fairseq-train ({reason})")
         if sums and model.keys() != sums.keys():
             fail(f"{path}: holds another model than {paths[0].name}: {', '.join(sorted(model.keys() ^ sums.keys()))}")
         for name, tensor in model.items():

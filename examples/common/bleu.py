@@ -1,6 +1,7 @@
 """BLEU of what fairseq-generate wrote: `python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`.
 
-RESULTS is its --results-path. Beside its output, the translations are written in the order of the corpus.
+RESULTS is its --results-path, unless the flags name another. Beside its output, the translations are written in the
+order of the corpus.
 """
 
 import argparse
@@ -69,19 +70,22 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--gen-subset", default="test")
+    parser.add_argument("--results-path", type=Path)
     args = parser.parse_known_args()[0]
 
-    subset = args.gen_subset
+    subset, results = args.gen_subset, args.results_path or args.results
     raw, tokens = (args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens"))
     if not raw.exists():
         fail(f"--gen-subset {subset}: {raw} is missing, so there is nothing to compare with")
     references = read_lines(raw)
-    output = args.results / f"generate-{subset}.txt"
+    output = results / f"generate-{subset}.txt"
+    if not output.exists():
+        fail(f"{output}: is missing, so there is nothing to score")
     try:
         hypotheses = in_corpus_order(read_lines(output), len(references))
     except ValueError as error:
         fail(f"{output}: {error}")
-    write_lines(args.results / f"{subset}.{TARGET}", hypotheses)
+    write_lines(results / f"{subset}.{TARGET}", hypotheses)
 
     if tokens.exists():
         token_references = read_lines(tokens)
@@ -91,12 +95,12 @@ def main() -> None:
         print(f"the same after compound splitting:     {token_bleu(*split)[1]}")
         detokenize = MosesDetokenizer(lang=TARGET).detokenize
         plain = [detokenize(line.split()) for line in hypotheses]
-        write_lines(args.results / f"{subset}.detokenised.{TARGET}", plain)
+        write_lines(results / f"{subset}.detokenised.{TARGET}", plain)
         print(f"detokenised, lower case (sacreBLEU):   {text_bleu(plain, references, lowercase=True)[1]}")
     else:
         metric, details = text_bleu(hypotheses, references, lowercase=False)
         print(f"detokenised, cased (sacreBLEU): {details}")
-    print(f"translations: {args.results}")
+    print(f"translations: {results}")
     print(f"BLEU = {metric:.2f}")
 
 

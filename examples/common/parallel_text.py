@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.archives import check_counts, fail, note
+from common.prepare import require_files
 
 SPLITS = ("train", "valid", "test")
 SOURCE, TARGET = LANGUAGES = ("de", "en")
@@ -35,7 +36,9 @@ def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tu
 def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[str]]:
     """The lines of all splits in both languages by "train.de", ...; `form` is how their files are called."""
     names = [(split, language) for split in SPLITS for language in LANGUAGES]
-    return {".".join(name): read_lines(folder / form.format(split=name[0], language=name[1])) for name in names}
+    files = {".".join(name): form.format(split=name[0], language=name[1]) for name in names}
+    require_files(folder, files.values())
+    return {name: read_lines(folder / file) for name, file in files.items()}
 
 
 def compare_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int], any_counts: bool) -> None:

@@ -35,7 +35,7 @@ PYTHON=$(dirname -- "$(command -v fairseq-train)")/python
 # The modules of the recipes are common.archives, wikitext2.prepare, ...; what lies in the caller's folder stays out.
 export PYTHONPATH=$ROOT/examples${PYTHONPATH:+:$PYTHONPATH} PYTHONSAFEPATH=1
 
-[[ ${GPUS:-0} =~ ^[0-9]+$ ]] || fail "GPUS=$GPUS: must be a number"
+[[ ${GPUS:-0} =~ ^(0|[1-9][0-9]*)$ ]] || fail "GPUS=$GPUS: must be a number such as 0, 1 or 8"
 
 DATA=$(absolute "${DATA:-$ROOT/data/$EXAMPLE}")
 export DATA
@@ -82,14 +82,22 @@ save_folder() { # DEFAULT_ARCH "$@": where the checkpoints go
 
 # ---- machines --------------------------------------------------------------------------------------------------------
 
-gpus() { # how many this machine has
-    if [[ ${GPUS:-} ]]; then
-        printf '%s' "$GPUS"
-    elif compgen -G '/dev/nvidia*' >/dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]; then
+visible_gpus() { # how many torch sees on this machine
+    if compgen -G '/dev/nvidia*' >/dev/null || [[ -e /dev/kfd || -e /dev/dxg ]]; then
         "$PYTHON" -c 'import torch; print(torch.cuda.device_count(), end="")'
     else # seconds of importing torch saved
         printf 0
     fi
+}
+
+# A dry run is also for other machines than this one.
+if [[ $STEP != prepare && ${GPUS:-0} != 0 && ! ${DRY_RUN:-} ]]; then
+    visible=$(visible_gpus)
+    [[ ${#GPUS} -le 6 && $GPUS -le $visible ]] || fail "GPUS=$GPUS: torch sees $visible on this machine"
+fi
+
+gpus() { # how many of this machine's take part
+    if [[ ${GPUS:-} ]]; then printf '%s' "$GPUS"; else visible_gpus; fi
 }
 
 under_torchrun() { [[ ${WORLD_SIZE:-} && ${RANK:-} && ${MASTER_ADDR:-} && ${MASTER_PORT:-} ]]; }
@@ -121,6 +129,12 @@ update_freq() { # BATCHES "$@": the --update-freq that keeps the recipe's batche
     (($1 % count == 0)) || fail "$count workers cannot share the $1 batches of an update evenly: use a divisor of $1" \
         "(GPUS=n), or give --max-tokens and --update-freq yourself"
     printf '%s' $(($1 / count))
+}
+
+max_tokens() { # TOKENS: the --max-tokens of each worker, rounded up, where the recipe's update is one batch
+    local count
+    count=$(workers) || exit
+    printf '%s' $((($1 + count - 1) / count))
 }
 
 machine() { # "$@": flags of fairseq for the processors that are here, on the one or many machines that take part
@@ -168,13 +182,13 @@ machine() { # "$@": flags of fairseq for the processors that are here, on the on
 checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n the average of SAVE's last n
     local folder
     if [[ ${CHECKPOINT:-} ]]; then
-        [[ -e $CHECKPOINT || ${DRY_RUN:-} ]] || fail "CHECKPOINT=$CHECKPOINT: no such file"
+        [[ -f $CHECKPOINT || ${DRY_RUN:-} ]] || fail "CHECKPOINT=$CHECKPOINT: no such file"
         absolute "$CHECKPOINT"
         return
     fi
     folder=$(save_folder "$1")
     if [[ ! ${AVERAGE:-} ]]; then
-        [[ -e $folder/checkpoint_best.pt || ${DRY_RUN:-} ]] ||
+        [[ -f $folder/checkpoint_best.pt || ${DRY_RUN:-} ]] ||
             fail "SAVE=$folder: has no checkpoint_best.pt; give the folder of a train.sh as SAVE, or a file as CHECKPOINT"
         printf '%s' "$folder/checkpoint_best.pt"
     else
@@ -183,10 +197,25 @@ checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n
     fi
 }
 
-perplexity() { # after `fairseq-eval-lm 2>&1 |`: passes its log on to stderr, and ends in a line with the number alone
-    awk '
-        { print > "/dev/stderr" }
-        match($0, /Perplexity: [0-9.]+/) { found = substr($0, RSTART + 12, RLENGTH - 12) }
-        END { if (found != "") print "perplexity = " found }
-    '
+check_subset() { # FOLDER SUFFIX "$@": ends unless FOLDER has <--gen-subset>SUFFIX, before fairseq starts
+    local name=test previous='' argument file names=()
+    for argument in "${@:3}"; do
+        case $previous in --gen-subset) name=$argument ;; esac
+        case $argument in --gen-subset=*) name=${argument#*=} ;; esac
+        previous=$argument
+    done
+    if [[ -f $1/$name$2 || ${DRY_RUN:-} ]]; then return; fi
+    for file in "$1"/*"$2"; do
+        file=${file##*/}
+        [[ $file == "*$2" ]] || names+=("${file%"$2"}")
+    done
+    fail "--gen-subset $name: $1 has ${names[*]:-none}"
+}
+
+evaluate_lm() { # MODULE FOLDER FLAG...: fairseq-eval-lm, whose log MODULE reads (common.perplexity or one like it)
+    if [[ ${DRY_RUN:-} ]]; then
+        run fairseq-eval-lm "${@:2}"
+    else
+        run fairseq-eval-lm "${@:2}" 2>&1 | "$PYTHON" -m "$@" # fairseq logs to either
+    fi
 }

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import sentencepiece
 from common.archives import complete, fail
+from common.prepare import ending_at_once
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 from tqdm import tqdm
@@ -34,14 +35,15 @@ def merger(path: Path) -> Callable[[str], str]:
 def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            vocab_size=size,
-            character_coverage=1.0,
-            num_threads=4,  # not the machine's: sums in another order give other pieces
-            minloglevel=2,
-        )
+        with ending_at_once():
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                vocab_size=size,
+                character_coverage=1.0,
+                num_threads=4,  # not the machine's: sums in another order give other pieces
+                minloglevel=2,
+            )
     except RuntimeError as error:
         reason = re.sub(r"^.*\] ", "", str(error).splitlines()[0])
         fail(f"--vocabulary {size}: sentencepiece cannot learn that from this text ({reason.rstrip('. ')})")

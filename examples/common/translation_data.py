@@ -12,7 +12,7 @@ from typing import Any
 
 from common.archives import complete, fail, note
 from common.parallel_text import SOURCE, SPLITS, TARGET, write_lines
-from common.prepare import preprocess
+from common.prepare import mark_unchecked, preprocess
 
 
 def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
@@ -24,8 +24,8 @@ def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
         fail(f"{folder}: is there, but not made by prepare.sh; remove it, or name another folder as DATA")
     made = json.loads(record.read_text())
     for flag, value in settings.items():
-        if made[flag] != value:
-            fail(f"{flag} {value}: {folder} was made with {made[flag]}; remove it, or name another folder as DATA")
+        if made.get(flag) != value:
+            fail(f"{flag} {value}: {folder} was made with {made.get(flag)}; remove it, or name another folder as DATA")
     note(f"{folder} is ready")
     return True
 
@@ -37,6 +37,7 @@ def binarise(
     settings: Mapping[str, Any],
     workers: int,
     flags: Sequence[str] = (),
+    checked: bool = True,
 ) -> None:
     """Make the folder.
 
@@ -47,6 +48,7 @@ def binarise(
         settings: flags of prepare.sh and their values
         workers: processes of fairseq-preprocess
         flags: for fairseq-preprocess
+        checked: whether the counts of the text were
     """
     with complete(folder) as unfinished:
         text = unfinished / "text"
@@ -58,4 +60,6 @@ def binarise(
         preprocess(unfinished, workers, ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags])
         shutil.rmtree(text)
         (unfinished / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
+        if not checked:
+            mark_unchecked(unfinished)
     note(f"{folder} is ready")

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.archives import Archive, check_counts, complete, count, fail, note, obtain, read_lines, unpack
-from common.prepare import data_folder, parser, preprocess
+from common.prepare import (
+    UNCHECKED,
+    data_folder,
+    mark_unchecked,
+    parser,
+    preprocess,
+    refuse_unchecked,
+    require_files,
+)
 
 SPLITS = ("train", "valid", "test")
 # " = Title = " opens an article; the titles of its sections have more signs: " = = Section = = "
@@ -33,6 +41,8 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
     """The folder with wiki.{train,valid,test}.tokens, unpacked and counted."""
     folder = data / "text"
     if folder.exists():
+        refuse_unchecked([folder], any_counts=not check)
+        require_files(folder, [f"wiki.{split}.tokens" for split in SPLITS])
         return folder
     names = {f"{corpus.name}/wiki.{split}.tokens" for split in SPLITS}
     archive = obtain(corpus.archive, data)
@@ -48,6 +58,9 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
                 check_counts(f"{archive}: {corpus.name}/{path.name}", found, corpus.counts[split])
             path.rename(unfinished / path.name)
         (unfinished / corpus.name).rmdir()
+        if not check:
+            mark_unchecked(unfinished)
+            note("--any-counts: the counts above were not checked")
     return folder
 
 
@@ -77,9 +90,7 @@ def join_articles(source: Path, target: Path) -> None:
 
 def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
     """fairseq's stock preparation of `text`, with an </s> after every line or after every article."""
-    if destination.exists():
-        note(f"{destination} is there already")
-        return
+    unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:
         if breaks == "articles":
             unfinished.mkdir()
@@ -90,6 +101,8 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
             text = joined
         files = [word for split in SPLITS for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))]
         preprocess(unfinished, workers, ["--only-source", *files])
+        if unchecked:
+            mark_unchecked(unfinished)
     note(f"{destination} is ready")
 
 
@@ -104,12 +117,11 @@ def main(corpus: WikiText) -> None:
         "(default: %(default)s)",
     )
     args = arguments.parse_args()
-    data = data_folder()
-    destination = data / args.breaks
-    if not destination.exists():
-        text = unpack_text(corpus, data, check=not args.any_counts)
-        if args.any_counts:
-            note("--any-counts: the counts above were not checked")
-        binarise(text, destination, args.breaks, args.workers)
-    else:
-        note(f"{destination} is there already")
+    with data_folder() as data:
+        destination = data / args.breaks
+        if destination.exists():
+            refuse_unchecked([destination], args.any_counts)
+            note(f"{destination} is there already")
+        else:
+            text = unpack_text(corpus, data, check=not args.any_counts)
+            binarise(text, destination, args.breaks, args.workers)

@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/iwslt14_de_en/variant.sh"
+check_subset "$DATA/$VARIANT/reference" .raw.en "$@"
 
 model=$(checkpoint mixhead_transformer_iwslt_de_en)
 results=${model%.pt}.translations

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from common.archives import Archive, complete, fail, note, obtain, unpack
+from common.archives import Archive, complete, fail, note, obtain, remove, unpack
 from common.parallel_text import (
     LANGUAGES,
     SOURCE,
@@ -20,7 +20,7 @@ from common.parallel_text import (
     read_text,
     write_lines,
 )
-from common.prepare import data_folder, parser
+from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, refuse_unchecked, start
 from common.subwords import SUBWORDS, in_subwords
 from common.translation_data import binarise, is_ready
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
@@ -138,6 +138,8 @@ def prepare_text(
                 for side, language in enumerate(LANGUAGES):
                     write_lines(unfinished / f"{name}.{kind}.{language}", (getattr(p, kind)[side] for p in members))
         shutil.rmtree(unfinished / "de-en")
+        if any_counts:
+            mark_unchecked(unfinished)
 
 
 def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int) -> Path:
@@ -157,7 +159,8 @@ def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concate
                 texts.update({name: joined(texts[name], parts) for name in texts if name.startswith(f"{split}.")})
     # the published recipe keeps a dictionary for each language
     flags = ["--joined-dictionary"] if subwords == "sentencepiece" else []
-    binarise(folder, pieces, references, settings, workers, flags)
+    checked = not (text / UNCHECKED).exists()
+    binarise(folder, pieces, references, settings, workers, flags, checked)
     if (subwords, concatenate, vocabulary) == ("bpe", 0, MERGES):
         compare_with_published(folder, pieces)
     return folder
@@ -193,12 +196,15 @@ def main(arguments: Any = None) -> None:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")
     if args.concatenate < 0:
         fail(f"--concatenate {args.concatenate}: must be at least 1, or 0 for sentences as they are")
-    data = data_folder()
-    text = data / "text"
-    if not text.is_dir():
-        prepare_text(obtain(ARCHIVE, data), text, any_counts=args.any_counts)
-    prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers)
+    with data_folder() as data:
+        text = data / "text"
+        refuse_unchecked([text, data / variant(args.subwords, args.concatenate)], args.any_counts)
+        if not text.is_dir():
+            archive = obtain(ARCHIVE, data)
+            remove(data / "subwords")  # of another text, for all that is known
+            prepare_text(archive, text, any_counts=args.any_counts)
+        prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -8,7 +8,7 @@ source "$ROOT/examples/iwslt14_de_en/variant.sh"
 default=mixhead_transformer_iwslt_de_en
 save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
-tokens=$((4096 / $(workers)))
+tokens=$(max_tokens 4096)
 
 # SELECT=loss saves the beam searches of validation; fairseq's flags for BLEU cannot be taken back on the command line.
 case ${SELECT:=bleu} in

@@ -11,18 +11,11 @@ arch=$default_arch
 [[ ${DRY_RUN:-} ]] || arch=$("$PYTHON" -m lm1b.architecture "$checkpoint")
 form=$(form "$arch")
 prepared "$DATA/$form"
+check_subset "$DATA/$form" .idx "$@"
 if [[ $form == word ]]; then length=512; else length=256; fi
 machine=$(machine)
 
-evaluate() {
-    # shellcheck disable=SC2086 # $machine is no flag or one
-    run fairseq-eval-lm "$DATA/$form" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
-        --gen-subset test --tokens-per-sample "$length" --sample-break-mode none --softmax-batch 1024 \
-        --max-tokens 4096 --required-batch-size-multiple 1 "$@"
-}
-
-if [[ ${DRY_RUN:-} ]]; then
-    evaluate "$@"
-else
-    evaluate "$@" 2>&1 | "$PYTHON" -m lm1b.perplexity "$DATA/$form" "$@" # fairseq logs to either
-fi
+# shellcheck disable=SC2086 # $machine is no flag or one
+evaluate_lm lm1b.perplexity "$DATA/$form" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
+    --gen-subset test --tokens-per-sample "$length" --sample-break-mode none --softmax-batch 1024 \
+    --max-tokens 4096 --required-batch-size-multiple 1 "$@"

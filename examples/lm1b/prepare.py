@@ -6,7 +6,6 @@ that was in work. In memory at a time: a block of a shard, or the vocabulary.
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.archives import Archive, check_counts, complete, fail, note, obtain, remove, unpack
-from common.prepare import data_folder, parser
+from common.prepare import data_folder, ending_at_once, mark_unchecked, parser, refuse_unchecked, start
 from lm1b.shards import (
     Encoder,
     Symbols,
@@ -130,7 +129,7 @@ def _lines_and_tokens(path: Path) -> dict[str, int]:
 # ---- words -----------------------------------------------------------------------------------------------------------
 
 
-def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, published: bool) -> None:
+def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, checked: bool) -> None:
     """DATA/word: the words that occur at least three times, the most frequent first, as adaptive inputs need them."""
     from fairseq.data import Dictionary
 
@@ -149,19 +148,20 @@ def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, p
     with complete(parts / "dict.txt") as file:
         dictionary.save(str(file))
     note(f"{size - dictionary.nspecial:,} words occur at least {LEAST_COUNT} times")
-    if published:
+    if checked:
         note(f"published: {VOCABULARY - 3:,}, and 3 symbols")
-    totals = _binarise("words", data, text, workers, dictionary, word_encoder, parts / "dict.txt", ["dict.txt"])
+    source = parts / "dict.txt"
+    totals = _binarise("words", data, text, workers, checked, dictionary, word_encoder, source, [source.name])
     test = totals["test"]
     note(f"test: {test['unknown']:,} of {test['tokens']:,} tokens are unknown words")
-    if published:
+    if checked:
         note(f"published: {UNKNOWN_IN_TEST:,}")
 
 
 # ---- subwords --------------------------------------------------------------------------------------------------------
 
 
-def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: int) -> None:
+def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: int, checked: bool) -> None:
     """DATA/subword: byte-pair encoding by sentencepiece, learned on a sample; no word is unknown."""
     from fairseq.data import Dictionary
     from sentencepiece import SentencePieceProcessor
@@ -171,16 +171,19 @@ def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: in
     if model.exists() and len(SentencePieceProcessor(model_file=str(model))) != size:
         remove(parts)  # of a run with another --subwords
     if not model.exists():
-        note(f"sentencepiece learns {size:,} subwords from {sample:,} sentences")
+        number = sum(1 for _ in _sample(text.training, sample))
+        note(f"sentencepiece learns {size:,} subwords from {number:,} sentences")
+        learnt = _learn(text.training, sample, size, workers)
         with complete(model) as file:
-            file.write_bytes(_learn(text.training, sample, size, workers))
+            file.write_bytes(learnt)
     pieces = SentencePieceProcessor(model_file=str(model))
     for i in range(len(pieces)):
         if not (pieces.is_control(i) or pieces.is_unknown(i)):
             dictionary.add_symbol(pieces.id_to_piece(i))
     with complete(parts / "dict.txt") as file:
         dictionary.save(str(file))
-    _binarise("subwords", data, text, workers, dictionary, piece_encoder, model, ["dict.txt", model.name])
+    kept = ["dict.txt", model.name]
+    _binarise("subwords", data, text, workers, checked, dictionary, piece_encoder, model, kept)
 
 
 def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> bytes:
@@ -188,18 +191,19 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
 
     model = BytesIO()
     try:
-        SentencePieceTrainer.train(
-            sentence_iterator=_sample(shards, sample),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=size,
-            pad_id=3,  # with it, it has the symbols that fairseq has, and makes no piece that looks like one
-            byte_fallback=True,  # of characters that the sample does not have
-            character_coverage=0.9999,
-            normalization_rule_name="identity",  # the likelihood is that of the text as it is
-            num_threads=workers,
-            minloglevel=1,
-        )
+        with ending_at_once():
+            SentencePieceTrainer.train(
+                sentence_iterator=_sample(shards, sample),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=size,
+                pad_id=3,  # with it, it has the symbols that fairseq has, and makes no piece that looks like one
+                byte_fallback=True,  # of characters that the sample does not have
+                character_coverage=0.9999,
+                normalization_rule_name="identity",  # the likelihood is that of the text as it is
+                num_threads=workers,
+                minloglevel=1,
+            )
     except RuntimeError as error:
         fail(f"--subwords {size}: sentencepiece cannot learn as many from this text ({str(error).splitlines()[0]})")
     return model.getvalue()
@@ -225,6 +229,7 @@ def _binarise(
     data: Path,
     text: Text,
     workers: int,
+    checked: bool,
     dictionary: Any,
     make: Callable[[Path, Symbols], Encoder],
     source: Path,
@@ -252,6 +257,8 @@ def _binarise(
         for name in kept:
             (unfinished / name).write_bytes((parts / name).read_bytes())
         (unfinished / "statistics.json").write_text(json.dumps(totals, indent=2) + "\n")
+        if not checked:
+            mark_unchecked(unfinished)
     remove(parts)
     return totals
 
@@ -276,28 +283,27 @@ def main(arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[
     for name in ("subwords", "sample", "workers"):
         if getattr(options, name) < 1:
             fail(f"--{name} {getattr(options, name)}: must be at least 1")
-    data = data_folder()
     wanted = ["word", "subword"] if options.form == "both" else [options.form]
-    if "subword" in wanted:
-        _refuse_another_size(data / "subword" / "dict.txt", options.subwords)
-    wanted = [form for form in wanted if not (data / form).is_dir()]
-    if wanted:
-        try:
-            text = unpacked(data)
-            words = counted(text, data, options.workers, {} if options.any_counts else expected)
-            if "word" in wanted:
-                prepare_words(data, text, words, options.workers, not options.any_counts)
-            del words
-            if "subword" in wanted:
-                prepare_subwords(data, text, options.workers, options.subwords, options.sample)
-        except OSError as error:  # a full disk above all
-            fail(f"{error.filename or data}: {error.strerror or error}")
-    note(f"{data}: complete")
+    with data_folder() as data:
+        refuse_unchecked([data / form for form in wanted], options.any_counts)
+        if "subword" in wanted:
+            _refuse_another_size(data / "subword" / "dict.txt", options.subwords)
+        wanted = [form for form in wanted if not (data / form).is_dir()]
+        if wanted:
+            try:
+                text = unpacked(data)
+                words = counted(text, data, options.workers, {} if options.any_counts else expected)
+                if "word" in wanted:
+                    prepare_words(data, text, words, options.workers, not options.any_counts)
+                del words
+                if "subword" in wanted:
+                    subwords = (options.subwords, options.sample)
+                    prepare_subwords(data, text, options.workers, *subwords, not options.any_counts)
+            except OSError as error:  # a full disk above all
+                fail(f"{error.filename or data}: {error.strerror or error}")
+        note(f"{data}: complete")
     return 0
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt:
-        sys.exit(130)
+    start(main)

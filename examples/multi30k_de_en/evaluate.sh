@@ -4,6 +4,7 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 prepared "$DATA/binary"
+check_subset "$DATA/binary/reference" .raw.en "$@"
 
 model=$(checkpoint mixhead_transformer)
 results=${model%.pt}.translations

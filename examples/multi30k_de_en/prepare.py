@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.archives import Archive, complete, count, fail, obtain, unpack
+from common.archives import Archive, complete, count, fail, obtain, remove, unpack
 from common.parallel_text import LANGUAGES, TARGET, compare_counts, pairs_of, read_lines, read_text, write_lines
-from common.prepare import data_folder, parser
+from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, refuse_unchecked, start
 from common.subwords import in_subwords
 from common.translation_data import binarise, is_ready
 
@@ -44,6 +44,7 @@ def prepare_text(
     data: Path, folder: Path, counts: Mapping[str, Mapping[str, int]] = COUNTS, any_counts: bool = False
 ) -> None:
     """The archives to `folder`/{train,valid,test}.{de,en}, which appears when it is complete."""
+    remove(data / "subwords")  # of another text, for all that is known
     with complete(folder) as unfinished:
         raw = unfinished / "raw"
         for split, name in NAMES.items():
@@ -57,6 +58,8 @@ def prepare_text(
             for language, lines in zip(LANGUAGES, zip(*pairs_of(*texts, name))):
                 write_lines(unfinished / f"{split}.{language}", (line.strip() for line in lines))
         raw.rmdir()
+        if any_counts:
+            mark_unchecked(unfinished)
 
 
 def prepare_data(text: Path, folder: Path, vocabulary: int, workers: int) -> None:
@@ -66,7 +69,8 @@ def prepare_data(text: Path, folder: Path, vocabulary: int, workers: int) -> Non
     lines = read_text(text)
     pieces = in_subwords(lines, "sentencepiece", folder.parent / "subwords", vocabulary)
     references = {f"{split}.raw": lines[f"{split}.{TARGET}"] for split in ("valid", "test")}
-    binarise(folder, pieces, references, settings, workers, ["--joined-dictionary"])
+    checked = not (text / UNCHECKED).exists()
+    binarise(folder, pieces, references, settings, workers, ["--joined-dictionary"], checked)
 
 
 def main(arguments: Any = None) -> None:
@@ -78,12 +82,13 @@ def main(arguments: Any = None) -> None:
     if args.vocabulary < 1:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")
     use_nested_archives()
-    data = data_folder()
-    text = data / "text"
-    if not text.is_dir():
-        prepare_text(data, text, any_counts=args.any_counts)
-    prepare_data(text, data / "binary", args.vocabulary, args.workers)
+    with data_folder() as data:
+        text, folder = data / "text", data / "binary"
+        refuse_unchecked([text, folder], args.any_counts)
+        if not text.is_dir():
+            prepare_text(data, text, any_counts=args.any_counts)
+        prepare_data(text, folder, args.vocabulary, args.workers)
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

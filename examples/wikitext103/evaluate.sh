@@ -5,6 +5,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
 prepared "$data"
+check_subset "$data" .idx "$@"
 
 case ${MODEL:=baevski} in
     baevski) arch=mixhead_transformer_lm_wiki103_512 ;;
@@ -15,6 +16,6 @@ checkpoint=$(checkpoint "$arch")
 machine=$(machine)
 
 # shellcheck disable=SC2086 # $machine is no flag or one
-run fairseq-eval-lm "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
+evaluate_lm common.perplexity "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
     --gen-subset test --tokens-per-sample 512 --context-window 400 --softmax-batch 1024 \
-    --batch-size 4 --required-batch-size-multiple 1 "$@" 2>&1 | perplexity
+    --batch-size 4 --required-batch-size-multiple 1 "$@"

@@ -1,6 +1,7 @@
 """WikiText-103; `examples/wikitext103/prepare.sh`."""
 
 from common.archives import Archive
+from common.prepare import start
 from common.wikitext import WikiText, main
 
 WIKITEXT103 = WikiText(
@@ -21,4 +22,4 @@ WIKITEXT103 = WikiText(
 )
 
 if __name__ == "__main__":
-    main(WIKITEXT103)
+    start(main, WIKITEXT103)

@@ -5,11 +5,12 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
 prepared "$data"
+check_subset "$data" .idx "$@"
 
 checkpoint=$(checkpoint mixhead_transformer_lm_wiki2)
 machine=$(machine)
 
 # shellcheck disable=SC2086 # $machine is no flag or one
-run fairseq-eval-lm "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
+evaluate_lm common.perplexity "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
     --gen-subset test --tokens-per-sample 256 --context-window 192 \
-    --batch-size 16 --required-batch-size-multiple 1 "$@" 2>&1 | perplexity
+    --batch-size 16 --required-batch-size-multiple 1 "$@"

@@ -1,6 +1,7 @@
 """WikiText-2; `examples/wikitext2/prepare.sh`."""
 
 from common.archives import Archive
+from common.prepare import start
 from common.wikitext import WikiText, main
 
 WIKITEXT2 = WikiText(
@@ -21,4 +22,4 @@ WIKITEXT2 = WikiText(
 )
 
 if __name__ == "__main__":
-    main(WIKITEXT2)
+    start(main, WIKITEXT2)

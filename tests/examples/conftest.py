@@ -13,6 +13,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # The demo's modules stand alone; those of the recipes are common.archives, wikitext2.prepare, ...
 sys.path[:0] = [str(EXAMPLES / "demo"), str(EXAMPLES)]
 
+# Those that the recipes read, beside the launchers'.
+VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
+
 
 @pytest.fixture(scope="session")
 def splits():
@@ -29,7 +32,7 @@ def pairs(splits):
 @pytest.fixture
 def plain_environment(monkeypatch):
     """Without the variables that the recipes read; programs of this interpreter first on the PATH."""
-    for name in ("ARCHIVES", "AVERAGE", "CHECKPOINT", "DATA", "DRY_RUN", "GPUS", "MIRROR", "PRECISION", "SAVE"):
+    for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)

@@ -5,11 +5,11 @@ import io
 import json
 import re
 import shlex
+import shutil
 import sys
 import tarfile
 
 import pytest
-import yaml
 from common import archives, bleu, parallel_text, subwords
 from common.translation_data import is_ready
 from fairseq_cli import score
@@ -28,10 +28,7 @@ TINY += ["--max-tokens-valid", "4000", "--num-workers", "0"]
 SHORT = ["--beam", "1", "--max-len-a", "0", "--max-len-b", "4"]
 
 
-@pytest.fixture(autouse=True)
-def environment(plain_environment):
-    for name in ("VARIANT", "SELECT"):
-        plain_environment.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 def recipe(path, *arguments, check=True, **variables):
@@ -362,6 +359,20 @@ def test_plain_output_is_scored_as_text_alone(tmp_path, monkeypatch, capsys):
     assert len(printed) == 3
 
 
+@pytest.mark.parametrize("form", ["--results-path={}", "--results-path {}"])
+def test_what_fairseq_wrote_elsewhere_is_scored_and_nothing_older(form, tmp_path, monkeypatch, capsys):
+    parallel_text.write_lines(tmp_path / "reference" / "test.raw.en", ["Ein Hund bellt heute laut."])
+    parallel_text.write_lines(tmp_path / "out" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute laut."])
+    flags = form.format(tmp_path / "new").split(" ")
+    with pytest.raises(SystemExit, match=f"^evaluate: error: {tmp_path}/new/generate-test.txt: is missing"):
+        evaluate(monkeypatch, capsys, tmp_path, *flags)
+    parallel_text.write_lines(tmp_path / "new" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute leise."])
+    printed = evaluate(monkeypatch, capsys, tmp_path, *flags)
+    assert printed[-2] == f"translations: {tmp_path}/new"
+    assert printed[-1] != "BLEU = 100.00"
+    assert (tmp_path / "new" / "test.en").exists() and not (tmp_path / "out" / "test.en").exists()
+
+
 # ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
 
 
@@ -399,6 +410,38 @@ def test_iwslt_is_fetched_and_prepared_and_a_second_run_has_nothing_to_do(server
     flags[2] = "70"
     message = complaint(recipe("iwslt14_de_en/prepare.sh", *flags, check=False, **settings))
     assert message == f"--vocabulary 70: {folder} was made with 60; remove it, or name another folder as DATA"
+
+
+UNCHECKED = "made with --any-counts, so its counts were not checked; give --any-counts, or remove it"
+
+
+def test_text_that_was_not_checked_is_refused_without_the_flag(archive, pairs, tmp_path, monkeypatch, capsys):
+    write_multi30k(tmp_path, pairs)
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    for module, folder, cut in ((iwslt, "bpe", "bpe-120.codes"), (multi30k, "binary", "sentencepiece-120.model")):
+        data = tmp_path / folder
+        monkeypatch.setenv("DATA", str(data))
+        flags = ["--vocabulary", "120", "--workers", "1"]
+        monkeypatch.setattr("common.translation_data.preprocess", lambda made, *rest: write_dictionaries(made))
+        module.main(["--any-counts", *flags])
+        module.main(["--any-counts", *flags])
+        assert ends_with(capsys, module.main, flags) == f"{data}/text: {UNCHECKED}"
+        shutil.rmtree(data / "text")
+        assert ends_with(capsys, module.main, flags) == f"{data}/{folder}: {UNCHECKED}"
+        shutil.rmtree(data / folder)
+        assert (data / "subwords" / cut).exists()
+        assert "must be" in ends_with(capsys, module.main, flags)
+        assert list(data.iterdir()) == []  # nor are subwords of it used for another text
+
+
+def test_a_translation_text_that_lacks_a_file_is_refused(archive, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    monkeypatch.setenv("DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("common.translation_data.preprocess", lambda made, *rest: write_dictionaries(made))
+    iwslt.prepare_text(archive, tmp_path / "data" / "text", LINES, PAIRS)
+    (tmp_path / "data" / "text" / "valid.tokens.de").unlink()
+    message = ends_with(capsys, iwslt.main, ["--vocabulary", "60"])
+    assert message == f"{tmp_path}/data/text: valid.tokens.de is missing; remove the folder to have it made again"
 
 
 def test_iwslt_of_other_counts_is_refused_by_the_command(pairs, tmp_path):
@@ -587,19 +630,3 @@ def test_the_comparison_is_the_readmes_six_commands():
     grid = json.loads((EXAMPLES / "grids" / "multi30k_attentions.json").read_text())
     assert typed == list(grid["axes"]["attention"].values())
     assert re.findall(r"^\| ([\w ]+) \| [\d,]+ \|", section, re.M) == list(grid["axes"]["attention"])
-
-
-# ---- Hydra -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("example", ["iwslt14_de_en", "multi30k_de_en"])
-def test_the_yaml_files_say_what_train_sh_says(example, tmp_path):
-    printed = recipe(f"{example}/train.sh", DRY_RUN=1, DATA=tmp_path).stdout
-    groups = yaml.safe_load((EXAMPLES / example / "train.yaml").read_text())
-    flat = {key: value for group in groups.values() for key, value in group.items()}
-    shown = printed.replace("\\", "")
-    for key in ("max_tokens", "max_update", "warmup_updates", "dropout", "label_smoothing", "keep_last_epochs"):
-        assert f"--{key.replace('_', '-')} {flat[key]} " in shown, key
-    lr, clip = (float(re.search(rf"--{flag} (\S+)", shown)[1]) for flag in ("lr", "clip-norm"))
-    assert (lr, clip) == (flat["lr"][0], flat["clip_norm"])
-    assert flat["weight_decay"] == 0.0001 if example.startswith("iwslt") else "weight_decay" not in flat

@@ -1,9 +1,11 @@
 """WikiText-2 and WikiText-103: preparation from archives of the same layout, and all three scripts on the real text."""
 
+import os
 import re
+import shutil
+import socket
 import sys
 import zipfile
-from dataclasses import fields
 
 import pytest
 import torch
@@ -11,11 +13,9 @@ from common import archives, wikitext
 from common.wikitext import articles, found_counts
 from fairseq import options
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, merge_with_parent
-from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from omegaconf import OmegaConf
-from recipes import EXAMPLES, ROOT, dry_run, from_yaml, parse, script
+from fairseq_cli.train import cli_main as fairseq_train
+from recipes import EXAMPLES, ROOT, dry_run, refusal, script
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
 
@@ -173,7 +173,7 @@ def test_an_interrupted_preparation_goes_on(corpus, server, tmp_path, monkeypatc
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, capfd):
     own = corpus._replace(counts=WIKITEXT2.counts)
-    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir())
+    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True))
     with pytest.raises(SystemExit):
         prepare(own, tmp_path, monkeypatch)
     assert (
@@ -183,6 +183,30 @@ def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, cap
     prepare(own, tmp_path, monkeypatch, "--any-counts")
     assert "prepare: --any-counts: the counts above were not checked\n" in capfd.readouterr().err
     assert (tmp_path / "lines").is_dir()
+
+    # and goes on needing it: for what is there, for what is made of the text, and where the text is gone
+    refused = "made with --any-counts, so its counts were not checked; give --any-counts, or remove it\n"
+    for breaks, named in (("lines", "lines"), ("articles", "text")):
+        with pytest.raises(SystemExit):
+            prepare(own, tmp_path, monkeypatch, "--breaks", breaks)
+        assert capfd.readouterr().err == f"prepare: error: {tmp_path / named}: {refused}"
+    shutil.rmtree(tmp_path / "text")
+    with pytest.raises(SystemExit):
+        prepare(own, tmp_path, monkeypatch)
+    assert capfd.readouterr().err == f"prepare: error: {tmp_path}/lines: {refused}"
+    prepare(own, tmp_path, monkeypatch, "--any-counts", "--breaks", "articles")
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_a_text_that_lacks_a_file_is_refused(corpus, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True))
+    prepare(corpus, tmp_path, monkeypatch)
+    (tmp_path / "text" / "wiki.test.tokens").unlink()
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        prepare(corpus, tmp_path, monkeypatch, "--breaks", "articles")
+    message = f"{tmp_path}/text: wiki.test.tokens is missing; remove the folder to have it made again"
+    assert capfd.readouterr().err == f"prepare: error: {message}\n"
 
 
 @pytest.fixture
@@ -195,8 +219,34 @@ def own_text(tmp_path):
     return tmp_path / "data"
 
 
-def losses(result):
-    return re.findall(r'train_inner.*?"loss": "([\d.]+)"', result.stdout + result.stderr)
+def losses(log):
+    return re.findall(r'train_inner.*?"loss": "([\d.]+)"', log)
+
+
+def torchrun():
+    """The words that start a script in two processes, which find each other where nobody else listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"torchrun --no-python --nproc-per-node 2 --master-port {free.getsockname()[1]} "
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_two_processes_log_what_one_does(corpus, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    flags = f"""{TINY} --dropout 0 --attention-dropout 0 --activation-dropout 0 --max-tokens 16 --lr 0.01
+        --warmup-updates 1 --tokens-per-sample 4 --max-update 2 --no-save --disable-validation"""
+    line = f"examples/wikitext2/train.sh {' '.join(flags.split())} --update-freq"
+    result = script(f"{torchrun()}{line} 1", OMP_NUM_THREADS=1, SAVE=tmp_path, GPUS=0)
+    log = result.stdout + result.stderr
+    assert "'distributed_world_size': 2," in log
+    (command,) = dry_run(f"{line} 2", SAVE=tmp_path, GPUS=0)
+    monkeypatch.setattr(sys, "argv", command)
+    with caplog.at_level("INFO"):
+        fairseq_train()  # one process: this one, which has imported everything
+    assert "'distributed_world_size': 1," in caplog.text
+    assert len(set(losses(log))) == 2
+    assert losses(log) == losses(caplog.text)
 
 
 @pytest.mark.slow
@@ -204,13 +254,13 @@ def test_two_processes_log_what_one_does_with_twice_the_update_freq(own_text, tm
     flags = f"""{TINY} --dropout 0 --attention-dropout 0 --activation-dropout 0 --max-tokens 64 --lr 0.01
         --warmup-updates 1 --tokens-per-sample 16 --max-update 4 --save-interval-updates 2 --keep-last-epochs 0"""
     found = {}
-    for processes, launcher in ((1, ""), (2, "torchrun --no-python --nproc-per-node 2 --master-port 29713 ")):
+    for processes, launcher in ((1, ""), (2, torchrun())):
         line = f"{launcher}examples/wikitext2/train.sh {' '.join(flags.split())}"
         result = script(line, DATA=own_text, SAVE=tmp_path / str(processes), OMP_NUM_THREADS=1)
         log = result.stdout + result.stderr
         assert f"'distributed_world_size': {processes}," in log
         assert f"'update_freq': [{8 // processes}]" in log
-        found[processes] = losses(result)
+        found[processes] = losses(log)
     assert len(found[1]) == 4 and len(set(found[1])) == 4
     assert found[1] == found[2]
 
@@ -219,6 +269,44 @@ def test_two_processes_log_what_one_does_with_twice_the_update_freq(own_text, tm
     result = script(line, DATA=own_text, SAVE=tmp_path / "2", OMP_NUM_THREADS=1)
     assert f"average of checkpoint_1_2.pt, checkpoint_1_4.pt: {tmp_path}/2/average_last_2.pt\n" in result.stderr
     assert re.fullmatch(r"perplexity = [\d.]+\n", result.stdout)
+
+
+# ---- perplexity ------------------------------------------------------------------------------------------------------
+
+
+def evaluated(tmp_path, *figures):
+    """evaluate.sh, whose fairseq-eval-lm prints these figures: tokens, loss, perplexity."""
+    program = tmp_path / "bin" / "fairseq-eval-lm"
+    program.parent.mkdir(exist_ok=True)
+    tokens, loss, perplexity = figures
+    program.write_text(
+        f"#!/bin/sh\necho 'Evaluated {tokens} tokens in 0.1s' >&2\n"
+        f"echo 'Loss (base 2): {loss}, Perplexity: {perplexity}'\n"
+    )
+    program.chmod(0o755)
+    if not (tmp_path / "examples").exists():  # seen from there, no environment of the checkout goes before the PATH
+        (tmp_path / "examples").symlink_to(EXAMPLES)
+    path = f"{program.parent}:{os.environ['PATH']}"
+    line = f"{tmp_path}/examples/wikitext2/evaluate.sh"
+    return script(line, check=False, DATA=tmp_path / "data", CHECKPOINT=ROOT / "LICENSE", PATH=path, GPUS=0)
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_only_the_perplexity_of_the_whole_set_is_one(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    result = evaluated(tmp_path, "58", "3.0000", "8.01")
+    assert (result.stdout, result.returncode) == ("perplexity = 8.01\n", 0)
+    assert "Loss (base 2): 3.0000" in result.stderr
+    for figures, message in {
+        ("58", "nan", "nan"): "the loss is nan, the perplexity nan",
+        ("58", "1e4", "inf"): "the loss is 10000.0, the perplexity inf",
+        ("57", "3.0000", "8.00"): "57 of 58 tokens were evaluated, and a part is not comparable",
+        ("58", "", ""): "fairseq-eval-lm has printed no loss",
+    }.items():
+        result = evaluated(tmp_path, *figures)
+        assert (result.stdout, result.returncode) == ("", 1)
+        assert refusal(result) == f"evaluate: error: {message}"
 
 
 # ---- the real text ---------------------------------------------------------------------------------------------------
@@ -261,39 +349,3 @@ def test_the_whole_text_becomes_what_fairseq_makes_of_it(tmp_path):
     # of the authors' types, </s> and <unk> are not listed; one word pads the number to a multiple of 8
     listed = [line.split()[0] for line in (tmp_path / "lines" / "dict.txt").read_text().splitlines()]
     assert len([word for word in listed if not word.startswith("madeupword")]) == 33_278 - 2
-
-
-# ---- the YAML files --------------------------------------------------------------------------------------------------
-
-YAML = {
-    "wikitext2/wikitext2": "examples/wikitext2/train.sh",
-    "wikitext103/baevski": "examples/wikitext103/train.sh",
-    "wikitext103/vanilla": "MODEL=vanilla examples/wikitext103/train.sh",
-}
-
-
-def values(cfg, group):
-    """Of one group of fairseq's configuration, without the interpolations of other groups."""
-    return OmegaConf.to_container(cfg[group], resolve=True, enum_to_str=True)
-
-
-@pytest.mark.parametrize("name, line", YAML.items())
-@pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra is of version 1.0
-def test_a_yaml_file_says_what_train_sh_says(name, line):
-    """Every value of the file is the command line's, and the other way about, as fairseq sees them."""
-    (command,) = dry_run(line, DATA="/data", SAVE="checkpoints")
-    typed = convert_namespace_to_omegaconf(parse(command))
-    written = from_yaml(EXAMPLES / f"{name}.yaml", "task.data=/data/lines", "common.cpu=true")
-    model = MODEL_DATACLASS_REGISTRY.get(written.model._name, MODEL_DATACLASS_REGISTRY["mixhead_transformer_lm"])
-    written.model = merge_with_parent(model(), written.model)
-    for group in ("common", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint"):
-        expected, found = values(typed, group), values(written, group)
-        if group == "checkpoint":
-            expected["save_dir"] = found["save_dir"]
-        if group == "optimizer" or group == "lr_scheduler":
-            found = {key: value for key, value in found.items() if key in expected}
-        assert found == expected, group
-    assert written.distributed_training.ddp_backend == typed.distributed_training.ddp_backend
-    expected = vars(typed.model) if not OmegaConf.is_config(typed.model) else typed.model
-    for field in fields(model):
-        assert written.model[field.name] == expected[field.name], field.name

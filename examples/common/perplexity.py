@@ -1,0 +1,100 @@
+"""Perplexity from the log of fairseq-eval-lm: `... | python -m common.perplexity DATA [FLAG OF IT ...]`."""
+
+import argparse
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+
+EVALUATED = re.compile(r"Evaluated ([\d,]+) tokens")
+LOSS = re.compile(r"Loss \(base 2\): (\S+), Perplexity: (\S+)")
+INDEX = struct.Struct("<9sQBQ")  # the head of fairseq's MMapIndexedDataset: magic, version, type of the tokens, lines
+
+
+class Counts(NamedTuple):
+    """Of a set, ends of line included."""
+
+    tokens: int  # what the model predicts: words or subwords
+    words: int
+
+
+class Perplexity(NamedTuple):
+    """Both are of the same likelihood."""
+
+    token: float  # as fairseq prints it
+    word: float
+
+
+class Unknown(Exception):
+    """Why there is no perplexity."""
+
+
+def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
+    """The likelihood of the whole set per token and per word, from the output of fairseq-eval-lm.
+
+    Raises:
+        Unknown: the output lacks a figure, or is of a part of the set: fairseq leaves out what is too long for a model
+    """
+    tokens = loss = found = None
+    for line in lines:
+        if match := EVALUATED.search(line):
+            tokens = int(match[1].replace(",", ""))
+        if match := LOSS.search(line):
+            loss, found = map(float, match.groups())
+    if tokens is None or loss is None:
+        raise Unknown("fairseq-eval-lm has printed no loss")
+    if tokens != counts.tokens:
+        raise Unknown(f"{tokens:,} of {counts.tokens:,} tokens were evaluated, and a part is not comparable")
+    if not (math.isfinite(loss) and math.isfinite(found)):
+        raise Unknown(f"the loss is {loss}, the perplexity {found}")
+    return Perplexity(found, 2 ** (loss * tokens / counts.words))
+
+
+def counts_of_index(data: Path, subset: str) -> Counts:
+    """Of a set of words as fairseq-preprocess wrote it."""
+    with (data / f"{subset}.idx").open("rb") as file:
+        magic, _, _, lines = INDEX.unpack(file.read(INDEX.size))
+        if magic != b"MMIDIDX\x00\x00":
+            raise Unknown(f"{file.name}: is not of prepare.sh")
+        tokens = int(numpy.fromfile(file, dtype="<i4", count=lines).sum(dtype=numpy.int64))
+    return Counts(tokens, tokens)
+
+
+def per_word(data: Path, subset: str, counts: Counts, result: Perplexity) -> list[str]:
+    return [f"perplexity = {result.token:.2f}"]
+
+
+def _echo(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        print(line, end="", file=sys.stderr, flush=True)
+        yield line
+
+
+def main(
+    count: Callable[[Path, str], Counts] = counts_of_index,
+    report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
+) -> int:
+    """Pass the log on to stderr, and print what `report` makes of it; `count` tells what the set has."""
+    arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
+    arguments.add_argument("data", type=Path)
+    arguments.add_argument("--gen-subset", default="test")
+    args, _ = arguments.parse_known_args()
+    try:
+        counts = count(args.data, args.gen_subset)  # before hours of evaluation; fairseq ends for want of a reader
+        sys.stdin.reconfigure(newline="")  # a bar's lines end in \r
+        result = perplexity(list(_echo(sys.stdin)), counts)
+    except Unknown as reason:
+        print(f"evaluate: error: {reason}", file=sys.stderr)
+        return 1
+    for line in report(args.data, args.gen_subset, counts, result):
+        print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

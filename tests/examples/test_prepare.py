@@ -1,0 +1,168 @@
+"""How a preparation starts and ends: alone in its folder, and nothing left of it after a signal."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from common.archives import complete
+from common.prepare import ENDINGS, LOCK, data_folder, mark_unchecked, preprocess, refuse_unchecked, require_files
+from recipes import EXAMPLES
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+# fairseq-preprocess at work, with a process of its own
+WORKER = """#!/bin/sh
+while [ "$1" != --destdir ]; do shift; done
+mkdir "$2"
+sleep 100 &
+echo $$ > "$2/number" && mv "$2/number" "$2/dict.txt"
+wait
+"""
+PROGRAM = """
+import sys, time
+from common.archives import complete
+from common.prepare import data_folder, ending_at_once, preprocess, start
+
+def main():
+    with data_folder() as data:
+        if sys.argv[1] == "preprocess":
+            with complete(data / "lines") as unfinished:
+                preprocess(unfinished, 1, [])
+        with ending_at_once():
+            (data / "started").touch()
+            time.sleep(100)
+
+start(main)
+"""
+
+
+@pytest.fixture
+def data(tmp_path, plain_environment):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "fairseq-preprocess").write_text(WORKER)
+    (tmp_path / "bin" / "fairseq-preprocess").chmod(0o755)
+    plain_environment.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    plain_environment.setenv("PYTHONPATH", str(EXAMPLES))
+    plain_environment.setenv("DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def hear_signals():
+    for number in ENDINGS:  # the tests may be run where they are ignored, as in the background of a script
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.fixture
+def at_work(data):
+    """Starts a preparation, and waits until it is at `work` and has made `file`."""
+    programs = []
+
+    def started(work, file):
+        # what it starts writes to the same pipe: it ends when all of them have ended
+        command = [sys.executable, "-c", PROGRAM, work]
+        program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
+        programs.append(program)
+        while not (data / file).exists():
+            assert program.poll() is None, program.stderr.read()
+            time.sleep(0.01)
+        return program
+
+    yield started
+    for program in programs:
+        program.kill()
+        program.stderr.close()
+        program.wait()
+
+
+def refusal(capsys, function, *arguments):
+    """The one line that `function` ends the program with."""
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments)
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("prepare: error: ")
+
+
+def enter():
+    with data_folder() as folder:
+        return folder
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, data):
+    program = at_work("preprocess", "lines.unfinished/dict.txt")
+    program.send_signal(number)
+    _, log = program.communicate(timeout=20)  # of the 100 seconds of its children
+    assert program.returncode == 128 + number
+    assert log.splitlines()[1:] == [f"prepare: interrupted by {number.name}; run again to go on"]
+    assert list(data.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_what_would_not_hear_it(number, at_work, data):
+    program = at_work("library", "started")
+    program.send_signal(number)
+    assert program.wait(timeout=20) == -number
+
+
+def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
+    with data_folder() as folder:
+        assert folder == data
+        message = refusal(capsys, enter)
+        assert message == (
+            f"DATA={data}: another preparation of it is at work (process {os.getpid()} or one that it started)"
+        )
+    (data / LOCK).touch()  # left by one that was killed
+    enter()
+    assert list(data.iterdir()) == []
+
+
+def test_what_a_killed_preparation_left_running_keeps_its_folder(at_work, data, capsys):
+    program = at_work("preprocess", "lines.unfinished/dict.txt")
+    program.kill()
+    program.wait()
+    assert f"DATA={data}: another preparation of it is at work (process {program.pid} " in refusal(capsys, enter)
+    os.killpg(int((data / "lines.unfinished" / "dict.txt").read_text()), signal.SIGKILL)
+    program.communicate(timeout=20)
+    enter()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DATA", str(tmp_path / "file" / "data"))
+    assert refusal(capsys, enter) == f"DATA={tmp_path}/file/data: Not a directory"
+
+
+def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):
+    program = data.parent / "bin" / "fairseq-preprocess"
+    program.write_text("#!/bin/sh\necho its words >&2\nexit 3\n")
+    with pytest.raises(SystemExit), complete(data / "lines") as unfinished:
+        preprocess(unfinished, 2, [])
+    assert capfd.readouterr().err.splitlines() == [
+        "prepare: fairseq-preprocess writes lines, 2 processes",
+        "its words",
+        "prepare: error: fairseq-preprocess ended with status 3; its own words stand above",
+    ]
+    assert list(data.iterdir()) == []
+
+
+def test_text_that_was_not_checked_needs_the_flag_again(tmp_path, capsys):
+    for name in ("text", "lines"):
+        (tmp_path / name).mkdir()
+    folders = [tmp_path / "text", tmp_path / "lines", tmp_path / "not there"]
+    refuse_unchecked(folders, any_counts=False)
+    mark_unchecked(tmp_path / "lines")
+    refuse_unchecked(folders, any_counts=True)
+    assert refusal(capsys, refuse_unchecked, folders, False) == (
+        f"{tmp_path}/lines: made with --any-counts, so its counts were not checked; give --any-counts, or remove it"
+    )
+
+
+def test_a_file_that_is_missing_is_named(tmp_path, capsys):
+    (tmp_path / "one").touch()
+    require_files(tmp_path, ["one"])
+    message = refusal(capsys, require_files, tmp_path, ["one", "two"])
+    assert message == f"{tmp_path}: two is missing; remove the folder to have it made again"
