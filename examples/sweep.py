@@ -5,11 +5,14 @@
     examples/sweep.py wikitext2 --axis head-mixing=none,average,position-wise --axis dropout=0.4,0.5 -- --clip-norm 1
 
 Each run has a folder of its own below --out with its checkpoints, its logs and its result. Started again, the sweep
-skips what has a result and goes on with what was interrupted or failed. A run is known by its flags.
+skips what has a result and goes on with what was interrupted or failed. A run is known by its flags and variables
+(DATA, BREAKS, VARIANT, MODEL, SELECT, PRECISION; AVERAGE for its evaluation), of the grid or of the environment.
 """
 
 import argparse
+import contextlib
 import csv
+import fcntl
 import hashlib
 import itertools
 import json
@@ -20,8 +23,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, NoReturn, Optional
@@ -30,6 +34,13 @@ EXAMPLES = Path(__file__).resolve().parent
 ROOT = EXAMPLES.parent
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "published"}
+# What the scripts read from the environment and a result depends on. GPUS is not among them: an update has the same
+# number of tokens on any number of GPUs.
+TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
+EVALUATION = ("AVERAGE",)
+OWN = ("SAVE", "CHECKPOINT")  # of every run
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 # The last line of an evaluate.sh: "perplexity = 20.54", "BLEU|nrefs:1|... = 33.5 66.1/...", "loss: 2.3"
 METRIC = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
 
@@ -77,7 +88,11 @@ class Run(NamedTuple):
     @property
     def title(self) -> str:
         """The labels, as far as they can stand in the name of a file."""
-        return re.sub(r"[^\w.=+-]+", "_", ",".join(self.labels.values()))
+        return as_name(",".join(self.labels.values()))
+
+
+def as_name(text: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", text)
 
 
 def canonical(words: Sequence[str]) -> dict[str, list[str]]:
@@ -99,10 +114,20 @@ def is_variable(word: str) -> bool:
     return re.match(r"[A-Z][A-Z0-9_]*=", word) is not None
 
 
-def split(flags: Any, where: str) -> list[str]:
+def from_environment() -> Point:
+    """The recipes' variables that are set, as words of a grid; empty ones are unset to the scripts too."""
+    for name in OWN:
+        if os.environ.get(name):
+            fail(f"{name}={os.environ[name]}: must not be set; sweep.py gives each run its own")
+
+    def words(names: Iterable[str]) -> str:
+        return shlex.join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
+
+    return Point(words(TRAINING), words(EVALUATION))
+
+
+def split(flags: str, where: str) -> list[str]:
     """The words of `flags`."""
-    if not isinstance(flags, str):
-        fail(f"{where}: must be a text of flags, not {flags!r}")
     try:
         return shlex.split(flags)
     except ValueError as error:
@@ -131,8 +156,14 @@ def runs(grid: Grid) -> list[Run]:
 
 
 def in_order(words: Any) -> tuple[str, ...]:
-    """Variables first, whichever axis they came with."""
-    return tuple(sorted(words, key=lambda word: not is_variable(word)))
+    """Variables first, whichever axis they came with; DATA as seen from anywhere."""
+    found = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name in OWN:
+            fail(f"{word}: must not be set; sweep.py gives each run its own")
+        found.append(f"DATA={os.path.abspath(value)}" if name == "DATA" and value else word)
+    return tuple(sorted(found, key=lambda word: not is_variable(word)))
 
 
 def read_grid(path: Path) -> Grid:
@@ -149,25 +180,56 @@ def read_grid(path: Path) -> Grid:
         fail(f"{path}: TOML needs Python 3.11 or later; JSON can be read by any")
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}")
+    try:
+        return checked(content, path.stem)
+    except ValueError as error:
+        fail(f"{path}: {error}")
+
+
+def checked(content: Any, title: str) -> Grid:
+    """The grid that a file's content means; ValueError says what makes no sense in it."""
+    content = table(content, "the file")
     if unknown := sorted(content.keys() - KEYS):
-        fail(f"{path}: {', '.join(unknown)}: must be among {', '.join(sorted(KEYS))}")
+        raise ValueError(f"{', '.join(unknown)}: must be among {', '.join(sorted(KEYS))}")
     if "example" not in content or not content.get("axes"):
-        fail(f"{path}: needs example and axes")
+        raise ValueError("needs example and axes")
     axes = {}
-    for axis, values in content["axes"].items():
-        points = {label: {"train": value} if isinstance(value, str) else value for label, value in values.items()}
-        for label, value in points.items():
+    for axis, values in table(content["axes"], "axes").items():
+        points = axes[axis] = {}
+        for label, value in table(values, f"axes.{axis}").items():
+            value = {"train": value} if isinstance(value, str) else value
             if not isinstance(value, dict) or not value.keys() <= set(Point._fields):
-                fail(f"{path}: axes.{axis}.{label}: must be flags, or train and evaluate")
-        axes[axis] = {label: Point(**value) for label, value in points.items()}
+                raise ValueError(f"axes.{axis}.{label}: must be flags, or train and evaluate")
+            points[label] = Point(**{name: written(flags, f"axes.{axis}.{label}") for name, flags in value.items()})
+    metrics = table(content.get("metrics", {"result": ""}), "metrics")
+    published = table(content["published"], "published") if content.get("published") else {}
+    points = {"/".join(labels) for labels in itertools.product(*axes.values())}
+    for label in published:
+        if label not in points:
+            raise ValueError(f"published.{label!r}: is no point of the grid, such as {min(points)!r}")
+    columns = [*axes, *metrics, "published", "folder"]
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise ValueError(f"{', '.join(twice)}: a column of the table already, cannot be an axis or a metric too")
     return Grid(
-        content["example"],
-        content.get("title", path.stem),
-        Point(content.get("train", ""), content.get("evaluate", "")),
-        content.get("metrics", {"result": ""}),
+        written(content["example"], "example"),
+        written(content.get("title", title), "title"),
+        Point(written(content.get("train", ""), "train"), written(content.get("evaluate", ""), "evaluate")),
+        {metric: written(flags, f"metrics.{metric}") for metric, flags in metrics.items()},
         axes,
-        content.get("published", {}),
+        {label: written(numbers, f"published.{label!r}") for label, numbers in published.items()},
     )
+
+
+def table(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not value:
+        raise ValueError(f"{where}: must be a table with something in it, not {value!r}")
+    return value
+
+
+def written(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{where}: must be a text, not {value!r}")
+    return value
 
 
 def typed_grid(example: str, axes: Sequence[str]) -> Grid:
@@ -180,6 +242,8 @@ def typed_grid(example: str, axes: Sequence[str]) -> Grid:
         if len(set(values.split(","))) < len(values.split(",")):
             fail(f"--axis {axis}: has a value twice")
         flag = flag.lstrip("-")
+        if flag in found:
+            fail(f"--axis {axis}: {flag} has an axis already")
         found[flag] = {value: Point(f"--{flag} {shlex.quote(value)}") for value in values.split(",")}
     return Grid(example, example, Point(), {"result": ""}, found, {})
 
@@ -191,72 +255,118 @@ class Failure(Exception):
     """Of one run; the message says where its log is."""
 
 
+class Busy(Failure):
+    """The run is another sweep's."""
+
+
 class Runner:
     """Runs the scripts of a recipe, each run in its folder, and can stop them all."""
 
     def __init__(self, out: Path, jobs: int):
         self.out = out
         self.processes: set[subprocess.Popen] = set()
-        self.stopping = False
+        self.stopped_by = 0  # the signal
         self.lock = threading.Lock()
-        self.places: SimpleQueue[dict[str, str]] = SimpleQueue()
-        for place in places(jobs):
-            self.places.put(place)
+        self.broken: set[Path] = set()
+        self.places: SimpleQueue[Mapping[str, str]] = SimpleQueue()
+        shares = places(jobs)
+        self.jobs = len(shares)
+        for share in shares:
+            self.places.put(share)
 
     def folder(self, run: Run) -> Path:
         """Where an earlier sweep, whose labels may have been others, left the run, or where it will be."""
-        return next(self.out.glob(f"*-{run.digest}"), self.out / f"{run.title}-{run.digest}")
+        # a name has 255 bytes at most
+        return next(self.out.glob(f"*-{run.digest}"), self.out / f"{run.title[:60]}-{run.digest}")
+
+    def evaluations(self, run: Run) -> list[dict[str, Any]]:
+        """All that are known of the run."""
+        path = self.folder(run) / "result.json"
+        try:
+            known = json.loads(path.read_text())["evaluations"]
+            return [{"metric": e["metric"], "flags": e["flags"], "value": float(e["value"])} for e in known]
+        except FileNotFoundError:
+            return []
+        except (ValueError, LookupError, TypeError):
+            if path not in self.broken:
+                print(f"sweep: {path}: cut off, or not written by this; taken as not done", file=sys.stderr, flush=True)
+            self.broken.add(path)
+            return []
 
     def values(self, run: Run) -> dict[str, float]:
         """By metric what is known of the run: of evaluations with these very flags."""
-        path = self.folder(run) / "result.json"
-        known = json.loads(path.read_text())["evaluations"] if path.exists() else []
+        known = self.evaluations(run)
         flags = {metric: canonical(words) for metric, words in run.evaluate.items()}
         return {metric: e["value"] for metric in flags for e in known if e["flags"] == flags[metric]}
 
     def record(self, run: Run, metric: str, value: float) -> None:
         path = self.folder(run) / "result.json"
-        empty = {"example": run.example, "labels": dict(run.labels), "train": canonical(run.train), "evaluations": []}
-        result = json.loads(path.read_text()) if path.exists() else empty
-        result["evaluations"].append({"metric": metric, "flags": canonical(run.evaluate[metric]), "value": value})
+        new = {"metric": metric, "flags": canonical(run.evaluate[metric]), "value": value}
+        result = {
+            "example": run.example,
+            "labels": dict(run.labels),
+            "train": canonical(run.train),
+            "evaluations": [*self.evaluations(run), new],
+        }
         unfinished = path.with_name("result.json.unfinished")
         unfinished.write_text(json.dumps(result, indent=2) + "\n")
         unfinished.replace(path)
 
     def __call__(self, run: Run) -> None:
+        if self.stopped_by:
+            raise Failure("stopped before it began")
         place = self.places.get()
         try:
-            self.train_and_evaluate(run, place)
+            folder = self.folder(run)
+            folder.mkdir(parents=True, exist_ok=True)
+            with self.hold(folder) as held:
+                self.train_and_evaluate(run, folder, place, held)
+        except OSError as error:
+            raise Failure(str(error)) from error
         finally:
             self.places.put(place)
 
-    def train_and_evaluate(self, run: Run, place: Mapping[str, str]) -> None:
-        folder = self.folder(run)
-        folder.mkdir(parents=True, exist_ok=True)
+    @contextlib.contextmanager
+    def hold(self, folder: Path) -> Iterator[int]:
+        """Keep other sweeps out of a run.
+
+        The scripts inherit the open file, and the lock with it: if this process is killed and a training lives on, it
+        still has its folder for itself.
+        """
+        with (folder / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Busy(f"being run by another sweep; its folder: {folder}") from None
+            yield file.fileno()
+
+    def train_and_evaluate(self, run: Run, folder: Path, place: Mapping[str, str], held: int) -> None:
         save = {**place, "SAVE": str(folder / "checkpoints")}
         trained = folder / "trained"
         if not trained.exists():
-            self.script(run, "train", run.train, save, folder / "train.log")
+            self.script(run, "train", run.train, save, folder / "train.log", held)
             trained.touch()
         known = self.values(run)
         for metric, arguments in run.evaluate.items():
             if metric in known:
                 continue
-            log = folder / f"evaluate-{metric}.log"
-            self.script(run, "evaluate", arguments, save, log)
+            log = folder / f"evaluate-{as_name(metric)}.log"
+            self.script(run, "evaluate", arguments, save, log, held)
             last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             if (number := METRIC.search(last)) is None:
                 raise Failure(f"evaluate.sh ended in {last!r}, which has no number; log: {log}")
             self.record(run, metric, float(number[1]))
 
-    def script(self, run: Run, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def script(
+        self, run: Run, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, held: int
+    ) -> None:
         command, variables = command_of(run.example, name, arguments)
         with log.open("a") as file:
             file.write(f"$ {shlex.join([f'{key}={value}' for key, value in {**environment, **variables}.items()])} ")
             file.write(f"{shlex.join(command)}\n")
             file.flush()
             with self.lock:
-                if self.stopping:
+                if self.stopped_by:
                     raise Failure(f"stopped before {name}.sh; log: {log}")
                 process = subprocess.Popen(
                     command,
@@ -265,20 +375,54 @@ class Runner:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, **environment, **variables},
                     start_new_session=True,  # fairseq's own processes end with it
+                    pass_fds=(held,),
                 )
                 self.processes.add(process)
             status = process.wait()
+            if status != 0:
+                with contextlib.suppress(ProcessLookupError):  # nothing is left of what it started
+                    os.killpg(process.pid, signal.SIGKILL)
             with self.lock:
                 self.processes.discard(process)
         if status != 0:
             last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise Failure(f"{name}.sh ended with status {status} ({last[:200]}); log: {log}")
 
-    def stop(self) -> None:
+    def send(self, number: int) -> None:
         with self.lock:
-            self.stopping = True
             for process in self.processes:
-                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, number)
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Within, SIGINT, SIGTERM and SIGHUP end all scripts, and no other begins.
+
+        Each has a handler even where it was inherited as ignored, as SIGINT is by what a script starts with `&`: what
+        is handled here is at its default in the scripts. Only a SIGHUP that nohup ignores does nothing.
+        """
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        caught: SimpleQueue[int] = SimpleQueue()  # its put() may interrupt anything
+
+        def handler(number: int, frame: Any) -> None:
+            if not self.stopped_by and not (number == signal.SIGHUP and nohup):
+                self.stopped_by = number
+                caught.put(number)
+
+        def end() -> None:
+            if caught.get():
+                self.send(signal.SIGTERM)
+                time.sleep(GRACE)
+                self.send(signal.SIGKILL)
+
+        threading.Thread(target=end, daemon=True).start()
+        previous = {number: signal.signal(number, handler) for number in STOPS}
+        try:
+            yield
+        finally:
+            for number, old in previous.items():
+                signal.signal(number, old)
+            caught.put(0)
 
 
 def command_of(example: str, name: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -287,23 +431,26 @@ def command_of(example: str, name: str, arguments: Sequence[str]) -> tuple[list[
     return [str(EXAMPLES / example / f"{name}.sh"), *arguments[len(variables) :]], variables
 
 
-def places(jobs: int) -> Iterator[dict[str, str]]:
-    """For every job its share of the GPUs, or of the cores where there are none."""
-    gpus = visible_gpus() if jobs > 1 else []
-    for job in range(jobs):
-        if gpus:
-            # more jobs than GPUs: several share one
-            mine = gpus[job::jobs] if jobs <= len(gpus) else [gpus[job % len(gpus)]]
-            yield {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
-        elif "OMP_NUM_THREADS" in os.environ:
-            yield {}
-        else:
-            yield {"OMP_NUM_THREADS": str(max(1, CORES // jobs))}
+def places(jobs: int) -> list[dict[str, str]]:
+    """For every job that can run at a time its share of the GPUs, or of the cores where there are none."""
+    wanted = os.environ.get("GPUS", "")
+    if wanted and not wanted.isdecimal():
+        fail(f"GPUS={wanted}: must be a number")
+    gpus = visible_gpus() if jobs > 1 and int(wanted or 1) > 0 else []
+    if gpus:
+        jobs = min(jobs, len(gpus))
+        # A power of two, which the batches of an update can be shared by.
+        size = 1 << (len(gpus) // jobs).bit_length() - 1
+        shares = [gpus[size * job : size * (job + 1)] for job in range(jobs)]
+        own = {"GPUS": str(min(int(wanted), size))} if wanted else {}
+        return [{"CUDA_VISIBLE_DEVICES": ",".join(share), **own} for share in shares]
+    return [{} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(max(1, CORES // jobs))}] * jobs
 
 
 def visible_gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+        # CUDA reads as far as the first that is none
+        return list(itertools.takewhile(lambda n: n not in ("", "-1"), os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -311,30 +458,30 @@ def visible_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(listed.splitlines())]
 
 
-def sweep(grid: Grid, runner: Runner, jobs: int) -> dict[str, str]:
-    """Do what has not been done; what went wrong, by the title of the run."""
+def sweep(grid: Grid, runner: Runner) -> list[tuple[Run, Failure]]:
+    """Do what has not been done; returns what went wrong, or nothing more once the runner was stopped."""
     todo = runs(grid)
     missing = [run for run in todo if runner.values(run).keys() != run.evaluate.keys()]
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them done before; logs in {runner.out}", flush=True)
-    failures = {}
-    with ThreadPoolExecutor(jobs) as pool:
+    failures = []
+    with ThreadPoolExecutor(runner.jobs) as pool:
         waiting = {pool.submit(runner, run): run for run in missing}
-        try:
-            for future in as_completed(waiting):
+        pending = set(waiting)
+        while pending:
+            # The time-out is for a signal that comes just before the wait: its handler would run only after it.
+            finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+            for future in finished:
                 run = waiting[future]
                 try:
                     future.result()
                     outcome = ", ".join(f"{metric} {value:g}" for metric, value in runner.values(run).items())
                 except Failure as failure:
-                    failures[run.title] = str(failure)
-                    outcome = "failed"
+                    failures.append((run, failure))
+                    outcome = "being run by another sweep" if isinstance(failure, Busy) else "failed"
                 done += 1
-                print(f"[{done}/{len(todo)}] {run.title}: {outcome}", flush=True)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            runner.stop()
-            raise
+                if not runner.stopped_by:
+                    print(f"[{done}/{len(todo)}] {run.title}: {outcome}", flush=True)
     return failures
 
 
@@ -388,6 +535,7 @@ def write_tables(grid: Grid, runner: Runner) -> str:
 
 def dry_run(grid: Grid) -> None:
     """Print fairseq's commands of all runs, as the scripts print them with DRY_RUN=1."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for run in runs(grid):
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
             command, variables = command_of(run.example, name, words)
@@ -410,7 +558,14 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--evaluate", default="", metavar="FLAGS", help="for every evaluate.sh")
     parser.add_argument("--out", type=Path, help="folder of the runs and the table (default: runs/sweep/<grid>)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, sharing the GPUs out (default: 1)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        help="runs at a time (default: 1, with all GPUs). More than one share the GPUs out: 1, 2, 4, 8, ... for each, "
+        "the same for all (GPUS=n in the environment: n of them); never more runs at a time than GPUs. Without GPUs "
+        "they share the cores",
+    )
     parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- FLAGS OF EVERY train.sh]"
     return parser.parse_args(own), words[len(own) + 1 :]
 
@@ -428,8 +583,10 @@ def grid_of(args: argparse.Namespace, extra: Sequence[str]) -> Grid:
     if not (EXAMPLES / grid.example / "train.sh").exists():
         recipes = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
         fail(f"{grid.example}: must be a file that ends in .toml or .json, or one of {', '.join(recipes)}")
-    base = Point(f"{grid.base.train} {shlex.join(extra)}".strip(), f"{grid.base.evaluate} {args.evaluate}".strip())
-    return grid._replace(base=base)
+    outer = from_environment()  # first, so that the grid's own wins
+    train = f"{outer.train} {grid.base.train} {shlex.join(extra)}"
+    evaluate = f"{outer.evaluate} {grid.base.evaluate} {args.evaluate}"
+    return grid._replace(base=Point(train.strip(), evaluate.strip()))
 
 
 def main() -> None:
@@ -442,17 +599,25 @@ def main() -> None:
         return
 
     out = (args.out or ROOT / "runs" / "sweep" / Path(args.grid).stem).resolve()
-    out.mkdir(parents=True, exist_ok=True)
-    runner = Runner(out, args.jobs)
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     try:
-        failures = sweep(grid, runner, args.jobs)
-    except KeyboardInterrupt:
-        print("sweep: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    print(f"\n{write_tables(grid, runner)}\ntable.md, table.csv, table.json and all logs: {out}")
-    for name, reason in failures.items():
-        print(f"sweep: failed: {name}: {reason}", file=sys.stderr)
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--out {out}: cannot be made a folder: {error.strerror}")
+    runner = Runner(out, args.jobs)
+    try:
+        with runner.stoppable():
+            failures = sweep(grid, runner)
+            tables = "" if runner.stopped_by else write_tables(grid, runner)
+    except OSError as error:
+        fail(str(error))
+    if runner.stopped_by:
+        with contextlib.suppress(OSError):  # after SIGHUP the terminal may be gone
+            print("sweep: interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+        sys.exit(128 + runner.stopped_by)
+    print(f"\n{tables}\ntable.md, table.csv, table.json and all logs: {out}")
+    for run, failure in failures:
+        what = "left out" if isinstance(failure, Busy) else "failed"
+        print(f"sweep: {what}: {run.title}: {failure}", file=sys.stderr)
     sys.exit(1 if failures else 0)
 
 

@@ -1,6 +1,9 @@
 """Grids of runs: trained, evaluated, resumed, collected; with scripts that stand in for fairseq."""
 
+import argparse
+import contextlib
 import csv
+import fcntl
 import json
 import os
 import re
@@ -27,10 +30,16 @@ echo "train ${MODEL:-} $*" >> "$(dirname "$0")/calls"
 echo "${OMP_NUM_THREADS:-} ${CUDA_VISIBLE_DEVICES:-}" >> "$(dirname "$0")/places"
 echo "$*" > "$SAVE/flags"
 [[ $* != *--fail* ]] || { echo "train: error: as it was told" >&2; exit 3; }
-[[ $* != *--wait* ]] || { echo $$ >> "$(dirname "$0")/waiting"; sleep 60; }
+[[ $* != *--stubborn* ]] || trap "" TERM
+if [[ $* == *--wait* ]]; then
+    trap > "$SAVE/ignored"
+    echo $$ >> "$(dirname "$0")/waiting"
+    sleep 60
+    if [[ $* == *--stubborn* ]]; then sleep 60; fi
+fi
 """
 EVALUATE = """#!/usr/bin/env bash
-echo "evaluate ${MODEL:-} $*" >> "$(dirname "$0")/calls"
+echo "evaluate ${MODEL:-}${AVERAGE:+ of $AVERAGE} $*" >> "$(dirname "$0")/calls"
 [[ $* != *--silent* ]] || { echo "no number here"; exit; }
 length=$(cat "$SAVE/flags"); length=${#length}
 [[ $* == *valid* ]] && echo "metric = $length.25" || echo "BLEU|tok:13a = $length.5 60.1/40.2 (BP = 1.000)"
@@ -46,6 +55,12 @@ def examples(tmp_path, monkeypatch):
         (folder / "toy" / name).chmod(0o755)
     monkeypatch.setattr(sweep, "EXAMPLES", folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_variables(plain_environment):
+    for name in ("BREAKS", "CUDA_VISIBLE_DEVICES", "MODEL", "SELECT", "VARIANT"):
+        plain_environment.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -226,36 +241,281 @@ def test_jobs_run_side_by_side_and_share_the_processors(grid, examples, calls, t
     status, _, _ = run(monkeypatch, capsys, grid, "--jobs", "4", out=tmp_path / "out")
     assert status == 0 and len(calls()) == 12
     assert set((examples / "toy" / "places").read_text().splitlines()) == {"2 "}
-    monkeypatch.setattr(sweep, "visible_gpus", lambda: ["0", "1", "2", "5"])
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in sweep.places(3)] == ["0,5", "1", "2"]
-    assert [place["CUDA_VISIBLE_DEVICES"] for place in sweep.places(5)] == ["0", "1", "2", "5", "0"]
-    assert "CUDA_VISIBLE_DEVICES" not in next(sweep.places(1))  # the scripts find them
+    assert sweep.places(3) == [{"OMP_NUM_THREADS": "2"}] * 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_ends_its_runs_and_goes_on_later(number, examples, grid, calls, tmp_path):
+@pytest.mark.parametrize(
+    "gpus, jobs, shares",
+    [
+        ("0,1,2,3,4,5,6,7", 3, ["0,1", "2,3", "4,5"]),
+        ("0,1,2,3,4,5,6,7", 2, ["0,1,2,3", "4,5,6,7"]),
+        ("0,1,2,5", 3, ["0", "1", "2"]),
+        ("0,1,2,5", 2, ["0,1", "2,5"]),
+        ("0,1,2,5", 5, ["0", "1", "2", "5"]),
+        ("3,4,5,6,7,8", 2, ["3,4", "5,6"]),
+        ("4,-1,5", 2, ["4"]),
+    ],
+)
+def test_every_job_gets_the_same_number_of_gpus_a_power_of_two(gpus, jobs, shares, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert sweep.places(jobs) == [{"CUDA_VISIBLE_DEVICES": share} for share in shares]
+    assert "CUDA_VISIBLE_DEVICES" not in sweep.places(1)[0]  # the scripts find them
+
+
+def test_gpus_is_how_many_of_its_share_a_job_may_use(grid, examples, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    for wanted, used in (("8", "2"), ("2", "2"), ("1", "1")):
+        monkeypatch.setenv("GPUS", wanted)
+        assert [place["GPUS"] for place in sweep.places(2)] == [used, used]
+    monkeypatch.setenv("GPUS", "0")
+    assert "CUDA_VISIBLE_DEVICES" not in sweep.places(2)[0]
+    monkeypatch.setenv("GPUS", "two")
+    status, _, errors = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert (status, errors) == (2, "sweep: error: GPUS=two: must be a number\n")
+
+
+def test_no_more_jobs_than_gpus_run_at_a_time(grid, examples, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
+    lock = 'mkdir "$(dirname "$0")/gpu" || exit 9; sleep 0.1; rmdir "$(dirname "$0")/gpu"\n'
+    (examples / "toy" / "train.sh").write_text(TRAIN + lock)
+    status, _, _ = run(monkeypatch, capsys, grid, "--jobs", "4", out=tmp_path / "out")
+    assert status == 0
+    assert {line.split()[-1] for line in (examples / "toy" / "places").read_text().splitlines()} == {"4"}
+
+
+# ---- the environment -------------------------------------------------------------------------------------------------
+
+
+def keys(path):
+    """By what the runs of a grid and their evaluations are known."""
+    args = argparse.Namespace(grid=str(path), axis=[], evaluate="")
+    found = sweep.runs(sweep.grid_of(args, []))
+    evaluations = [str(canonical(words)) for run in found for words in run.evaluate.values()]
+    return {run.digest for run in found}, set(evaluations)
+
+
+@pytest.mark.parametrize("name", [*sweep.TRAINING, *sweep.EVALUATION])
+def test_a_run_is_known_by_the_variables_of_its_environment(name, grid, examples, tmp_path, monkeypatch):
+    grid.write_text(GRID.replace("MODEL=mixed ", ""))
+    trainings, evaluations = keys(grid)
+    monkeypatch.setenv(name, "value")
+    other_trainings, other_evaluations = keys(grid)
+    assert evaluations.isdisjoint(other_evaluations)
+    assert other_trainings == trainings if name == "AVERAGE" else trainings.isdisjoint(other_trainings)
+    monkeypatch.chdir(tmp_path)
+    assert (keys(grid) == (other_trainings, other_evaluations)) == (name != "DATA")  # the one path
+    monkeypatch.setenv(name, "")  # as good as not set
+    assert keys(grid) == (trainings, evaluations)
+
+
+def test_a_variable_in_the_environment_makes_other_runs(grid, calls, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    calls()
+    monkeypatch.setenv("BREAKS", "articles")
+    _, printed, _ = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert "4 runs, 0 of them done before" in printed and len(calls()) == 12
+
+
+def test_data_is_the_same_from_anywhere(grid, calls, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA", "mine")
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    calls()
+    monkeypatch.delenv("DATA")
+    _, printed, _ = run(monkeypatch, capsys, grid, "--", f"DATA={tmp_path}/mine", out=tmp_path / "out")
+    assert "4 runs, 4 of them done before" in printed and calls() == []
+
+
+def test_an_average_is_another_evaluation_of_the_same_training(grid, calls, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    calls()
+    monkeypatch.setenv("AVERAGE", "5")
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert (
+        calls()
+        == [
+            "evaluate  of 5 --gen-subset valid",
+            "evaluate  of 5 ",
+            "evaluate mixed of 5 --context-window 8 --gen-subset valid",
+            "evaluate mixed of 5 --context-window 8",
+        ]
+        * 2
+    )
+
+
+def test_the_grids_own_variables_win(grid, calls, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MODEL", "outer")
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert {call.split()[1] for call in calls() if call.startswith("train")} == {"outer", "mixed"}
+
+
+def test_gpus_makes_no_other_run(grid, calls, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    calls()
+    monkeypatch.setenv("GPUS", "0")
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert calls() == []
+
+
+@pytest.mark.parametrize("name", ["SAVE", "CHECKPOINT"])
+def test_what_every_run_has_of_its_own_is_refused(name, grid, calls, tmp_path, monkeypatch, capsys):
+    grid.write_text(GRID.replace("MODEL=mixed", f"{name}=here"))
+    message = f"sweep: error: {name}=here: must not be set; sweep.py gives each run its own\n"
+    assert run(monkeypatch, capsys, grid, out=tmp_path / "out") == (2, "", message)
+    grid.write_text(GRID)
+    monkeypatch.setenv(name, "here")
+    assert run(monkeypatch, capsys, grid, out=tmp_path / "out") == (2, "", message)
+    assert calls() == []
+
+
+# ---- interruptions, and other sweeps ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(examples, grid, tmp_path):
+    """Start the command by a line of shell ("$@") and wait for two trainings; ends what is left of all in the end."""
     grid.write_text(GRID.replace("--heads 16", "--heads 16 --wait"))
-    (examples / "sweep.py").write_text((EXAMPLES / "sweep.py").read_text())
+    program = (EXAMPLES / "sweep.py").read_text()
+    (examples / "sweep.py").write_text(program.replace("GRACE = 10.0", "GRACE = 0.2"))
     command = [sys.executable, str(examples / "sweep.py"), str(grid), "--out", str(tmp_path / "out"), "--jobs", "2"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     waiting = examples / "toy" / "waiting"
-    deadline = time.monotonic() + 60
-    while not (waiting.exists() and waiting.read_text().count("\n") == 2):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
+    processes = []
+
+    def trainings():
+        return [int(pid) for pid in waiting.read_text().split()] if waiting.exists() else []
+
+    def start(line='exec "$@"'):
+        words = ["bash", "-c", line, "bash", *command]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        deadline = time.monotonic() + 60
+        while len(trainings()) < 2:
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        return process, trainings()
+
+    start.command = command
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+    for pid in trainings():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def wait_for_the_end_of(trainings, out):
+    """Of them and of all that they started, which have their folders' locks too: a moment later at most."""
+    deadline = time.monotonic() + 5
+    locks = list(out.glob("16_*/lock"))
+    assert len(locks) == len(trainings) == 2
+    for path in locks:
+        with path.open() as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    assert time.monotonic() < deadline, path
+                    time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_it_ends_its_runs_and_goes_on_later(number, examples, start, calls, tmp_path):
+    process, trainings = start()
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert errors == "sweep: interrupted; the same command goes on from here\n"
-    for pid in waiting.read_text().split():
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+    wait_for_the_end_of(trainings, tmp_path / "out")
 
     calls()
     (examples / "toy" / "train.sh").write_text(TRAIN.replace("sleep 60", "true"))
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(start.command, capture_output=True, text=True, check=True).stdout
     assert "4 runs, 2 of them done before" in printed
     assert len([call for call in calls() if call.startswith("train")]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_were_ignored_at_its_start_end_it_too(number, start, tmp_path):
+    """As they are by what a script starts with `&`; only nohup's SIGHUP stays ignored, and not by the trainings."""
+    process, trainings = start('trap "" INT TERM HUP; exec "$@"')
+    assert [path.read_text() for path in (tmp_path / "out").glob("16_*/checkpoints/ignored")] == ["", ""]
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    wait_for_the_end_of(trainings, tmp_path / "out")
+
+
+def test_a_training_that_ignores_the_end_is_killed(grid, start, tmp_path):
+    grid.write_text(grid.read_text().replace("--wait", "--wait --stubborn"))
+    process, trainings = start()
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    wait_for_the_end_of(trainings, tmp_path / "out")
+
+
+def test_nothing_is_trained_beside_what_a_killed_sweep_left_behind(examples, start, calls, tmp_path):
+    process, trainings = start()
+    process.kill()
+    process.communicate()
+    calls()
+    again = subprocess.run(start.command, capture_output=True, text=True, timeout=30)
+    assert again.returncode == 1 and calls() == []
+    assert "[3/4] 16_" in again.stdout and again.stdout.count(": being run by another sweep\n") == 2
+    for pid in trainings:
+        os.killpg(pid, signal.SIGKILL)
+    wait_for_the_end_of(trainings, tmp_path / "out")
+    (examples / "toy" / "train.sh").write_text(TRAIN.replace("sleep 60", "true"))
+    subprocess.run(start.command, capture_output=True, check=True, timeout=60)
+
+
+def test_what_another_sweep_holds_is_left_to_it(grid, calls, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("2_B-*")
+    (folder / "result.json").unlink()
+    calls()
+    with (folder / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status, printed, errors = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert status == 1 and calls() == []
+    assert "[4/4] 2_B: being run by another sweep\n" in printed and "| 2 | 32.25/32.50 (30.1/29.5) | -/- |" in printed
+    assert errors == f"sweep: left out: 2_B: being run by another sweep; its folder: {folder}\n"
+    status, _, _ = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert status == 0 and [call.split()[0] for call in calls()] == ["evaluate", "evaluate"]
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", '{"evaluations": [{"metric": "va', "[]", '{"evaluations": [1]}', "{}"])
+def test_a_result_that_was_cut_off_is_no_result(text, grid, calls, tmp_path, monkeypatch, capsys):
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("2_B-*")
+    whole = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(text)
+    calls()
+    status, printed, errors = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert status == 0 and "4 runs, 3 of them done before" in printed
+    assert errors == f"sweep: {folder}/result.json: cut off, or not written by this; taken as not done\n"
+    assert [call.split()[0] for call in calls()] == ["evaluate", "evaluate"]
+    assert (folder / "result.json").read_text() == whole
+
+
+@pytest.mark.parametrize("below", ["", "/below"])
+def test_a_file_is_no_folder_for_the_runs(below, grid, examples, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    status, _, errors = run(monkeypatch, capsys, grid, out=f"{tmp_path}/file{below}")
+    assert status == 2 and errors.count("\n") == 1
+    assert errors.startswith(f"sweep: error: --out {tmp_path}/file{below}: cannot be made a folder: ")
+
+
+def test_labels_of_any_length_and_metrics_of_any_name(grid, calls, tmp_path, monkeypatch, capsys):
+    grid.write_text(GRID.replace("B = {", f"{'B' * 300} = {{").replace("valid =", '"valid/all" ='))
+    status, _, errors = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert (status, errors) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +529,7 @@ def test_interrupted_it_ends_its_runs_and_goes_on_later(number, examples, grid, 
         (["toy", "--axis", "heads"], "--axis heads: must be a flag and its values, such as head-mixing=none,average"),
         (["toy", "--axis", "heads=1,,2"], "--axis heads=1,,2: must be a flag and its values, such as"),
         (["toy", "--axis", "heads=1,1"], "--axis heads=1,1: has a value twice"),
+        (["toy", "--axis", "heads=1", "--axis=--heads=2"], "--axis --heads=2: heads has an axis already"),
         (["toy", "--axis", "heads=1", "--jobs", "0"], "--jobs 0: must be at least 1"),
         (["toy", "--axis", "heads=1", "--", "--lr", "'"], None),
         (["missing.toml"], "missing.toml: [Errno 2] No such file or directory: 'missing.toml'"),
@@ -292,12 +553,43 @@ def test_what_cannot_be_run_is_refused_in_one_line(words, message, examples, tmp
         ("example = 'toy'\n[axes.a]\n1 = '--a'\n2 = '--a'", "two points of the grid are the same run: "),
         ("example = 'toy'\n[axes.a]\n1 = '--a \"'", "train = '--a \"': No closing quotation"),
         ("example = toy", "Invalid value"),
+        ("example = 'toy'\naxes = 'x'", "axes: must be a table with something in it, not 'x'"),
+        ("example = 'toy'\n[axes]\na = 'x'", "axes.a: must be a table with something in it, not 'x'"),
+        ("example = 'toy'\n[axes.a]", "axes.a: must be a table with something in it, not {}"),
+        ("example = 'toy'\n[axes.a.1]\ntrain = 1", "axes.a.1: must be a text, not 1"),
+        ("example = ['toy']\n[axes.a]\n1 = '--a'", "example: must be a text, not ['toy']"),
+        ("example = 'toy'\ntitle = 1\n[axes.a]\n1 = '--a'", "title: must be a text, not 1"),
+        ("example = 'toy'\ntrain = ['--a']\n[axes.a]\n1 = '--a'", "train: must be a text, not ['--a']"),
+        (
+            "example = 'toy'\nmetrics = 'x'\n[axes.a]\n1 = '--a'",
+            "metrics: must be a table with something in it, not 'x'",
+        ),
+        ("example = 'toy'\n[metrics]\n[axes.a]\n1 = '--a'", "metrics: must be a table with something in it, not {}"),
+        ("example = 'toy'\n[metrics]\nb = 2\n[axes.a]\n1 = '--a'", "metrics.b: must be a text, not 2"),
+        (
+            "example = 'toy'\n[metrics]\na = ''\n[axes.a]\n1 = '--a'",
+            "a: a column of the table already, cannot be an axis",
+        ),
+        ("example = 'toy'\npublished = 'x'\n[axes.a]\n1 = '--a'", "published: must be a table with something in it"),
+        ("example = 'toy'\n[axes.a]\n1 = '--a'\n[published]\n1 = 2.5", "published.'1': must be a text, not 2.5"),
+        (
+            "example = 'toy'\n[axes.a]\n1 = '--a'\n[published]\n2 = '2.5'",
+            "published.'2': is no point of the grid, such as '1'",
+        ),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, message, examples, tmp_path, monkeypatch, capsys):
     (tmp_path / "grid.toml").write_text(text)
     status, _, errors = run(monkeypatch, capsys, tmp_path / "grid.toml", out=tmp_path / "out")
     assert status == 2 and errors.startswith("sweep: error: ") and message in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '"example"', "{}"])
+def test_json_without_a_grid_is_refused_in_one_line(text, examples, tmp_path, monkeypatch, capsys):
+    (tmp_path / "grid.json").write_text(text)
+    status, _, errors = run(monkeypatch, capsys, tmp_path / "grid.json", out=tmp_path / "out")
+    message = f"sweep: error: {tmp_path}/grid.json: the file: must be a table with something in it, not "
+    assert status == 2 and errors.startswith(message) and errors.count("\n") == 1
 
 
 def test_json_is_read_too(examples, tmp_path):
@@ -332,15 +624,135 @@ def test_fairseq_takes_every_command_of_a_grid(path):
             if name == "train":
                 trained.add(str(sorted(vars(args).items())))
     assert len(trained) == len(sweep.runs(grid))  # no two runs train the same
-    assert set(grid.published) <= {"/".join(run.labels.values()) for run in sweep.runs(grid)}
 
 
-def test_the_published_numbers_are_the_papers():
-    for path in PAPER_TABLES:
-        grid = sweep.read_grid(path)
-        assert len(grid.published) == len(sweep.runs(grid)), path
-    published = {path.stem.removeprefix("mixhead_table_"): sweep.read_grid(path).published for path in PAPER_TABLES}
-    assert published["8"]["10/B"] == "21.65/20.67" and published["9"]["32/softmax"] == "37.05/27.36"
-    assert published["10"]["512/A"] == "20.37/19.46" and published["7"]["average"] == "22.50/21.57"
-    assert published["1"]["baevski/B"] == "20.37/19.47" and published["4"]["64/A"] == "31.74/31.32"
-    assert published["2"]["B + sigsoftmax"] == "90.97/81.77" and published["3"]["B"] == "34.21/34.38"
+# The tables of the Mixhead paper, as it prints them: rows by name, columns in the order of the first line.
+PAPER = {
+    "mixhead_table_1": """
+                  softmax      sigsoftmax   A            A+sigsoftmax B            B+sigsoftmax
+        vanilla   30.75/29.78  30.66/29.61  30.00/28.86  30.08/28.93  29.65/28.67  29.68/28.87
+        baevski   21.45/20.54  21.10/20.18  20.49/19.58  20.98/19.95  20.37/19.47  20.88/20.06
+    """,
+    "mixhead_table_2": """
+                  softmax      sigsoftmax   A            A+sigsoftmax B            B+sigsoftmax
+        vanilla   92.16/83.97  91.62/83.34  91.56/83.39  91.09/82.04  92.57/82.93  90.97/81.77
+    """,
+    "mixhead_table_3": """
+                  softmax      A            B
+        baevski   38.03/37.66  37.05/36.90  34.21/34.38
+    """,
+    "mixhead_table_4": """
+                  softmax      A            B
+        4         35.28/34.76  34.71/33.84  35.06/34.25
+        32        33.31/32.60  32.94/32.58  33.15/32.35
+        64        28.69/27.88  31.74/31.32  31.75/31.44
+    """,
+    "mixhead_table_7": """
+                  softmax      A            B            random       average
+        d64       21.82/20.89  21.20/20.48  21.10/20.18  22.26/21.39  22.50/21.57
+    """,
+    "mixhead_table_8": """
+                  softmax      A            B
+        2         23.62/22.87  22.90/22.11  22.66/21.89
+        4         22.55/21.68  22.02/21.19  21.95/21.02
+        6         22.04/21.09  22.09/21.13  22.02/21.15
+        8         21.82/20.89  21.20/20.48  21.10/20.18
+        10        22.11/21.33  21.29/20.49  21.65/20.67
+    """,
+    "mixhead_table_9": """
+                  softmax      A            B
+        32        37.05/27.36  36.11/26.59  36.19/26.36
+        64        29.59/24.66  28.87/23.93  28.82/23.83
+        128       25.47/23.07  24.66/22.38  24.99/22.73
+        256       23.05/22.13  22.27/21.45  22.40/21.57
+        512       21.79/21.69  21.34/21.29  21.26/21.16
+    """,
+    "mixhead_table_10": """
+                  softmax      A            B
+        32        22.66/21.77  22.40/21.74  22.35/21.46
+        64        21.85/21.02  21.39/20.60  21.49/20.75
+        128       21.03/20.15  20.23/19.30  21.08/20.09
+        256       20.72/19.74  20.15/19.29  20.15/19.22
+        512       21.21/20.17  20.37/19.46  20.36/19.51
+    """,
+}
+
+
+def paper(table):
+    """(row, column) -> cell."""
+    columns, *rows = (line.split() for line in PAPER[table].strip().splitlines())
+    assert all(len(row) == 1 + len(columns) for row in rows)
+    return {(row[0], column): cell for row in rows for column, cell in zip(columns, row[1:])}
+
+
+def markdown_table(recipe, head):
+    """The rows of the one table of a recipe's README whose first line begins with `head`, as lists of cells."""
+    text = (EXAMPLES / recipe / "README.md").read_text()
+    (found,) = re.findall(rf"(?m)^\| {re.escape(head)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", text)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+
+
+def attention(name):
+    """As the columns of PAPER call it."""
+    return name.removeprefix("Mixhead ").replace(" ", "")
+
+
+def test_there_is_a_grid_for_every_table():
+    assert {path.stem for path in PAPER_TABLES} == set(PAPER)
+
+
+@pytest.mark.parametrize("table", PAPER)
+def test_the_published_numbers_of_a_grid_are_the_papers(table):
+    grid = sweep.read_grid(EXAMPLES / "grids" / f"{table}.toml")
+    expected = paper(table)
+    rows = {row for row, _ in expected}
+    found = {}
+    for label, cell in grid.published.items():
+        row, _, column = label.rpartition("/")
+        found[row or min(rows), attention(column)] = cell
+    assert found == expected
+    assert len(grid.published) == len(sweep.runs(grid))
+
+
+def test_the_numbers_in_the_readmes_are_the_papers():
+    found = {}
+    for model, head in (("baevski", "row, adaptive inputs"), ("vanilla", "row, vanilla")):
+        for name, cell, *_ in markdown_table("wikitext103", head):
+            found[model, attention(name)] = cell
+    assert found == paper("mixhead_table_1")
+
+    prose = (EXAMPLES / "wikitext103" / "README.md").read_text()
+    numbers = re.findall(r"table 9: (\d+\.\d+) and (\d+\.\d+)", prose)
+    assert ["/".join(pair) for pair in numbers] == [paper("mixhead_table_9")["32", "softmax"]]
+
+    *rows, (_, last, *_) = markdown_table("wikitext2", "row of table 2")  # the last is the command for all
+    assert last == ""
+    assert {("vanilla", attention(name)): cell for name, cell, *_ in rows} == paper("mixhead_table_2")
+
+    rows = markdown_table("lm1b", "row | paper")
+    assert {("baevski", attention(name)): cell.replace(" ", "") for name, cell, *_ in rows} == paper("mixhead_table_3")
+
+    *rows, concatenated = markdown_table("iwslt14_de_en", "heads, size")
+    columns = ("softmax", "A", "B")
+    found = {
+        (heads.partition(",")[0], column): cell.replace(" ", "")
+        for heads, *cells in rows
+        for column, cell in zip(columns, cells)
+    }
+    assert found == paper("mixhead_table_4")
+    assert concatenated[1:4] == ["< 1", "", "34.5 (A or B is not said)"]
+
+
+@pytest.mark.parametrize(
+    "recipe, pattern, cells",
+    [
+        ("wikitext103", r"(\d+\.\d+) on test.* (\d+\.\d+) with MODEL=vanilla", ["1 baevski B", "1 vanilla B"]),
+        ("wikitext2", r"\((\d+\.\d+) on test\)", ["2 vanilla B"]),
+        ("lm1b", r"\((\d+\.\d+) on test\)", ["3 baevski B"]),
+    ],
+)
+def test_the_numbers_in_the_scripts_are_the_papers(recipe, pattern, cells):
+    (found,) = re.finditer(pattern, (EXAMPLES / recipe / "train.sh").read_text())
+    for number, cell in zip(found.groups(), cells, strict=True):
+        table, row, column = cell.split()
+        assert number == paper(f"mixhead_table_{table}")[row, column].partition("/")[2]
