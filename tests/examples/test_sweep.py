@@ -371,6 +371,12 @@ def test_what_every_run_has_of_its_own_is_refused(name, grid, calls, tmp_path, m
 # ---- interruptions, and other sweeps ---------------------------------------------------------------------------------
 
 
+def signals_at_their_defaults():
+    """The tests themselves may run under nohup, or behind a script's `&`."""
+    for number in sweep.STOPS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(examples, grid, tmp_path):
     """Start the command by a line of shell ("$@") and wait for two trainings; ends what is left of all in the end."""
@@ -386,7 +392,9 @@ def start(examples, grid, tmp_path):
 
     def start(line='exec "$@"'):
         words = ["bash", "-c", line, "bash", *command]
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_at_their_defaults
+        )
         processes.append(process)
         deadline = time.monotonic() + 60
         while len(trainings()) < 2:
