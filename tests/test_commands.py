@@ -156,7 +156,7 @@ def stock_translator(translation_data, tmp_path_factory):
     return save / "checkpoint_last.pt"
 
 
-@pytest.mark.parametrize("how", ["--finetune-from-model", "--restore-file"])
+@pytest.mark.parametrize("how", ["--finetune-from-model", pytest.param("--restore-file", marks=pytest.mark.slow)])
 def test_a_stock_checkpoint_is_fine_tuned(how, translation_data, stock_translator, tmp_path):
     flags = [*SIZES, "--share-all-embeddings", how, stock_translator]
     if how == "--restore-file":

@@ -117,12 +117,14 @@ def test_what_cannot_be_penalised_ends_the_command_with_one_line(arch, flags, me
     assert not list(tmp_path.glob("save/*.pt"))
 
 
+@pytest.mark.slow
 def test_adaptive_loss_trains_with_the_penalty(text_data, tmp_path):
     flags = ["--criterion", "orthogonal_adaptive_loss", "--adaptive-softmax-cutoff", "5,10", *LEGACY]
     first, *others = logged(train(text_data, "mixhead_transformer_lm", tmp_path, *LM, *flags))
     assert float(first["orthogonal_loss"]) == 0 < float(others[-1]["orthogonal_loss"])
 
 
+@pytest.mark.slow
 def test_hydra_takes_the_criterion_by_name(text_data, tmp_path):
     examples = Path(PLUGIN).parent / "examples"
     overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"checkpoint.save_dir={tmp_path}/save"]

@@ -373,7 +373,7 @@ def test_what_every_run_has_of_its_own_is_refused(name, grid, calls, tmp_path, m
 
 def signals_at_their_defaults():
     """The tests themselves may run under nohup, or behind a script's `&`."""
-    for number in sweep.STOPS:
+    for number in (*sweep.STOPS, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
 
 

@@ -117,7 +117,8 @@ def must_fit(report, dtype="bfloat16"):
 
 
 def test_the_kernels_compile_for_a_gpu_and_fit_it():
-    calls = [dict(heads=8, head_dim=64, mixed="per query", dropout=0.1), dict(heads=8, head_dim=64, normalizer="l2")]
+    by_head = dict(mask=[1, 8, 1, 1], dropout=0.1)
+    calls = [dict(heads=8, head_dim=64, mixed="per query", **by_head), dict(heads=8, head_dim=64, normalizer="l2")]
     found = must_fit(report_of(calls, every_tile=False))
     apart = {f"heads_apart.{name}_kernel" for name in ("forward", "delta", "query_grad", "key_grad")}
     mixed = {f"heads_mixed.{name}_kernel" for name in ("forward", "mixing_grad", "query_grad", "key_grad")}

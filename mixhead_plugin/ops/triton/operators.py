@@ -59,7 +59,7 @@ class _Call:
             NORMALIZER=normalizer,
             CAUSAL=causal,
             DROPOUT=dropout_p > 0,
-            PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
+            PRECISION="tf32" if query.dtype == torch.float32 and _allows_tf32() else "ieee",
             PER_QUERY=mixing is not None and mixing.dim() == 4,
             MASK_HEADS=mask is not None and mask.shape[1] > 1,
             **_strides("q", "bhnd", query),
@@ -69,10 +69,11 @@ class _Call:
             **_strides("p", "bn", key_padding_mask),
             **_mixing_strides("x", mixing),
         )
-        masks = (attn_mask is not None, key_padding_mask is not None, causal, dropout_p > 0, normalizer)
+        masks = (key_padding_mask is not None, causal, dropout_p > 0, normalizer, self.arguments["PRECISION"])
+        masks += (None if mask is None else (mask.dtype, self.arguments["MASK_HEADS"]),)
         length = triton.next_power_of_2(max(self.n_queries, self.n_keys))
-        shape = (query.dtype, self.heads, head_dim, value_dim, length, None if mixing is None else mixing.dim())
-        self.key = (*shape, *masks)
+        mixes = None if mixing is None else (mixing.dim(), mixing.dtype)
+        self.key = (query.dtype, self.heads, head_dim, value_dim, length, mixes, *masks)
 
     def run(
         self, module: Any, name: str, arguments: Callable[[Tile], Dict[str, Any]], parts: Callable[[Tile], int]
@@ -184,6 +185,12 @@ class _Call:
             d_mixing.copy_(found["d_m"].sum((0, 1)))
         delta = found["delta"]
         return delta[0] if len(delta) == 1 else delta.sum(0)
+
+
+def _allows_tf32() -> bool:
+    matmul = torch.backends.cuda.matmul
+    # Newer torch has another switch for it, and refuses to tell of the old one when that was used.
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
 
 
 def start(kernel: Any, programs: int, arguments: Dict[str, Any], tile: Tile) -> None:

@@ -13,27 +13,37 @@ LOWEST = tl.constexpr(-1e38)  # of a score that is not hidden: twice it is still
 @triton.jit
 def rows_of(x, o_n, o_d, s_n, s_d, n, D: tl.constexpr):
     """[positions, D] of one head; zeros beyond its ends"""
-    p_x = x + o_n.to(tl.int64)[:, None] * s_n + o_d[None, :] * s_d
+    p_x = x + o_n.to(tl.int64)[:, None] * s_n + o_d.to(tl.int64)[None, :] * s_d
     return tl.load(p_x, mask=(o_n < n)[:, None] & (o_d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def store_rows(x, b_x, o_n, o_d, s_n, s_d, n, D: tl.constexpr):
-    p_x = x + o_n.to(tl.int64)[:, None] * s_n + o_d[None, :] * s_d
+    p_x = x + o_n.to(tl.int64)[:, None] * s_n + o_d.to(tl.int64)[None, :] * s_d
     tl.store(p_x, b_x.to(x.dtype.element_ty), mask=(o_n < n)[:, None] & (o_d < D)[None, :])
 
 
 @triton.jit
 def heads_of(x, o_h, o_n, o_d, s_h, s_n, s_d, n, H: tl.constexpr, D: tl.constexpr):
     """[heads, positions, D] of one sentence; zeros beyond its ends"""
-    p_x = x + o_h.to(tl.int64)[:, None, None] * s_h + o_n.to(tl.int64)[None, :, None] * s_n + o_d[None, None, :] * s_d
+    p_x = (
+        x
+        + o_h.to(tl.int64)[:, None, None] * s_h
+        + o_n.to(tl.int64)[None, :, None] * s_n
+        + o_d.to(tl.int64)[None, None, :] * s_d
+    )
     inside = (o_h < H)[:, None, None] & (o_n < n)[None, :, None] & (o_d < D)[None, None, :]
     return tl.load(p_x, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_heads(x, b_x, o_h, o_n, o_d, s_h, s_n, s_d, n, H: tl.constexpr, D: tl.constexpr):
-    p_x = x + o_h.to(tl.int64)[:, None, None] * s_h + o_n.to(tl.int64)[None, :, None] * s_n + o_d[None, None, :] * s_d
+    p_x = (
+        x
+        + o_h.to(tl.int64)[:, None, None] * s_h
+        + o_n.to(tl.int64)[None, :, None] * s_n
+        + o_d.to(tl.int64)[None, None, :] * s_d
+    )
     inside = (o_h < H)[:, None, None] & (o_n < n)[None, :, None] & (o_d < D)[None, None, :]
     tl.store(p_x, b_x.to(x.dtype.element_ty), mask=inside)
 
@@ -86,7 +96,8 @@ def bias_of(o_m, o_n, n_queries, n_keys, mask, s_mm, s_mn, padding, s_pn, CAUSAL
         # The lowest float32 times log2(e) would be a hidden key; NaN stays.
         low = tl.maximum(b_a * LOG2E, LOWEST, propagate_nan=tl.PropagateNan.ALL)
         return tl.where(b_a == float("-inf"), float("-inf"), low)
-    return tl.where(seen, 0.0, float("-inf"))
+    else:  # triton compiles what stands behind a return
+        return tl.where(seen, 0.0, float("-inf"))
 
 
 @triton.jit
@@ -110,7 +121,9 @@ def weights_of(b_s, b_peak, b_factor, NORMALIZER: tl.constexpr):
 
     where the largest is -1e8 and everything smaller than 8 would be lost. An infinite one makes zeros.
     """
-    b_p = tl.exp2(exponent(b_s, NORMALIZER) - b_peak) * b_factor
+    # Computed in another order than the peak was, a score beside -1e8 may be rounded to 16 more than it.
+    b_y = tl.minimum(exponent(b_s, NORMALIZER) - b_peak, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    b_p = tl.exp2(b_y) * b_factor
     if NORMALIZER == "sigsoftmax":
         b_p *= sigmoid_of_size(b_s)
     return b_p
