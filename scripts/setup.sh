@@ -115,7 +115,7 @@ pins = "scripts/requirements/"
 interpreter = [os.path.realpath(sys.executable), sys.prefix, sys.version]  # python3 and python3.11 may well be one
 stamp([root, torch_asked, torch] + interpreter + read(pins + "build.txt", pins + "torch.txt"))
 stamp(read(pins + "fairseq.txt"))
-stamp(read(pins + "runtime.txt", pins + "test.txt"))
+stamp(read(pins + "runtime.txt", pins + "test.txt", pins + "triton.txt"))
 init = os.path.join(root, "mixhead_plugin", "__init__.py")
 lines = open(init, encoding="utf-8") if os.path.exists(init) else []
 stamp(read("setup.py", "pyproject.toml") + [line for line in lines if line.startswith("__version__")])
@@ -276,7 +276,10 @@ install_fairseq() {
 
 install_packages() {
     # Without isolation, antlr4 (source only) is built by the pinned setuptools.
-    pip_install --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt"
+    pip_install --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt" || return
+    # --no-deps, and only where there is none: a torch for CUDA works with its own triton alone.
+    local missing='import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)'
+    run "$VENV_PYTHON" -P -c "$missing" || pip_install --no-deps -r "$PINS/triton.txt"
 }
 
 install_project() {

@@ -218,6 +218,7 @@ def test_installed_packages_need_neither_compiler_nor_headers(checkout):
         ("scripts/requirements/torch.txt", ALL_STEPS),
         ("scripts/requirements/fairseq.txt", ALL_STEPS[3:]),
         ("scripts/requirements/test.txt", ALL_STEPS[4:]),
+        ("scripts/requirements/triton.txt", ALL_STEPS[4:]),
         ("pyproject.toml", ALL_STEPS[5:]),
         ("setup.py", ALL_STEPS[5:]),
     ],
@@ -228,6 +229,15 @@ def test_a_changed_pin_redoes_its_step_and_what_rests_on_it(checkout, file, step
         out.write("# changed\n")
     checkout.set_up()
     assert checkout.steps == steps
+
+
+def test_triton_is_installed_only_where_there_is_none(checkout):
+    checkout.set_up()
+    assert not any("triton.txt" in call for call in checkout.calls)
+    shutil.rmtree(checkout.root / ".venv")
+    checkout.set_up(FAKE_FAIL='find_spec("triton")')
+    (call,) = [call for call in checkout.calls if "triton.txt" in call]
+    assert "--no-deps" in call, "or pip takes another torch for it"
 
 
 def test_only_the_version_counts_in_the_package(checkout):
@@ -417,7 +427,7 @@ def pins():
 
 
 def test_every_requirement_is_pinned_once():
-    names = [re.fullmatch(r"([\w.-]+)==[\w.]+", pin).group(1).lower() for pin in pins()]
+    names = [re.fullmatch(r"([\w.-]+)==[\w.]+( ;.*)?", pin).group(1).lower() for pin in pins()]
     assert len(names) == len(set(names))
 
 
