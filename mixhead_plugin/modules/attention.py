@@ -14,6 +14,7 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS, attention
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.reference import attention_scores, mix_heads, upcast
+from mixhead_plugin.ops.relative import RelativeScores
 
 
 class Heads(NamedTuple):
@@ -258,11 +259,14 @@ class MixheadAttention(MultiheadAttention):
         key_padding_mask: Optional[Tensor],
         dropout_p: float,
         need_weights: bool,
+        relative: Optional[RelativeScores] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         weights: Optional[Tensor] = None
         if need_weights:
             with torch.autocast(q.device.type, enabled=False):  # the definition is float32 under --amp too
-                out, weights = self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
+                out, weights = self._attend_by_definition(
+                    q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, relative
+                )
         else:
             out = attention(
                 q,
@@ -272,11 +276,15 @@ class MixheadAttention(MultiheadAttention):
                 mixing=mixing,
                 attn_mask=attn_mask,
                 key_padding_mask=key_padding_mask,
+                relative=relative,
                 dropout_p=dropout_p,
+                scale=self.scaling,
                 impl=self.impl,
             )
         if self.penalise is not None:
-            out = self.penalise(self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask)))
+            out = self.penalise(
+                self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask, relative))
+            )
         return out, weights
 
     def _attend_by_definition(
@@ -288,15 +296,24 @@ class MixheadAttention(MultiheadAttention):
         attn_mask: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
         dropout_p: float,
+        relative: Optional[RelativeScores] = None,
     ) -> Tuple[Tensor, Tensor]:
         """The reference's steps one by one, for whom needs the weights or a graph that TorchScript understands."""
-        weights = mix_heads(self._weights(q, k, attn_mask, key_padding_mask), mixing)  # [B, H, Nq, Nk]
+        weights = mix_heads(self._weights(q, k, attn_mask, key_padding_mask, relative), mixing)  # [B, H, Nq, Nk]
         out = torch.matmul(F.dropout(weights, dropout_p), upcast(v))  # [B, H, Nq, D]
         return out.to(v.dtype), weights
 
-    def _weights(self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]) -> Tensor:
+    def _weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        relative: Optional[RelativeScores] = None,
+    ) -> Tensor:
         """P [B, H, Nq, Nk], the weights before mixing and dropout."""
-        return self.normalize(attention_scores(q, k, self._mask(q, k, attn_mask, key_padding_mask), self.scaling))
+        mask = self._mask(q, k, attn_mask, key_padding_mask)
+        return self.normalize(attention_scores(q, k, mask, self.scaling, relative))
 
     def _mask(
         self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]

@@ -2,5 +2,6 @@
 
 from mixhead_plugin.ops.api import IMPLEMENTATIONS, attention, implementation_problem
 from mixhead_plugin.ops.normalizers import NORMALIZERS
+from mixhead_plugin.ops.relative import RelativeScores
 
-__all__ = ["IMPLEMENTATIONS", "NORMALIZERS", "attention", "implementation_problem"]
+__all__ = ["IMPLEMENTATIONS", "NORMALIZERS", "RelativeScores", "attention", "implementation_problem"]

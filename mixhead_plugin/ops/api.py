@@ -9,6 +9,8 @@ from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import reference_attention
+from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.ops.relative import problem as relative_problem
 
 
 class Implementation(NamedTuple):
@@ -51,6 +53,7 @@ def attention(
     causal: bool = False,
     attn_mask: Optional[Tensor] = None,
     key_padding_mask: Optional[Tensor] = None,
+    relative: Optional[RelativeScores] = None,
     dropout_p: float = 0.0,
     scale: Optional[float] = None,
     impl: str = "auto",
@@ -66,6 +69,7 @@ def attention(
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: additive floats, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
+        relative: scores by distance that are added, in the dtype of `query`
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: of the scores; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises.
@@ -84,7 +88,7 @@ def attention(
         raise ValueError(f"normalizer {normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
-    _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask)
+    _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask, relative)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p {dropout_p}: must be a probability")
     options = dict(
@@ -93,6 +97,7 @@ def attention(
         causal=causal,
         attn_mask=attn_mask,
         key_padding_mask=key_padding_mask,
+        relative=relative,
         dropout_p=dropout_p,
     )
     problem = implementation_problem(impl)
@@ -124,6 +129,7 @@ def _check_tensors(
     mixing: Optional[Tensor],
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
 ) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -149,3 +155,9 @@ def _check_tensors(
             raise TypeError(f"key_padding_mask is {key_padding_mask.dtype}: must be bool, True hides a key")
         if key_padding_mask.shape != (batch, n_keys):
             raise ValueError(f"key_padding_mask {list(key_padding_mask.shape)}: must be {[batch, n_keys]}")
+    if relative is not None:
+        if problem := relative_problem(relative, query, n_keys):
+            raise ValueError(problem)
+        for name, tensor in relative._asdict().items():
+            if tensor.dtype != query.dtype:
+                raise TypeError(f"relative.{name} is {tensor.dtype}: must be of the query's {query.dtype}")

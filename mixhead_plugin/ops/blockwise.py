@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from mixhead_plugin.ops.masks import Block, BlockMasks
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.relative import RelativeScores
 from mixhead_plugin.ops.workers import share
 
 # Scores in one block: on a CPU what stays in the cache of one core, elsewhere enough to fill the device.
@@ -34,18 +36,32 @@ def blockwise_attention(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
     dropout_p: float,
     scale: float,
 ) -> Tensor:
     """`ops.attention` by blocks: the same values in memory linear in Nq + Nk; arguments as there."""
-    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing):
+    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing, *(relative or ())):
         raise NotImplementedError("impl 'blockwise' has no forward-mode derivative; impl 'reference' has")
     seed = None
     if dropout_p > 0:
         # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
         seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu")
+    relative_query, relative_key = (None, None) if relative is None else relative
     return torch.ops.mixhead_plugin.blockwise(
-        query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
+        query,
+        key,
+        value,
+        mixing,
+        attn_mask,
+        key_padding_mask,
+        relative_query,
+        relative_key,
+        seed,
+        normalizer,
+        causal,
+        dropout_p,
+        scale,
     )
 
 
@@ -67,6 +83,8 @@ class _Call:
         mixing: Optional[Tensor],
         attn_mask: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
+        relative_query: Optional[Tensor],
+        relative_key: Optional[Tensor],
         seed: Optional[Tensor],
         normalizer: str,
         causal: bool,
@@ -79,6 +97,10 @@ class _Call:
         self.query, self.key, self.value = upcast(query), upcast(key), upcast(value)
         self.dtype, self.device = self.query.dtype, query.device
         self.mixing = None if mixing is None else mixing.to(self.dtype)
+        self.relative = None
+        if relative_query is not None:
+            missing = max(0, n_queries + n_keys - 1 - relative_key.shape[1])  # of keys after their queries
+            self.relative = RelativeScores(upcast(relative_query), F.pad(upcast(relative_key), [0, 0, 0, missing]))
         self.normalizer = NORMALIZERS[normalizer]
         self.dropout_p, self.seed = dropout_p, 0 if seed is None else int(seed)
         self.gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0  # of what dropout keeps
@@ -87,6 +109,9 @@ class _Call:
         self.masks = BlockMasks(causal, attn_mask, key_padding_mask, n_queries, n_keys, *cuts, self.query, learned_mask)
         self.blocks = [block for block in self.masks.blocks if block.keys.start < block.keys.stop]
         self.largest = max((_size(block) for block in self.blocks), default=0)
+        self.most_distances = max(
+            (_size(block) // _length(block.keys) * _distances(block) for block in self.blocks), default=0
+        )
 
     def of_queries(self, tensor: Tensor, block: Block) -> Tensor:
         """What a tensor [B, H, Nq, D] holds of the block, [b, h, n, D]"""
@@ -95,6 +120,11 @@ class _Call:
     def of_keys(self, tensor: Tensor, block: Block) -> Tensor:
         """What a tensor [B, H, Nk, D] holds of the block, [b, h, k, D]"""
         return tensor[block.sentences, block.heads, block.keys]
+
+    def of_distances(self, tensor: Tensor, block: Block) -> Tensor:
+        """What a tensor [H, P, D] holds of the distances in the block, [h, n + k - 1, D]"""
+        first = block.keys.start - block.queries.stop + self.query.shape[2]
+        return tensor[block.heads, first : first + _distances(block)]
 
     def of_mixing(self, tensor: Optional[Tensor], block: Block) -> Optional[Tensor]:
         """What M or its gradient holds of the block, [H, H] or [b, n, H, H]"""
@@ -113,9 +143,14 @@ class _Views(NamedTuple):
     key: Tensor  # [b * h, k, D]
     value: Tensor  # [b * h, k, Dv]
     mixing: Optional[Tensor]  # [H, H] or [b, n, H, H]
+    relative: Optional[RelativeScores]  # query [h, b * n, D], key [h, n + k - 1, D]
 
 
 def _views(call: _Call, number: int, block: Block) -> _Views:
+    relative = None
+    if call.relative is not None:
+        by_head = call.of_queries(call.relative.query, block).transpose(0, 1)  # [h, b, n, D]
+        relative = RelativeScores(by_head.flatten(1, 2), call.of_distances(call.relative.key, block))
     return _Views(
         number,
         block,
@@ -123,6 +158,7 @@ def _views(call: _Call, number: int, block: Block) -> _Views:
         call.of_keys(call.key, block).flatten(0, 1),
         call.of_keys(call.value, block).flatten(0, 1),
         call.of_mixing(call.mixing, block),
+        relative,
     )
 
 
@@ -151,7 +187,8 @@ class _Worker:
         view = self.shaped.get((name, shape))
         if view is None:
             if name not in self.memory:
-                self.memory[name] = torch.empty(self.call.largest, dtype=self.call.dtype, device=self.call.device)
+                size = self.call.most_distances if name == "distances" else self.call.largest
+                self.memory[name] = torch.empty(size, dtype=self.call.dtype, device=self.call.device)
             view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
         return view
 
@@ -161,8 +198,32 @@ class _Worker:
         shape = (len(views.query), views.query.shape[1], views.key.shape[1])
         scores = self.buffer("scores", shape)
         torch.baddbmm(scores, views.query, views.key.transpose(1, 2), beta=0, alpha=call.scale, out=scores)
-        call.masks.add_to(scores.view(-1, block.heads.stop - block.heads.start, *shape[1:]), block)
+        by_head = scores.view(-1, _length(block.heads), *shape[1:])  # [b, h, n, k]
+        if views.relative is not None:
+            distances, shifted = self.distances(views)
+            torch.bmm(views.relative.query, views.relative.key.transpose(1, 2), out=distances)
+            by_head.add_(shifted)
+        call.masks.add_to(by_head, block)
         return scores, call.normalizer.weights(scores, call.masks.seen, self.buffer("weights", shape))
+
+    def distances(self, views: _Views) -> Tuple[Tensor, Tensor]:
+        """Memory for a number for each query and distance, [h, b * n, n + k - 1], and what of it is each key's.
+
+        The latter is a view [b, h, n, k]: a query's keys stand side by side, one place further on than the next one's.
+        """
+        heads, rows, width = len(views.relative.key), views.relative.query.shape[1], views.relative.key.shape[1]
+        n, k = _length(views.block.queries), _length(views.block.keys)
+        distances = self.buffer("distances", (heads, rows, width))
+        shape, strides = (rows // n, heads, n, k), (n * width, rows * width, width - 1, 1)
+        return distances, distances.as_strided(shape, strides, distances.storage_offset() + n - 1)
+
+    def relative_grads(self, views: _Views, d_scores: Tensor) -> Tuple[Tensor, Tensor]:
+        """d query [h, b * n, D] and d key [h, n + k - 1, D] of the relative scores, from d_scores [b * h, n, k]"""
+        d_distances, shifted = self.distances(views)
+        d_distances.zero_()
+        shifted.copy_(d_scores.view(shifted.shape))
+        relative = views.relative
+        return torch.bmm(d_distances, relative.key), torch.bmm(d_distances.transpose(1, 2), relative.query)
 
     def mix(self, weights: Tensor, mixing: Tensor) -> Tensor:
         """sum_j M[j, i] P_j of weights P [b * h, n, k], with M [H, H] or [b, n, H, H]"""
@@ -253,6 +314,7 @@ class _GradViews(NamedTuple):
     key: Tensor  # [b, h, k, D]
     value: Tensor  # [b, h, k, Dv]
     mixing: Optional[Tensor]  # [H, H], of this block alone, or [b, n, H, H]
+    relative: Optional[RelativeScores]  # query [b, h, n, D], key [h, n + k - 1, D]
     before: int  # the number of the last block before it that adds to the same keys, -1 for none
 
 
@@ -262,11 +324,14 @@ class _Gradients:
     def __init__(self, call: _Call, d_output: Tensor, learned_mask: bool):
         self.call = call
         n = len(call.blocks)
-        self.value_turns, self.key_turns, self.mask_turns = _Turns(n), _Turns(n), _Turns(n)
+        self.value_turns, self.key_turns, self.mask_turns, self.relative_turns = (_Turns(n) for _ in range(4))
         self.query, self.key, self.value = (torch.zeros_like(t) for t in (call.query, call.key, call.value))
         self.attn_mask = None
         if learned_mask:
             self.attn_mask = torch.zeros_like(call.masks.attn_mask, dtype=call.dtype)
+        self.relative = None
+        if call.relative is not None:
+            self.relative = RelativeScores(*(torch.zeros_like(tensor) for tensor in call.relative))
         self.mixing = shares = None
         if call.mixing is not None and call.mixing.dim() == 4:
             self.mixing = torch.zeros_like(call.mixing)
@@ -283,6 +348,7 @@ class _Gradients:
                 call.of_keys(self.key, block),
                 call.of_keys(self.value, block),
                 call.of_mixing(self.mixing, block) if shares is None else shares[i],
+                self._of_relative(block),
                 before[i],
             )
             items.append((_views(call, i, block), grads))
@@ -290,12 +356,18 @@ class _Gradients:
         if shares is not None:
             self.mixing = shares.sum(0)
 
+    def _of_relative(self, block: Block) -> Optional[RelativeScores]:
+        if self.relative is None:
+            return None
+        query, key = self.relative
+        return RelativeScores(self.call.of_queries(query, block), self.call.of_distances(key, block))
+
     def _work(self, worker: _Worker, item: Tuple[_Views, _GradViews]) -> None:
         views, grads = item
         try:
             self._add(worker, views, grads)
         except BaseException:  # the call fails, and nobody may wait for this block
-            for turns in (self.value_turns, self.key_turns, self.mask_turns):
+            for turns in (self.value_turns, self.key_turns, self.mask_turns, self.relative_turns):
                 turns.over[views.number].set()
             raise
 
@@ -324,6 +396,11 @@ class _Gradients:
                 call.masks.add_grad(
                     self.attn_mask, d_scores.view(*grads.query.shape[:2], *d_scores.shape[1:]), views.block
                 )
+        if grads.relative is not None:
+            d_query, d_key = worker.relative_grads(views, d_scores)
+            grads.relative.query.copy_(d_query.unflatten(1, (-1, weights.shape[1])).transpose(0, 1))
+            with self.relative_turns.turn(views.number, views.number - 1):
+                grads.relative.key.add_(d_key)
         d_query = torch.bmm(d_scores, views.key)  # [b * h, n, D]
         torch.mul(d_query.view(grads.query.shape), call.scale, out=grads.query)
         with self.key_turns.turn(views.number, grads.before):
@@ -350,9 +427,18 @@ def _add_products(total: Tensor, d_weights: Tensor, rows: Tensor, factor: float)
         total.add_(products.unflatten(0, total.shape[:2]), alpha=factor)
 
 
+def _length(part: slice) -> int:
+    return part.stop - part.start
+
+
 def _size(block: Block) -> int:
     """The number of its scores"""
-    return math.prod(part.stop - part.start for part in (block.sentences, block.heads, block.queries, block.keys))
+    return math.prod(_length(part) for part in (block.sentences, block.heads, block.queries, block.keys))
+
+
+def _distances(block: Block) -> int:
+    """The number of different distances between its queries and its keys"""
+    return _length(block.queries) + _length(block.keys) - 1
 
 
 def _cut(
@@ -385,17 +471,17 @@ def _forward(
     mixing: Optional[Tensor],
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative_query: Optional[Tensor],
+    relative_key: Optional[Tensor],
     seed: Optional[Tensor],
     normalizer: str,
     causal: bool,
     dropout_p: float,
     scale: float,
 ) -> Tensor:
+    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, seed)
     output = _output_like(upcast(query), value.shape[3])
-    _attend(
-        _Call(query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale),
-        output,
-    )
+    _attend(_Call(*tensors, normalizer, causal, dropout_p, scale), output)
     return output.to(value.dtype)
 
 
@@ -411,6 +497,8 @@ def _backward(
     mixing: Optional[Tensor],
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative_query: Optional[Tensor],
+    relative_key: Optional[Tensor],
     seed: Optional[Tensor],
     normalizer: str,
     causal: bool,
@@ -418,14 +506,15 @@ def _backward(
     scale: float,
     learned_mask: bool,
 ) -> List[Tensor]:
-    """Gradients of query, key, value, then of mixing if there is one, then of attn_mask if asked for."""
-    call = _Call(
-        query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale, learned_mask
-    )
-    grads = _Gradients(call, d_output, learned_mask)
+    """Gradients of query, key, value, then of mixing and of the relative scores if given, of attn_mask if asked for."""
+    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, seed)
+    grads = _Gradients(_Call(*tensors, normalizer, causal, dropout_p, scale, learned_mask), d_output, learned_mask)
     found = [(grads.query, query), (grads.key, key), (grads.value, value)]
     if mixing is not None:
         found.append((grads.mixing, mixing))
+    if relative_query is not None:
+        d_key = grads.relative.key[:, : relative_key.shape[1]].contiguous()
+        found += [(grads.relative.query, relative_query), (d_key, relative_key)]
     if learned_mask:
         found.append((grads.attn_mask.view(attn_mask.shape), attn_mask))
     return [grad.to(tensor.dtype) for grad, tensor in found]
@@ -438,29 +527,32 @@ def _backward_fake(
     value: Tensor,
     mixing: Optional[Tensor],
     attn_mask: Optional[Tensor],
+    key_padding_mask: Optional[Tensor],
+    relative_query: Optional[Tensor],
+    relative_key: Optional[Tensor],
     *rest: Any,
 ) -> List[Tensor]:
-    found = [query, key, value]
-    if mixing is not None:
-        found.append(mixing)
+    found = [query, key, value, *(t for t in (mixing, relative_query, relative_key) if t is not None)]
     if rest[-1]:
         found.append(attn_mask)
     return [torch.empty_like(tensor) for tensor in found]
 
 
 def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:7])
-    ctx.options = inputs[7:]
+    ctx.save_for_backward(*inputs[:9])
+    ctx.options = inputs[9:]
 
 
 def _differentiate(ctx: Any, d_output: Tensor) -> Tuple[Optional[Tensor], ...]:
     saved = ctx.saved_tensors  # once: activation checkpointing computes them when asked, and hands them out once
-    mixing, attn_mask = saved[3:5]
+    mixing, attn_mask, _, relative_query = saved[3:7]
     learned_mask = attn_mask is not None and ctx.needs_input_grad[4]
     grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, *saved, *ctx.options, learned_mask)
-    d_mixing = grads[3] if mixing is not None else None
-    d_attn_mask = grads[-1] if learned_mask else None
-    return (*grads[:3], d_mixing, d_attn_mask, None, None, None, None, None, None)
+    rest = iter(grads[3:])
+    d_mixing = next(rest) if mixing is not None else None
+    d_relative = (next(rest), next(rest)) if relative_query is not None else (None, None)
+    d_attn_mask = next(rest) if learned_mask else None
+    return (*grads[:3], d_mixing, d_attn_mask, None, *d_relative, None, None, None, None, None)
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.relative import RelativeScores
 
 
 def serves(
@@ -20,10 +21,11 @@ def serves(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
     dropout_p: float,
 ) -> bool:
     """Whether torch has a fused kernel for this, arguments as in `ops.attention`."""
-    if normalizer != "softmax" or mixing is not None:
+    if normalizer != "softmax" or mixing is not None or relative is not None:
         return False
     if query.device.type != "cpu":
         return True
@@ -44,6 +46,7 @@ def fused_attention(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
     dropout_p: float,
     scale: float,
 ) -> Tensor:

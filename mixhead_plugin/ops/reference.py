@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
+from mixhead_plugin.ops.relative import RelativeScores, relative_scores
 
 
 def upcast(tensor: Tensor) -> Tensor:
@@ -19,16 +20,22 @@ def upcast(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def attention_scores(query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float) -> Tensor:
-    """scale * Q K^T + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
+def attention_scores(
+    query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float, relative: Optional[RelativeScores] = None
+) -> Tensor:
+    """scale * Q K^T + relative scores + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
 
     Args:
         query: [B, H, Nq, D]
         key: [B, H, Nk, D]
         mask: additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         scale: usually D ** -0.5
+        relative: scores by distance
     """
     scores = torch.matmul(upcast(query) * scale, upcast(key).transpose(2, 3))  # [B, H, Nq, Nk]
+    if relative is not None:
+        relative = RelativeScores(upcast(relative.query), upcast(relative.key))
+        scores = scores + relative_scores(relative, key.size(2))
     return scores if mask is None else scores + mask
 
 
@@ -56,6 +63,7 @@ def reference_attention(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
     dropout_p: float,
     scale: float,
 ) -> Tensor:
@@ -64,7 +72,7 @@ def reference_attention(
         mask = additive_mask(
             causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
         )
-        scores = attention_scores(query, key, mask, scale)  # [B, H, Nq, Nk]
+        scores = attention_scores(query, key, mask, scale, relative)  # [B, H, Nq, Nk]
         weights = NORMALIZERS[normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
         weights = mix_heads(weights, mixing)  # [B, H, Nq, Nk]
         output = torch.matmul(F.dropout(weights, dropout_p), upcast(value))  # [B, H, Nq, Dv]
