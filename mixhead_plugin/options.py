@@ -86,8 +86,9 @@ OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.star
 class AttentionShape(NamedTuple):
     """What is known of the attention at one place before it is built."""
 
-    side: str  # "encoder" or "decoder": the prefix of its stock flags
+    embed_flag: str  # the stock flag of the next
     embed_dim: int
+    heads_flag: str
     num_heads: int
 
 
@@ -111,8 +112,7 @@ def model_options(model: Any) -> Optional[Namespace]:
 
     STOCK_MODEL for a model that is not the plugin's, None for one that nobody has registered.
     """
-    name = getattr(model, "arch", None) or getattr(model, "_name", None)
-    registered = ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+    registered = _registered(model)
     if registered is None:
         return None
     family = getattr(registered, "family", None)
@@ -123,11 +123,22 @@ def model_options(model: Any) -> Optional[Namespace]:
     return args
 
 
-def attention_heads(options: Namespace) -> Dict[str, int]:
-    """The number of heads on each side, "encoder" or "decoder", that --attention-scope covers and `options` name."""
+def _registered(model: Any) -> Optional[type]:
+    name = getattr(model, "arch", None) or getattr(model, "_name", None)
+    return ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+
+
+def attention_heads(model: Any, options: Namespace) -> Dict[str, int]:
+    """The numbers of heads, by the flag that sets them, of what --attention-scope covers.
+
+    Args:
+        model: as in `model_options`
+        options: what that returned
+    """
     sides = dict.fromkeys("encoder" if p == "encoder-self" else "decoder" for p in SCOPES[options.attention_scope])
-    heads = {side: getattr(options, f"{side}_attention_heads", None) for side in sides}
-    return {side: number for side, number in heads.items() if number is not None}
+    flags = dict.fromkeys(_registered(model).heads_flag.format(side=side) for side in sides)
+    heads = {flag: getattr(options, flag[2:].replace("-", "_"), None) for flag in flags}
+    return {flag: number for flag, number in heads.items() if number is not None}
 
 
 def complete(args: Any, family: str) -> None:
@@ -200,7 +211,7 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
         ):
             raise OptionError(
                 f"--scale-heads: needs --head-dim {shape.embed_dim // shape.num_heads} "
-                f"(--{shape.side}-embed-dim / --{shape.side}-attention-heads), not {options.head_dim}"
+                f"({shape.embed_flag} / {shape.heads_flag}), not {options.head_dim}"
             )
 
 
@@ -222,7 +233,7 @@ def _check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -
 
 
 def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
-    heads = f"--{shape.side}-attention-heads {shape.num_heads}"
+    heads = f"{shape.heads_flag} {shape.num_heads}"
     if shape.num_heads < 1:
         raise OptionError(f"{heads}: must be at least 1")
     if shape.embed_dim % shape.num_heads == 0 or (options.head_dim is not None and options.covers(place)):
@@ -230,8 +241,7 @@ def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -
     hint = "must divide it" if options.head_dim is not None else "must divide it, or --head-dim must be set"
     where = f" of the {place} attention, which --attention-scope {options.attention_scope} leaves as it is,"
     raise OptionError(
-        f"{heads}{'' if options.covers(place) else where} does not divide --{shape.side}-embed-dim {shape.embed_dim}: "
-        f"{hint}"
+        f"{heads}{'' if options.covers(place) else where} does not divide {shape.embed_flag} {shape.embed_dim}: {hint}"
     )
 
 

@@ -103,8 +103,8 @@ def _check_model(weights: Mapping[str, float], model: Any) -> None:
             _refuse(name, weight, f"in --arch {getattr(model, 'arch', getattr(model, '_name', None))}")
         elif PENALTIES[name].on_mixing and not HEAD_MIXINGS[options.head_mixing].trained:
             _refuse(name, weight, f"with --head-mixing {options.head_mixing}")
-        elif not PENALTIES[name].on_mixing and max(attention_heads(options).values(), default=2) < 2:
-            flags = ", ".join(f"--{side}-attention-heads {n}" for side, n in attention_heads(options).items())
+        elif not PENALTIES[name].on_mixing and max(attention_heads(model, options).values(), default=2) < 2:
+            flags = ", ".join(f"{flag} {number}" for flag, number in attention_heads(model, options).items())
             _refuse(name, weight, f"with {flags}")
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import field, fields, make_dataclass
 from typing import Any, Callable, ClassVar, Dict, List, Optional, Type
 
 from fairseq.models import (
@@ -21,6 +22,13 @@ class FamilyModel(BaseFairseqModel):
     """Mixin before a stock model class."""
 
     family: ClassVar[str]  # a key of FAMILIES; set by `register_families`
+    # What the stock model calls the size of its states and the number of its heads; {side} is encoder or decoder.
+    embed_flag: ClassVar[str] = "--{side}-embed-dim"
+    heads_flag: ClassVar[str] = "--{side}-attention-heads"
+
+    @classmethod
+    def shape(cls, side: str, embed_dim: int, num_heads: int) -> AttentionShape:
+        return AttentionShape(cls.embed_flag.format(side=side), embed_dim, cls.heads_flag.format(side=side), num_heads)
 
     @classmethod
     def options_of(cls, args: Any) -> AttentionOptions:
@@ -103,6 +111,19 @@ def check_data(args: Any) -> None:
             if not any(name.startswith(f"{prefix}.") for name in names):
                 raise OptionError(f"data {path}: has no {prefix}.* file; run fairseq-preprocess first")
         prefixes = subsets
+
+
+def family_config(base: type, family: str) -> type:
+    """The config `base` with the presets of the family as defaults, for `model._name` in YAML files."""
+    presets = [
+        (f.name, f.type, field(default=FAMILIES[family][f.name], metadata=f.metadata))
+        for f in fields(AttentionOptions)
+        if f.name in FAMILIES[family]
+    ]
+    name = f"{family.capitalize()}{base.__name__}"
+    config = make_dataclass(name, presets, bases=(base,), namespace={"__module__": base.__module__})
+    setattr(sys.modules[base.__module__], name, config)  # where pickle looks for it
+    return config
 
 
 def register_families(

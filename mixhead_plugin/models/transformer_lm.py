@@ -1,6 +1,7 @@
 """Transformer language model, adaptive inputs included: architectures `<family>_transformer_lm*`."""
 
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Dict
 
 from fairseq import options as fairseq_options
@@ -10,28 +11,15 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig as Stoc
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
-from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.models.families import FamilyModel, family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.layers import MixheadDecoder
-from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace
 
 
 @dataclass
 class TransformerLanguageModelConfig(AttentionOptions, StockConfig):
     """fairseq's flat language-model config plus the flags of the plugin."""
-
-
-def family_config(family: str) -> type:
-    """The config with the family's presets as defaults, for `model._name=<family>_transformer_lm` in YAML files."""
-    presets = [
-        (f.name, f.type, field(default=FAMILIES[family][f.name], metadata=f.metadata))
-        for f in fields(AttentionOptions)
-        if f.name in FAMILIES[family]
-    ]
-    name = f"{family.capitalize()}{TransformerLanguageModelConfig.__name__}"
-    config = make_dataclass(name, presets, bases=(TransformerLanguageModelConfig,), namespace={"__module__": __name__})
-    globals()[name] = config  # where pickle looks for it
-    return config
 
 
 class TransformerLanguageModel(FamilyModel, StockModel):
@@ -44,7 +32,7 @@ class TransformerLanguageModel(FamilyModel, StockModel):
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
-        return {"decoder-self": AttentionShape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads)}
+        return {"decoder-self": cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
@@ -115,4 +103,6 @@ def _check_tied(args: Any) -> None:
             raise OptionError(f"{flags[0]}: must equal {flags[1]} with --tie-adaptive-weights")
 
 
-MODELS = register_families(TransformerLanguageModel, "transformer_lm", family_config)
+MODELS = register_families(
+    TransformerLanguageModel, "transformer_lm", partial(family_config, TransformerLanguageModelConfig)
+)

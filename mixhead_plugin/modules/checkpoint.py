@@ -36,8 +36,8 @@ def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
         _warn_of_other_normalizer(attentions)
     for name, module in attentions.items():
         if entries[name]:  # fairseq reports a layer that is missing as a whole
-            _compare_embedding(name, state_dict, module)
-            _compare_record(name, records[name], module)
+            _compare_embedding(model, name, state_dict, module)
+            _compare_record(model, name, records[name], module)
             _compare_entries(name, entries[name], module)
             _compare_heads(name, state_dict, module)
 
@@ -50,8 +50,10 @@ def _refuse(name: str, what: str) -> None:
     raise OptionError(f"checkpoint of another family: its {name} {what}")
 
 
-def _side(name: str) -> str:
-    return "decoder" if name.startswith("decoder") else "encoder"
+def _flag(model: nn.Module, name: str, option: str) -> str:
+    """The flag that sets an option of the attention `name`"""
+    patterns = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag}
+    return patterns.get(option, option_name(option)).format(side="decoder" if name.startswith("decoder") else "encoder")
 
 
 def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
@@ -63,19 +65,19 @@ def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
         )
 
 
-def _compare_embedding(name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
+def _compare_embedding(model: nn.Module, name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
     weight = state_dict.get(f"{name}.q_proj.weight")
     if weight is not None and weight.shape[1] != module.embed_dim:
-        flag = f"--{_side(name)}-embed-dim"
+        flag = _flag(model, name, "embed_dim")
         _refuse(name, f"has {flag} {weight.shape[1]}, this model {module.embed_dim}; use {flag} {weight.shape[1]}")
 
 
-def _compare_record(name: str, record: Record, module: MultiheadAttention) -> None:
+def _compare_record(model: nn.Module, name: str, record: Record, module: MultiheadAttention) -> None:
     wanted = module.signature() if isinstance(module, MixheadAttention) else STOCK
     for option, value in record.items():
         if option not in wanted or value == wanted[option] or (option == "head_mixing" and value == "none"):
             continue
-        flag = f"--{_side(name)}-attention-heads" if option == "attention_heads" else option_name(option)
+        flag = _flag(model, name, option)
         scope = "" if record is not STOCK and wanted is not STOCK else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
 
