@@ -24,6 +24,28 @@ class Heads(NamedTuple):
     weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
 
 
+class HeadGates(NamedTuple):
+    """Factors on what the heads of one attention give, [H] or one for each sentence, [B, H]; None for 1."""
+
+    source: Optional[Tensor] = None  # on the weights P_j, where heads mix
+    mixed: Optional[Tensor] = None  # on the outputs O_i
+
+    def on_sources(self, mixing: Optional[Tensor]) -> Optional[Tensor]:
+        """M [H, H] or [B, Nq, H, H] with the gates of its source heads"""
+        if self.source is None:
+            return mixing
+        if mixing is None:
+            raise ValueError("gates on source heads where heads do not mix: a gate on the outputs is the same")
+        gates = self.source[..., None]  # [H, 1] or [B, H, 1]
+        if gates.dim() == 2:
+            return mixing * gates
+        return mixing * gates[:, None]  # [B, Nq or 1, H, H]
+
+    def on_output(self, out: Tensor) -> Tensor:
+        """O [B, H, Nq, D] with the gates of its heads"""
+        return out if self.mixed is None else out * self.mixed[..., None, None]
+
+
 class MixheadAttention(MultiheadAttention):
     """A drop-in for fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
 
@@ -99,8 +121,10 @@ class MixheadAttention(MultiheadAttention):
         build_mixing = HEAD_MIXINGS[head_mixing].build
         self.head_mixing = None if build_mixing is None else build_mixing(num_heads, self.head_dim)
         self.impl = impl
-        # Set while a criterion penalises the heads, see modules/penalties.py
-        self.penalise: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
+        # For who wants to see or change what heads do, in training, evaluation and decoding, but not in TorchScript:
+        self.gates: Optional[HeadGates] = None
+        # called with the attention, its output [B, H, Nq, D] and its heads; returns the output
+        self.watch: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
 
         # Attributes of the stock module that code outside of it reads or sets.
         self.use_xformers = False
@@ -262,6 +286,10 @@ class MixheadAttention(MultiheadAttention):
         relative: Optional[RelativeScores] = None,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         weights: Optional[Tensor] = None
+        if self.gates is not None:
+            mixing = self.gates.on_sources(mixing)
+            if mixing is not None and mixing.dim() == 4:
+                mixing = mixing.expand(-1, q.size(2), -1, -1)  # [B, Nq, H, H]
         if need_weights:
             with torch.autocast(q.device.type, enabled=False):  # the definition is float32 under --amp too
                 out, weights = self._attend_by_definition(
@@ -281,8 +309,10 @@ class MixheadAttention(MultiheadAttention):
                 scale=self.scaling,
                 impl=self.impl,
             )
-        if self.penalise is not None:
-            out = self.penalise(
+        if self.gates is not None:
+            out = self.gates.on_output(out)
+        if self.watch is not None:
+            out = self.watch(
                 self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask, relative))
             )
         return out, weights

@@ -89,12 +89,12 @@ class PenalisedPass:
 
     def __enter__(self) -> "PenalisedPass":
         for attention in self.places:
-            if attention.penalise is not None and attention.penalise.is_awaited(attention):
+            if attention.watch is not None and attention.watch.is_awaited(attention):
                 raise RuntimeError("a penalised pass with checkpointed activations is not yet differentiated")
         self.open = True
         self.differentiable = torch.is_grad_enabled()
         for attention in self.places:
-            attention.penalise = self
+            attention.watch = self
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -102,7 +102,7 @@ class PenalisedPass:
         failed = exception[0] is not None
         for attention in self.places:
             if failed or attention not in self.recomputed:
-                attention.penalise = None
+                attention.watch = None
 
     def is_awaited(self, attention: MixheadAttention) -> bool:
         """Whether a backward pass may still come that computes `attention` again."""
@@ -113,7 +113,7 @@ class PenalisedPass:
         if self.open and self.differentiable and not torch.is_grad_enabled():
             self.recomputed.add(attention)
         if not self.open:
-            attention.penalise = None
+            attention.watch = None
             if not torch.is_grad_enabled():  # not the recomputation, which was given up: saves the time
                 return out
         for name, weight in self.weights.items():

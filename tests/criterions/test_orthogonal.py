@@ -240,7 +240,7 @@ def test_checkpointed_activations_change_nothing(arch):
         loss, _, logged = criterion(f"orthogonal_{arch}", orthogonal_weight=0.3, rank_weight=0.01)(made, sample)
         loss.sum().backward()
         results.append((loss, logged, {name: p.grad for name, p in made.named_parameters()}))
-        assert all(m.penalise is None for m in made.modules() if isinstance(m, MixheadAttention))
+        assert all(m.watch is None for m in made.modules() if isinstance(m, MixheadAttention))
     torch.testing.assert_close(results[1][:2], results[0][:2])
     for name, gradient in results[0][2].items():
         torch.testing.assert_close(results[1][2][name], gradient, msg=name)
@@ -252,7 +252,7 @@ def test_a_backward_pass_that_was_given_up_leaves_nothing_behind():
     criterion("orthogonal_cross_entropy")(made.train(), sample)  # out of memory, say, before the backward pass
     with torch.no_grad():
         assert torch.equal(pure_loss("cross_entropy", made.eval(), sample)[0], expected)
-    assert all(m.penalise is None for m in made.modules() if isinstance(m, MixheadAttention))
+    assert all(m.watch is None for m in made.modules() if isinstance(m, MixheadAttention))
 
 
 def test_checkpointed_passes_come_one_after_the_other():
