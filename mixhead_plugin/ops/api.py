@@ -54,6 +54,7 @@ def attention(
     attn_mask: Optional[Tensor] = None,
     key_padding_mask: Optional[Tensor] = None,
     relative: Optional[RelativeScores] = None,
+    gain: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     scale: Optional[float] = None,
     impl: str = "auto",
@@ -63,13 +64,15 @@ def attention(
     Args:
         query: [B, H, Nq, D]; float16, bfloat16, float32 or float64, as `key` and `value`
         key: [B, H, Nk, D]
-        value: [B, H, Nk, Dv]
+        value: [B, H', Nk, Dv]; H' = H unless a rectangular `mixing` says else
         normalizer: a key of `NORMALIZERS`
-        mixing: None, [H, H] or [B, Nq, H, H]; M[..., j, i] is the weight of source head j in mixed head i
+        mixing: None, [H, H'] or [B, Nq, H, H']; M[..., j, i] is the weight of source head j in mixed head i
         causal: query t sees the keys up to t + (Nk - Nq)
         attn_mask: additive floats, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
         relative: scores by distance that are added, in the dtype of `query`
+        gain: [H, Nq + Nk - 1], factors on the weights by distance, before mixing; of key k for query t it is
+            gain[:, k - t + Nq - 1], as in `RelativeScores` (l2 essay, 'Preliminary Solution')
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: of the scores; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises.
@@ -77,7 +80,7 @@ def attention(
             attention without and with them, and has to drop the same weights. Only "reference" has second derivatives.
 
     Returns:
-        [B, H, Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
+        [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
 
     Raises:
         ValueError: an unknown name, or tensors whose shapes do not fit together
@@ -88,7 +91,7 @@ def attention(
         raise ValueError(f"normalizer {normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
-    _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask, relative)
+    _check_tensors(query, key, value, mixing, attn_mask, key_padding_mask, relative, gain)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p {dropout_p}: must be a probability")
     options = dict(
@@ -98,6 +101,7 @@ def attention(
         attn_mask=attn_mask,
         key_padding_mask=key_padding_mask,
         relative=relative,
+        gain=gain,
         dropout_p=dropout_p,
     )
     problem = implementation_problem(impl)
@@ -130,6 +134,7 @@ def _check_tensors(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
 ) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -140,10 +145,11 @@ def _check_tensors(
     n_keys = key.shape[2]
     if key.shape != (batch, heads, n_keys, head_dim):
         raise ValueError(f"key {list(key.shape)} does not fit query {list(query.shape)}")
-    if value.shape[:3] != key.shape[:3]:
+    mixed = value.shape[1] if mixing is not None else heads
+    if value.shape[:3] != (batch, mixed, n_keys):
         raise ValueError(f"value {list(value.shape)} does not fit key {list(key.shape)}")
-    if mixing is not None and mixing.shape not in ((heads, heads), (batch, n_queries, heads, heads)):
-        raise ValueError(f"mixing {list(mixing.shape)}: must be {[heads, heads]} or {[batch, n_queries, heads, heads]}")
+    if mixing is not None and mixing.shape not in ((heads, mixed), (batch, n_queries, heads, mixed)):
+        raise ValueError(f"mixing {list(mixing.shape)}: must be {[heads, mixed]} or {[batch, n_queries, heads, mixed]}")
     if attn_mask is not None:
         if not attn_mask.is_floating_point():
             raise TypeError(f"attn_mask is {attn_mask.dtype}: must be additive floats, -inf hides a key")
@@ -161,3 +167,8 @@ def _check_tensors(
         for name, tensor in relative._asdict().items():
             if tensor.dtype != query.dtype:
                 raise TypeError(f"relative.{name} is {tensor.dtype}: must be of the query's {query.dtype}")
+    if gain is not None:
+        if not gain.is_floating_point():
+            raise TypeError(f"gain is {gain.dtype}: must be floats")
+        if gain.shape != (heads, max(0, n_queries + n_keys - 1)):
+            raise ValueError(f"gain {list(gain.shape)}: must be {[heads, n_queries + n_keys - 1]}")

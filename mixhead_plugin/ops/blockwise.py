@@ -37,11 +37,12 @@ def blockwise_attention(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
     dropout_p: float,
     scale: float,
 ) -> Tensor:
     """`ops.attention` by blocks: the same values in memory linear in Nq + Nk; arguments as there."""
-    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing, *(relative or ())):
+    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing, gain, *(relative or ())):
         raise NotImplementedError("impl 'blockwise' has no forward-mode derivative; impl 'reference' has")
     seed = None
     if dropout_p > 0:
@@ -57,6 +58,7 @@ def blockwise_attention(
         key_padding_mask,
         relative_query,
         relative_key,
+        gain,
         seed,
         normalizer,
         causal,
@@ -85,6 +87,7 @@ class _Call:
         key_padding_mask: Optional[Tensor],
         relative_query: Optional[Tensor],
         relative_key: Optional[Tensor],
+        gain: Optional[Tensor],
         seed: Optional[Tensor],
         normalizer: str,
         causal: bool,
@@ -92,8 +95,8 @@ class _Call:
         scale: float,
         learned_mask: bool = False,
     ):
-        _, self.heads, n_queries, _ = query.shape
-        n_keys = key.shape[2]
+        n_queries, n_keys = query.shape[2], key.shape[2]
+        self.mixed_heads = slice(0, value.shape[1])
         self.query, self.key, self.value = upcast(query), upcast(key), upcast(value)
         self.dtype, self.device = self.query.dtype, query.device
         self.mixing = None if mixing is None else mixing.to(self.dtype)
@@ -101,14 +104,17 @@ class _Call:
         if relative_query is not None:
             missing = max(0, n_queries + n_keys - 1 - relative_key.shape[1])  # of keys after their queries
             self.relative = RelativeScores(upcast(relative_query), F.pad(upcast(relative_key), [0, 0, 0, missing]))
+        self.distance_gain = None if gain is None else gain.to(self.dtype)
         self.normalizer = NORMALIZERS[normalizer]
         self.dropout_p, self.seed = dropout_p, 0 if seed is None else int(seed)
-        self.gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0  # of what dropout keeps
+        self.kept_gain = 1 / (1 - dropout_p) if dropout_p < 1 else 0.0  # of what dropout keeps
         self.scale = scale
         cuts = _cut(query.shape, n_keys, mixing is not None, self.device)
         self.masks = BlockMasks(causal, attn_mask, key_padding_mask, n_queries, n_keys, *cuts, self.query, learned_mask)
         self.blocks = [block for block in self.masks.blocks if block.keys.start < block.keys.stop]
-        self.largest = max((_size(block) for block in self.blocks), default=0)
+        # numbers in the largest block of scores or of mixed weights
+        more = max(1.0, value.shape[1] / max(1, query.shape[1]))
+        self.largest = math.ceil(more * max((_size(block) for block in self.blocks), default=0))
         self.most_distances = max(
             (_size(block) // _length(block.keys) * _distances(block) for block in self.blocks), default=0
         )
@@ -121,8 +127,19 @@ class _Call:
         """What a tensor [B, H, Nk, D] holds of the block, [b, h, k, D]"""
         return tensor[block.sentences, block.heads, block.keys]
 
+    def of_values(self, tensor: Tensor, block: Block) -> Tensor:
+        """What a tensor [B, H', Nk, Dv] holds of the block, [b, h', k, Dv]"""
+        return tensor[block.sentences, self.heads_of_values(block), block.keys]
+
+    def of_output(self, tensor: Tensor, block: Block) -> Tensor:
+        """What a tensor [B, H', Nq, Dv] holds of the block, [b, h', n, Dv]"""
+        return tensor[block.sentences, self.heads_of_values(block), block.queries]
+
+    def heads_of_values(self, block: Block) -> slice:
+        return block.heads if self.mixing is None else self.mixed_heads
+
     def of_distances(self, tensor: Tensor, block: Block) -> Tensor:
-        """What a tensor [H, P, D] holds of the distances in the block, [h, n + k - 1, D]"""
+        """What a tensor [H, P, ...] holds of the distances in the block, [h, n + k - 1, ...]"""
         first = block.keys.start - block.queries.stop + self.query.shape[2]
         return tensor[block.heads, first : first + _distances(block)]
 
@@ -141,9 +158,10 @@ class _Views(NamedTuple):
     block: Block
     query: Tensor  # [b * h, n, D]
     key: Tensor  # [b * h, k, D]
-    value: Tensor  # [b * h, k, Dv]
-    mixing: Optional[Tensor]  # [H, H] or [b, n, H, H]
+    value: Tensor  # [b * h', k, Dv]
+    mixing: Optional[Tensor]  # [H, H'] or [b, n, H, H']
     relative: Optional[RelativeScores]  # query [h, b * n, D], key [h, n + k - 1, D]
+    gain: Optional[Tensor]  # [h, n + k - 1]
 
 
 def _views(call: _Call, number: int, block: Block) -> _Views:
@@ -156,9 +174,10 @@ def _views(call: _Call, number: int, block: Block) -> _Views:
         block,
         call.of_queries(call.query, block).flatten(0, 1),
         call.of_keys(call.key, block).flatten(0, 1),
-        call.of_keys(call.value, block).flatten(0, 1),
+        call.of_values(call.value, block).flatten(0, 1),
         call.of_mixing(call.mixing, block),
         relative,
+        None if call.distance_gain is None else call.of_distances(call.distance_gain, block),
     )
 
 
@@ -200,52 +219,74 @@ class _Worker:
         torch.baddbmm(scores, views.query, views.key.transpose(1, 2), beta=0, alpha=call.scale, out=scores)
         by_head = scores.view(-1, _length(block.heads), *shape[1:])  # [b, h, n, k]
         if views.relative is not None:
-            distances, shifted = self.distances(views)
+            distances, shifted = self.distances(views, len(by_head))
             torch.bmm(views.relative.query, views.relative.key.transpose(1, 2), out=distances)
             by_head.add_(shifted)
         call.masks.add_to(by_head, block)
         return scores, call.normalizer.weights(scores, call.masks.seen, self.buffer("weights", shape))
 
-    def distances(self, views: _Views) -> Tuple[Tensor, Tensor]:
+    def distances(self, views: _Views, b: int = 1) -> Tuple[Tensor, Tensor]:
         """Memory for a number for each query and distance, [h, b * n, n + k - 1], and what of it is each key's.
 
         The latter is a view [b, h, n, k]: a query's keys stand side by side, one place further on than the next one's.
         """
-        heads, rows, width = len(views.relative.key), views.relative.query.shape[1], views.relative.key.shape[1]
-        n, k = _length(views.block.queries), _length(views.block.keys)
-        distances = self.buffer("distances", (heads, rows, width))
-        shape, strides = (rows // n, heads, n, k), (n * width, rows * width, width - 1, 1)
+        h, n, k = (_length(part) for part in (views.block.heads, views.block.queries, views.block.keys))
+        width = n + k - 1
+        distances = self.buffer("distances", (h, b * n, width))
+        shape, strides = (b, h, n, k), (n * width, b * n * width, width - 1, 1)
         return distances, distances.as_strided(shape, strides, distances.storage_offset() + n - 1)
+
+    def gained(self, weights: Tensor, views: _Views) -> Tensor:
+        """P [b * h, n, k] times the gain of each key's distance"""
+        if views.gain is None:
+            return weights
+        distances, shifted = self.distances(views)
+        distances.copy_(views.gain[:, None].expand_as(distances))
+        by_head = weights.view(-1, *shifted.shape[1:])  # [b, h, n, k]
+        gained = self.buffer("gained", weights.shape)
+        torch.mul(by_head, shifted, out=gained.view(by_head.shape))
+        return gained
+
+    def gain_grads(self, weights: Tensor, d_gained: Tensor, views: _Views) -> Tuple[Tensor, Tensor]:
+        """dP [b * h, n, k], in the memory of d_gained, and the gain's [h, n + k - 1]"""
+        distances, shifted = self.distances(views)
+        by_head = weights.view(-1, *shifted.shape[1:])  # [b, h, n, k]
+        distances.zero_()
+        torch.sum(by_head * d_gained.view(by_head.shape), 0, keepdim=True, out=shifted)
+        d_gain = distances.sum(1)
+        distances.copy_(views.gain[:, None].expand_as(distances))
+        d_gained.view(by_head.shape).mul_(shifted)
+        return d_gained, d_gain
 
     def relative_grads(self, views: _Views, d_scores: Tensor) -> Tuple[Tensor, Tensor]:
         """d query [h, b * n, D] and d key [h, n + k - 1, D] of the relative scores, from d_scores [b * h, n, k]"""
-        d_distances, shifted = self.distances(views)
+        d_distances, shifted = self.distances(views, len(d_scores) // _length(views.block.heads))
         d_distances.zero_()
         shifted.copy_(d_scores.view(shifted.shape))
         relative = views.relative
         return torch.bmm(d_distances, relative.key), torch.bmm(d_distances.transpose(1, 2), relative.query)
 
     def mix(self, weights: Tensor, mixing: Tensor) -> Tensor:
-        """sum_j M[j, i] P_j of weights P [b * h, n, k], with M [H, H] or [b, n, H, H]"""
-        heads, (rows, n, k) = self.call.heads, weights.shape
-        b = rows // heads
+        """sum_j M[j, i] P_j, [b * h', n, k], of weights P [b * h, n, k], with M [H, H'] or [b, n, H, H']"""
+        (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]
+        b = rows // sources
         if mixing.dim() == 2:
             mixed = self.buffer(self.mixed, (b, heads, n * k))
-            torch.bmm(mixing.t().expand(b, heads, heads), weights.view(b, heads, n * k), out=mixed)
-            return mixed.view(rows, n, k)
+            torch.bmm(mixing.t().expand(b, heads, sources), weights.view(b, sources, n * k), out=mixed)
+            return mixed.view(b * heads, n, k)
         mixed = self.buffer(self.mixed, (b * n, heads, k))
-        by_query = weights.view(b, heads, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
+        by_query = weights.view(b, sources, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
         torch.bmm(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
         return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)
 
     def mixing_grad(self, weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
-        """dM[j, i] = sum_k P_j dPbar_i, summed further to [H, H] where M is shared"""
-        shape = (-1, self.call.heads, *weights.shape[1:])
-        weights, d_mixed = weights.view(shape), d_mixed.view(shape)  # [b, H, n, k]
+        """dM[j, i] = sum_k P_j dPbar_i, summed further to [H, H'] where M is shared"""
+        sources, heads = mixing.shape[-2:]
+        weights, d_mixed = weights.unflatten(0, (-1, sources)), d_mixed.unflatten(0, (-1, heads))  # [b, H, n, k]
         if mixing.dim() == 2:
             return torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2)).sum(0)
         by_query, d_by_query = weights.transpose(1, 2).flatten(0, 1), d_mixed.transpose(1, 2).flatten(0, 1)
-        return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)  # [b, n, H, H]
+        return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)  # [b, n, H, H']
 
     def keep(self, number: int, shape: Tuple[int, ...]) -> Tensor:
         """Dropout's ones and zeros for the block of this number, the same in both passes."""
@@ -291,40 +332,45 @@ def _for_each(call: _Call, work: Callable[[_Worker, Any], None], items: Sequence
 
 
 def _attend(call: _Call, output: Tensor) -> None:
-    """O = dropout(Pbar) V into `output` [B, H, Nq, Dv], which holds zeros"""
+    """O = dropout(Pbar) V into `output` [B, H', Nq, Dv], which holds zeros"""
 
     def work(worker: _Worker, item: Tuple[_Views, Tensor]) -> None:
         views, out = item
         _, weights = worker.weights(views)  # [b * h, n, k]
-        mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
+        mixed = worker.gained(weights, views)
+        if views.mixing is not None:
+            mixed = worker.mix(mixed, views.mixing)  # [b * h', n, k]
         if call.dropout_p > 0:
-            mixed = mixed.mul_(worker.keep(views.number, weights.shape))
+            mixed = mixed.mul_(worker.keep(views.number, mixed.shape))
         rows = torch.bmm(mixed, views.value)  # [b * h, n, Dv]
-        torch.mul(rows.view(out.shape), call.gain, out=out)
+        torch.mul(rows.view(out.shape), call.kept_gain, out=out)
 
-    items = [(_views(call, i, block), call.of_queries(output, block)) for i, block in enumerate(call.blocks)]
+    items = [(_views(call, i, block), call.of_output(output, block)) for i, block in enumerate(call.blocks)]
     _for_each(call, work, items)
 
 
 class _GradViews(NamedTuple):
     """What the gradients hold of one block."""
 
-    output: Tensor  # [b * h, n, Dv]
+    output: Tensor  # [b * h', n, Dv]
     query: Tensor  # [b, h, n, D]
     key: Tensor  # [b, h, k, D]
-    value: Tensor  # [b, h, k, Dv]
-    mixing: Optional[Tensor]  # [H, H], of this block alone, or [b, n, H, H]
+    value: Tensor  # [b, h', k, Dv]
+    mixing: Optional[Tensor]  # [H, H'], of this block alone, or [b, n, H, H']
     relative: Optional[RelativeScores]  # query [b, h, n, D], key [h, n + k - 1, D]
+    gain: Optional[Tensor]  # [h, n + k - 1]
     before: int  # the number of the last block before it that adds to the same keys, -1 for none
 
 
 class _Gradients:
-    """The gradients of one call, in the dtype of the computation, from that of its output [B, H, Nq, Dv]."""
+    """The gradients of one call, in the dtype of the computation, from that of its output [B, H', Nq, Dv]."""
 
     def __init__(self, call: _Call, d_output: Tensor, learned_mask: bool):
         self.call = call
         n = len(call.blocks)
-        self.value_turns, self.key_turns, self.mask_turns, self.relative_turns = (_Turns(n) for _ in range(4))
+        self.value_turns, self.key_turns, self.mask_turns = _Turns(n), _Turns(n), _Turns(n)
+        self.gain_turns, self.relative_turns = _Turns(n), _Turns(n)
+        self.turns = (self.value_turns, self.key_turns, self.mask_turns, self.gain_turns, self.relative_turns)
         self.query, self.key, self.value = (torch.zeros_like(t) for t in (call.query, call.key, call.value))
         self.attn_mask = None
         if learned_mask:
@@ -332,23 +378,25 @@ class _Gradients:
         self.relative = None
         if call.relative is not None:
             self.relative = RelativeScores(*(torch.zeros_like(tensor) for tensor in call.relative))
+        self.gain = None if call.distance_gain is None else torch.zeros_like(call.distance_gain)
         self.mixing = shares = None
         if call.mixing is not None and call.mixing.dim() == 4:
             self.mixing = torch.zeros_like(call.mixing)
         elif call.mixing is not None:
-            shares = call.mixing.new_zeros(n, call.heads, call.heads)
+            shares = call.mixing.new_zeros(n, *call.mixing.shape)
 
         d_output = d_output.to(call.dtype)
         before = _before(call.blocks)
         items = []
         for i, block in enumerate(call.blocks):
             grads = _GradViews(
-                call.of_queries(d_output, block).flatten(0, 1),
+                call.of_output(d_output, block).flatten(0, 1),
                 call.of_queries(self.query, block),
                 call.of_keys(self.key, block),
-                call.of_keys(self.value, block),
+                call.of_values(self.value, block),
                 call.of_mixing(self.mixing, block) if shares is None else shares[i],
                 self._of_relative(block),
+                None if self.gain is None else call.of_distances(self.gain, block),
                 before[i],
             )
             items.append((_views(call, i, block), grads))
@@ -367,19 +415,21 @@ class _Gradients:
         try:
             self._add(worker, views, grads)
         except BaseException:  # the call fails, and nobody may wait for this block
-            for turns in (self.value_turns, self.key_turns, self.mask_turns, self.relative_turns):
+            for turns in self.turns:
                 turns.over[views.number].set()
             raise
 
     def _add(self, worker: _Worker, views: _Views, grads: _GradViews) -> None:
         call = self.call
         scores, weights = worker.weights(views)  # [b * h, n, k]
-        mixed = weights if views.mixing is None else worker.mix(weights, views.mixing)
-        d_rows = grads.output * call.gain  # [b * h, n, Dv]
-        d_mixed = worker.buffer("d_mixed", weights.shape)
+        gained = mixed = worker.gained(weights, views)
+        if views.mixing is not None:
+            mixed = worker.mix(gained, views.mixing)  # [b * h', n, k]
+        d_rows = grads.output * call.kept_gain  # [b * h', n, Dv]
+        d_mixed = worker.buffer("d_mixed", mixed.shape)
         torch.bmm(d_rows, views.value.transpose(1, 2), out=d_mixed)
         if call.dropout_p > 0:
-            keep = worker.keep(views.number, weights.shape)
+            keep = worker.keep(views.number, mixed.shape)
             mixed = mixed * keep if views.mixing is None else mixed.mul_(keep)
             d_mixed.mul_(keep)
 
@@ -387,8 +437,12 @@ class _Gradients:
             _add_products(grads.value, mixed, d_rows, 1.0)
         d_weights = d_mixed
         if views.mixing is not None:
-            grads.mixing.copy_(worker.mixing_grad(weights, d_mixed, views.mixing))
+            grads.mixing.copy_(worker.mixing_grad(gained, d_mixed, views.mixing))
             d_weights = worker.mix(d_mixed, views.mixing.transpose(-2, -1))
+        if grads.gain is not None:
+            d_weights, d_gain = worker.gain_grads(weights, d_weights, views)
+            with self.gain_turns.turn(views.number, views.number - 1):
+                grads.gain.add_(d_gain)
         out = worker.buffer("d_scores" if views.mixing is None else "d_mixed", weights.shape)
         d_scores = call.normalizer.grad(scores, weights, d_weights, out)  # [b * h, n, k]
         if self.attn_mask is not None:
@@ -457,10 +511,10 @@ def _slices(n: int, size: int) -> List[slice]:
     return [slice(start, min(n, start + size)) for start in range(0, n, size)]
 
 
-def _output_like(query: Tensor, size: int) -> Tensor:
-    """Zeros [B, H, Nq, size] that lie in memory in the order of `query`, so that reshaping them needs no copy."""
+def _output_like(query: Tensor, value: Tensor) -> Tensor:
+    """Zeros [B, H', Nq, Dv] that lie in memory in the order of `query`, so that reshaping them needs no copy."""
     order = sorted(range(4), key=query.stride, reverse=True)
-    shape = [*query.shape[:3], size]
+    shape = [query.shape[0], value.shape[1], query.shape[2], value.shape[3]]
     return query.new_zeros([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
 
 
@@ -473,20 +527,21 @@ def _forward(
     key_padding_mask: Optional[Tensor],
     relative_query: Optional[Tensor],
     relative_key: Optional[Tensor],
+    gain: Optional[Tensor],
     seed: Optional[Tensor],
     normalizer: str,
     causal: bool,
     dropout_p: float,
     scale: float,
 ) -> Tensor:
-    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, seed)
-    output = _output_like(upcast(query), value.shape[3])
+    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain, seed)
+    output = _output_like(upcast(query), value)
     _attend(_Call(*tensors, normalizer, causal, dropout_p, scale), output)
     return output.to(value.dtype)
 
 
 def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    return _output_like(query, value.shape[3])
+    return _output_like(query, value)
 
 
 def _backward(
@@ -499,6 +554,7 @@ def _backward(
     key_padding_mask: Optional[Tensor],
     relative_query: Optional[Tensor],
     relative_key: Optional[Tensor],
+    gain: Optional[Tensor],
     seed: Optional[Tensor],
     normalizer: str,
     causal: bool,
@@ -507,7 +563,7 @@ def _backward(
     learned_mask: bool,
 ) -> List[Tensor]:
     """Gradients of query, key, value, then of mixing and of the relative scores if given, of attn_mask if asked for."""
-    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, seed)
+    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain, seed)
     grads = _Gradients(_Call(*tensors, normalizer, causal, dropout_p, scale, learned_mask), d_output, learned_mask)
     found = [(grads.query, query), (grads.key, key), (grads.value, value)]
     if mixing is not None:
@@ -515,6 +571,8 @@ def _backward(
     if relative_query is not None:
         d_key = grads.relative.key[:, : relative_key.shape[1]].contiguous()
         found += [(grads.relative.query, relative_query), (d_key, relative_key)]
+    if gain is not None:
+        found.append((grads.gain, gain))
     if learned_mask:
         found.append((grads.attn_mask.view(attn_mask.shape), attn_mask))
     return [grad.to(tensor.dtype) for grad, tensor in found]
@@ -530,29 +588,31 @@ def _backward_fake(
     key_padding_mask: Optional[Tensor],
     relative_query: Optional[Tensor],
     relative_key: Optional[Tensor],
+    gain: Optional[Tensor],
     *rest: Any,
 ) -> List[Tensor]:
-    found = [query, key, value, *(t for t in (mixing, relative_query, relative_key) if t is not None)]
+    found = [query, key, value, *(t for t in (mixing, relative_query, relative_key, gain) if t is not None)]
     if rest[-1]:
         found.append(attn_mask)
     return [torch.empty_like(tensor) for tensor in found]
 
 
 def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:9])
-    ctx.options = inputs[9:]
+    ctx.save_for_backward(*inputs[:10])
+    ctx.options = inputs[10:]
 
 
 def _differentiate(ctx: Any, d_output: Tensor) -> Tuple[Optional[Tensor], ...]:
     saved = ctx.saved_tensors  # once: activation checkpointing computes them when asked, and hands them out once
-    mixing, attn_mask, _, relative_query = saved[3:7]
+    mixing, attn_mask, _, relative_query, _, gain = saved[3:9]
     learned_mask = attn_mask is not None and ctx.needs_input_grad[4]
     grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, *saved, *ctx.options, learned_mask)
     rest = iter(grads[3:])
     d_mixing = next(rest) if mixing is not None else None
     d_relative = (next(rest), next(rest)) if relative_query is not None else (None, None)
+    d_gain = next(rest) if gain is not None else None
     d_attn_mask = next(rest) if learned_mask else None
-    return (*grads[:3], d_mixing, d_attn_mask, None, *d_relative, None, None, None, None, None)
+    return (*grads[:3], d_mixing, d_attn_mask, None, *d_relative, d_gain, None, None, None, None, None)
 
 
 def _register(name: str, function: Callable[..., Any], fake: Callable[..., Any]) -> None:

@@ -22,10 +22,11 @@ def serves(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
     dropout_p: float,
 ) -> bool:
     """Whether torch has a fused kernel for this, arguments as in `ops.attention`."""
-    if normalizer != "softmax" or mixing is not None or relative is not None:
+    if normalizer != "softmax" or any(t is not None for t in (mixing, relative, gain)):
         return False
     if query.device.type != "cpu":
         return True
@@ -47,6 +48,7 @@ def fused_attention(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
     dropout_p: float,
     scale: float,
 ) -> Tensor:

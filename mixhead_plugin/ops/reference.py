@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.relative import RelativeScores, relative_scores
+from mixhead_plugin.ops.relative import RelativeScores, relative_scores, toeplitz
 
 
 def upcast(tensor: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
 
     Args:
         weights: P [B, H, Nq, Nk]
-        mixing: M [H, H] or [B, Nq, H, H], M[..., j, i]: weight of source head j in mixed head i; None leaves P as it is
+        mixing: M [H, H'] or [B, Nq, H, H'], M[..., j, i]: weight of source head j in mixed head i; None for P as it is
     """
     if mixing is None:
         return weights
@@ -64,6 +64,7 @@ def reference_attention(
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
     relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
     dropout_p: float,
     scale: float,
 ) -> Tensor:
@@ -74,6 +75,8 @@ def reference_attention(
         )
         scores = attention_scores(query, key, mask, scale, relative)  # [B, H, Nq, Nk]
         weights = NORMALIZERS[normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
-        weights = mix_heads(weights, mixing)  # [B, H, Nq, Nk]
+        if gain is not None:
+            weights = weights * toeplitz(upcast(gain), query.shape[2], key.shape[2])
+        weights = mix_heads(weights, mixing)  # [B, H', Nq, Nk]
         output = torch.matmul(F.dropout(weights, dropout_p), upcast(value))  # [B, H, Nq, Dv]
     return output.to(value.dtype)

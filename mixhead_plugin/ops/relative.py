@@ -1,4 +1,4 @@
-"""Scores that depend on how far a key lies from its query."""
+"""What depends on how far a key lies from its query: scores that are added, gains on the weights."""
 
 from typing import NamedTuple, Optional
 
@@ -23,9 +23,19 @@ def relative_scores(relative: RelativeScores, n_keys: int) -> Tensor:
     """[B, H, Nq, Nk], in the dtype of `relative`."""
     n_queries = relative.query.size(2)
     every = F.pad(torch.matmul(relative.query, relative.key.transpose(1, 2)), [0, n_queries])  # [B, H, Nq, P + Nq]
-    place = torch.arange(n_keys, device=every.device) + (n_queries - 1)
-    place = place - torch.arange(n_queries, device=every.device)[:, None]  # [Nq, Nk]
-    return every.gather(3, place.expand(every.size(0), every.size(1), n_queries, n_keys))
+    places = _places(n_queries, n_keys, every.device)
+    return every.gather(3, places.expand(every.size(0), every.size(1), n_queries, n_keys))
+
+
+def toeplitz(by_distance: Tensor, n_queries: int, n_keys: int) -> Tensor:
+    """[..., Nq, Nk] of [..., Nq + Nk - 1], one number for each distance."""
+    return by_distance[..., _places(n_queries, n_keys, by_distance.device)]
+
+
+def _places(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
+    """p = k - t + Nq - 1, [Nq, Nk]"""
+    queries = torch.arange(n_queries, device=device)
+    return torch.arange(n_keys, device=device) - queries[:, None] + (n_queries - 1)
 
 
 def problem(relative: Optional[RelativeScores], query: Tensor, n_keys: int) -> str:

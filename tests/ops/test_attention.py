@@ -371,3 +371,25 @@ def test_the_package_works_without_fairseq():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "(1, 2, 3, 4)", result.stderr
+
+
+@every_impl
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_rectangular_mixing_is_part_of_a_square_one(impl, shared):
+    """Mixed heads that are cut off change nothing for the others, nor do source heads that nobody takes anything of."""
+    q, k, v, mixing = tensors(mixing_shape=(H, H) if shared else (B, NQ, H, H))
+    mixing[..., 1, :] = 0
+    every = attention(q, k, v, mixing=mixing, causal=True, impl=impl)
+    sources, mixed = [0, 2], [2, 0]
+    part = attention(
+        q[:, sources], k[:, sources], v[:, mixed], mixing=mixing[..., sources, :][..., mixed], causal=True, impl=impl
+    )
+    torch.testing.assert_close(part, every[:, mixed])
+
+
+def test_a_mixing_that_does_not_fit_the_values_is_refused():
+    q, k, v, mixing = tensors(mixing_shape=(H, H))
+    with pytest.raises(ValueError, match=r"mixing .* must be"):
+        attention(q, k, v, mixing=mixing[:, 1:])
+    with pytest.raises(ValueError, match=r"value .* does not fit"):
+        attention(q, k, v[:, 1:])

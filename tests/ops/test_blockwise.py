@@ -99,6 +99,25 @@ def test_values_and_gradients_are_those_of_the_reference(normalizer, mixed, mask
         torch.testing.assert_close(got, expected)
 
 
+@in_one_setting
+@pytest.mark.parametrize("masks", ["padded at the start, causal", "bias for each head"])
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("heads", [H - 1, H + 3])
+@every_normalizer
+def test_fewer_or_more_mixed_heads_than_source_heads(normalizer, heads, shared, masks):
+    tensors = inputs()
+    tensors["value"] = torch.randn(B, heads, NK, DV, dtype=torch.float64).requires_grad_()
+    tensors["mixing"] = torch.randn(*([] if shared else [B, NQ]), H, heads, dtype=torch.float64).requires_grad_()
+    results = []
+    for impl in ("blockwise", "reference"):
+        torch.manual_seed(3)
+        out = attention(**tensors, **MASKS[masks](), normalizer=normalizer, impl=impl)
+        assert out.shape == (B, heads, NQ, DV)
+        results.append([out, *gradients(out, *tensors.values())])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("n_queries, n_keys", [(1, 9), (9, 1), (13, 13), (13, 6), (6, 13), (0, 4), (4, 0)])
 @every_mixing
 def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
@@ -275,8 +294,10 @@ def test_it_compiles_without_a_break(mixed):
 def test_torch_finds_no_fault_in_the_operators(mixed):
     tensors = inputs(mixed)
     bias = torch.randn(NQ, NK, dtype=torch.float64, requires_grad=True)
-    arguments = (*[tensors.get(n) for n in ("query", "key", "value", "mixing")], bias, hole(), torch.tensor(5))
-    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, (*arguments, "softmax", True, 0.2, 0.5))
+    arguments = (*[tensors.get(n) for n in ("query", "key", "value", "mixing")], bias, hole())
+    torch.library.opcheck(
+        torch.ops.mixhead_plugin.blockwise, (*arguments, None, None, None, torch.tensor(5), "softmax", True, 0.2, 0.5)
+    )
 
 
 def test_inference_mode_is_carried_into_the_threads():
