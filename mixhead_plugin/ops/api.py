@@ -25,7 +25,7 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(
-        triton.triton_attention, "fused GPU kernels; never run on a GPU so far, only interpreted and compiled for one"
+        triton.triton_attention, "fused GPU kernels; so far interpreted and compiled for a Hopper GPU, not run on one"
     ),
 }
 
@@ -120,7 +120,10 @@ def _fastest(query: Tensor, key: Tensor, value: Tensor, options: Dict[str, Any])
         return reference_attention
     if fused.serves(query, key, value, **options):
         return fused.fused_attention
-    # triton_attention is to stand here when it has been measured on a GPU; until then who wants it asks for it.
+    if query.device.type != "cpu" and not (
+        implementation_problem("triton") or triton.problem(query, key, value, **options)
+    ):
+        return triton.triton_attention
     if n_keys <= head_dim:  # all weights take no more room than the queries: computing them again would not pay
         return reference_attention
     return blockwise_attention

@@ -12,7 +12,7 @@ def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
     """||M^T M - I||_F^2 (mixhead eq. 16); for position-wise mixing its mean over the real query positions.
 
     Args:
-        mixing: M [H, H] or [B, Nq, H, H], of any floating dtype; computed in float32 or float64
+        mixing: M [H, H'] or [B, Nq, H, H'], of any floating dtype; computed in float32 or float64
         real: bool [B, Nq], False where a query is padding; None if none is
 
     Returns:
@@ -22,10 +22,10 @@ def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
     position_wise = mixing.dim() == 4 and real is not None
     if position_wise:
-        mixing = torch.where(real[:, :, None, None], mixing, identity)  # padding is at distance 0
-    gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H, H] or [B, Nq, H, H]
+        mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)  # nothing of the padding, NaN neither, comes through
+    gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H', H'] or [B, Nq, H', H']
     distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
-    return distance.sum() / real.sum().clamp(min=1) if position_wise else distance.mean()
+    return (distance * real).sum() / real.sum().clamp(min=1) if position_wise else distance.mean()
 
 
 def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:

@@ -28,8 +28,8 @@ def relative_scores(relative: RelativeScores, n_keys: int) -> Tensor:
 
 
 def toeplitz(by_distance: Tensor, n_queries: int, n_keys: int) -> Tensor:
-    """[..., Nq, Nk] of [..., Nq + Nk - 1], one number for each distance."""
-    return by_distance[..., _places(n_queries, n_keys, by_distance.device)]
+    """[H, Nq, Nk] of [H, Nq + Nk - 1], one number for each distance."""
+    return by_distance[:, _places(n_queries, n_keys, by_distance.device)]
 
 
 def _places(n_queries: int, n_keys: int, device: torch.device) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, implementation_problem
+from mixhead_plugin.ops.blockwise import blockwise_attention
 
 INF = float("inf")
 B, H, NQ, NK, D, DV = 2, 3, 4, 6, 5, 7
@@ -306,6 +307,20 @@ def test_auto_takes_the_shortest_way(monkeypatch, arguments, chosen):
     v = torch.randn(1, 2, 8, arguments.pop("value_dim", head_dim))
     attention(q, k, v, **arguments)
     assert taken == [f"{chosen}_attention"]
+
+
+@pytest.mark.parametrize(
+    "on_machine, for_call, chosen",
+    [("", "", api.triton.triton_attention), ("none there", "", blockwise_attention), ("", "no", blockwise_attention)],
+)
+def test_auto_takes_the_kernels_where_they_serve(monkeypatch, on_machine, for_call, chosen):
+    monkeypatch.setattr(api.triton, "machine_problem", lambda: on_machine)
+    monkeypatch.setattr(api.triton, "problem", lambda *a, **k: for_call)
+    q = torch.empty(1, 2, 8, 4, device="meta")  # any device but a CPU
+    options = dict(normalizer="l2", mixing=None, causal=True, attn_mask=None, key_padding_mask=None, dropout_p=0.0)
+    assert api._fastest(q, q, q, {**options, "relative": None, "gain": None}) is chosen
+    on_cpu = torch.empty(1, 2, 8, 4)
+    assert api._fastest(on_cpu, on_cpu, on_cpu, {**options, "relative": None, "gain": None}) is blockwise_attention
 
 
 @every_mixing

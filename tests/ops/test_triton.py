@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -19,7 +20,12 @@ if not ON_GPU:
     # Kernels are interpreted that were defined under this setting, triton's own as well.
     if "triton" in sys.modules:
         pytest.skip("triton was imported before, to compile; run this file alone", allow_module_level=True)
+    major_minor = {name: tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy")}
+    if major_minor["triton"] < (3, 7) and major_minor["numpy"] >= (2, 4):
+        pytest.skip("the interpreter of triton 3.6 needs numpy < 2.4", allow_module_level=True)
     os.environ["TRITON_INTERPRET"] = "1"
+
+from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from mixhead_plugin.ops.triton import operators, tuning  # noqa: E402
 from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
@@ -32,6 +38,12 @@ DEVICE = "cuda" if ON_GPU else "cpu"
 
 MIXED = ["shared", "per query"]
 MIXINGS = [None, *MIXED]
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
 every_normalizer = pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
 every_mixing = pytest.mark.parametrize("mixed", MIXINGS)
 
@@ -139,6 +151,8 @@ MASKS = {
     "bias for each head": lambda: {"attn_mask": holes(1, H, NQ, NK), "causal": True},
     "bias for each sentence": lambda: {"attn_mask": holes(B, 1, NQ, NK).bfloat16()},
     "bias for each key": lambda: {"attn_mask": torch.randn(NK, device=DEVICE)},
+    "expanded bias": lambda: {"attn_mask": holes(NQ, NK).expand(B, H, NQ, NK)},
+    "expanded keys": lambda: {"attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)},
 }
 
 
@@ -157,7 +171,7 @@ def eager(query, key, value, mixing=None, *, normalizer, causal=False, attn_mask
     if mixing is not None:
         batch, heads, n_queries, _ = scores.shape
         mixing = mixing.expand(batch, n_queries, heads, heads)
-        weights = (weights.permute(0, 2, 3, 1) @ mixing).permute(0, 3, 1, 2)
+        weights = (weights.permute(0, 2, 3, 1) @ mixing.to(weights.dtype)).permute(0, 3, 1, 2)
     return weights @ value
 
 
@@ -178,7 +192,10 @@ def in_float64(tensors):
 def must_be_right(tensors, **options):
     """At most twice the error of the formula in the same dtype, and rounding."""
     exact = with_gradients(attention, in_float64(tensors), **options, impl="reference")
-    by_formula = with_gradients(eager, tensors, **options)
+    must_be_as_exact_as(with_gradients(eager, tensors, **options), exact, tensors, **options)
+
+
+def must_be_as_exact_as(by_formula, exact, tensors, **options):
     got = with_gradients(fused, tensors, **options)
     largest = max(right.abs().max() for right in exact)
     for name, value, formula, right in zip(["output", *tensors], got, by_formula, exact, strict=True):
@@ -199,18 +216,19 @@ def each_once(normalizer, masks, mixed):
 
 @pytest.mark.parametrize(
     "normalizer, masks, mixed",
-    [
-        pytest.param(*case, marks=[] if each_once(*case) else pytest.mark.slow)
-        for case in itertools.product(triton.NORMALIZERS, MASKS, MIXINGS)
-    ],
+    [case if each_once(*case) else slow(*case) for case in itertools.product(triton.NORMALIZERS, MASKS, MIXINGS)],
 )
 def test_values_and_gradients_are_those_of_the_formula(normalizer, masks, mixed):
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
-@every_mixing
 @pytest.mark.parametrize(
-    "normalizer, dtype", [("softmax", torch.float16), ("sigsoftmax", torch.bfloat16), ("l2", torch.bfloat16)]
+    "normalizer, dtype, mixed",
+    [
+        (case if case[2] == MIXINGS[at] else slow(*case))
+        for at, kind in enumerate([("softmax", torch.float16), ("sigsoftmax", torch.bfloat16), ("l2", torch.bfloat16)])
+        for case in ((*kind, mixed) for mixed in MIXINGS)
+    ],
 )
 def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
     must_be_right(inputs(mixed, dtype), normalizer=normalizer, causal=True, key_padding_mask=padding())
@@ -218,7 +236,7 @@ def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mi
 
 @pytest.mark.parametrize(
     "n_queries, n_keys",
-    [(9, 1), (33, 17), *(pytest.param(*n, marks=pytest.mark.slow) for n in ((1, 9), (17, 33), (64, 64), (65, 1)))],
+    [(9, 1), (33, 17), *(slow(*n) for n in ((1, 9), (17, 33), (64, 64), (65, 1)))],
 )
 @every_mixing
 def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
@@ -230,12 +248,12 @@ def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
     "heads, head_dim, mixed",
     [
         (1, 8, "shared"),
-        (2, 8, "per query"),
-        (8, 8, "shared"),
-        (16, 8, "per query"),
+        slow(2, 8, "per query"),
+        slow(8, 8, "shared"),
+        slow(16, 8, "per query"),
         (5, 64, "shared"),
-        pytest.param(64, 8, "shared", marks=pytest.mark.slow),
-        pytest.param(64, 8, "per query", marks=pytest.mark.slow),
+        slow(64, 8, "shared"),
+        slow(64, 8, "per query"),
     ],
 )
 @as_they_are
@@ -254,7 +272,7 @@ TILES = {
 
 
 @pytest.mark.parametrize(
-    "tile, mixed", [("chunks", "shared"), ("groups", "per query"), ("chunks and groups", "shared")]
+    "tile, mixed", [slow("chunks", "shared"), ("groups", "per query"), ("chunks and groups", "shared")]
 )
 def test_any_tile(monkeypatch, tile, mixed):
     monkeypatch.setattr(tuning, "mixed", lambda *shape: [TILES[tile]])
@@ -278,8 +296,6 @@ def test_there_is_a_tile_for_every_shape(name, itemsize):
 
 @as_they_are
 def test_on_a_small_device_a_tile_shrinks_until_it_fits():
-    from triton.runtime.errors import OutOfResources
-
     def launch(tile):
         if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
             raise OutOfResources(2, 1, "shared memory")
@@ -287,6 +303,33 @@ def test_on_a_small_device_a_tile_shrinks_until_it_fits():
     assert tuning._fastest(tuning.mixed("key_grad", 8, 64, 2), launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
     with pytest.raises(OutOfResources):
         tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
+
+
+@pytest.mark.parametrize("how", ["timed", "while a graph is captured", "under deterministic algorithms"])
+def test_the_choice_of_a_tile(monkeypatch, how):
+    tiles, timed, room = [Tile(n, 16, 8, 1) for n in (64, 32, 16)], [], 64
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "under deterministic algorithms")
+    # the second is the fastest
+    monkeypatch.setattr(tuning, "_milliseconds", lambda function: timed.append(function()) or abs(timed[-1].BM - 32))
+
+    def launch(tile):
+        if room < tile.BM:
+            raise OutOfResources(tile.BM, room, "shared memory")
+        return tile
+
+    def chosen():
+        return tuning.run("key", tiles, launch, torch.device("cuda", 0)).BM
+
+    assert chosen() == (32 if how == "timed" else 64)
+    assert len(timed) == (3 if how == "timed" else 0)
+    assert chosen() == (32 if how == "timed" else 64) and len(timed) in (0, 3)
+    room = 16  # another call, to which the kept tile is too large
+    assert chosen() == 16 and chosen() == 16
+    room = 8
+    with pytest.raises(OutOfResources):
+        chosen()
 
 
 def test_the_lowest_score_is_not_a_hidden_key():
@@ -304,7 +347,7 @@ def test_the_lowest_score_is_not_a_hidden_key():
             torch.testing.assert_close(out, mean.expand_as(out))
 
 
-@every_normalizer
+@pytest.mark.parametrize("normalizer", [slow("softmax"), "sigsoftmax", slow("l2")])
 def test_large_scores_neither_overflow_nor_vanish(normalizer):
     for shift in (-300.0, 300.0):
         tensors = inputs("shared", n_queries=4, n_keys=5)
@@ -315,6 +358,42 @@ def test_large_scores_neither_overflow_nor_vanish(normalizer):
         ]
         for got, expected in zip(*results):
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "normalizer, mixed",
+    [
+        ("softmax", None),
+        ("sigsoftmax", "shared"),
+        *(slow(name, None) for name in ("sigsoftmax", "l2")),
+        slow("l2", "shared"),
+    ],
+)
+def test_scores_beside_minus_1e8_are_all_alike(normalizer, mixed):
+    """fairseq's encoders add it to what is to be hidden; a float32 then holds nothing of the score."""
+    tensors = inputs(mixed, n_queries=4)
+    bias = torch.full((4, NK), -1e8, device=DEVICE)
+    bias[0, 5:] = bias[1, 30] = bias[2, ::2] = 0
+    options = dict(normalizer=normalizer, attn_mask=bias)
+    results = [with_gradients(attention, tensors, **options, impl=impl) for impl in ("triton", "reference")]
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "dtype, of_mixing, mixed",
+    [
+        (torch.bfloat16, torch.float32, "shared"),
+        slow(torch.bfloat16, torch.float32, "per query"),
+        slow(torch.float32, torch.bfloat16, "shared"),
+        (torch.float32, torch.bfloat16, "per query"),
+    ],
+)
+def test_mixing_may_have_another_dtype(dtype, of_mixing, mixed):
+    """Under autocast queries are halves, and what mixes them, a parameter or a sum with one, is float32."""
+    tensors = inputs(mixed, dtype)
+    tensors["mixing"] = tensors["mixing"].detach().to(of_mixing).requires_grad_()
+    must_be_right(tensors, normalizer="softmax", causal=True)
 
 
 @every_mixing
@@ -342,12 +421,13 @@ def test_nothing_gives_nothing(mixed, sizes):
         assert (tensor == 0).all()
 
 
-@pytest.mark.parametrize("normalizer", ["softmax", "l2"])
-@pytest.mark.parametrize("mixed", MIXED)
+@pytest.mark.parametrize("normalizer, mixed", [("softmax", "shared"), ("l2", "per query")])
 def test_the_deltas_add_up_to_what_the_output_says(normalizer, mixed):
     """sum_j delta_j = sum_i dO_i . O_i, two ways to the same number"""
     tensors = {name: tensor.detach() for name, tensor in inputs(mixed).items()}
-    call = operators._Call(*tensors.values(), None, padding(), torch.tensor(7), normalizer, True, 0.3, 0.5)
+    call = operators._Call(
+        *tensors.values(), None, padding(), torch.tensor(7, device=DEVICE), normalizer, True, 0.3, 0.5
+    )
     out, rows = call.forward()
     d_out = torch.randn_like(out)
     given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **operators._strides("g", "bhnd", d_out))
@@ -355,18 +435,17 @@ def test_the_deltas_add_up_to_what_the_output_says(normalizer, mixed):
     torch.testing.assert_close(delta.sum(1), (d_out * out).sum((1, 3)))
 
 
-def dropped(tensors, p, **options):
+def dropped(tensors, p, columns=slice(None), **options):
     """Which weights dropout keeps: with V the identity, the output is the weights."""
-    shape = tensors["query"].shape[:3]
-    n_keys = tensors["key"].shape[2]
-    identity = torch.eye(n_keys, device=DEVICE).expand(*shape[:2], n_keys, n_keys).to(tensors["query"].dtype)
+    batch, heads, n_keys, _ = tensors["key"].shape
+    identity = torch.eye(n_keys, device=DEVICE)[:, columns].expand(batch, heads, -1, -1).to(tensors["query"].dtype)
     torch.manual_seed(5)
     return fused(**{**tensors, "value": identity}, dropout_p=p, **options) != 0
 
 
 @pytest.mark.parametrize(
     "normalizer, mixed",
-    [("l2", None), ("sigsoftmax", "shared"), ("l2", "shared"), ("softmax", "per query")],
+    [("l2", None), slow("sigsoftmax", "shared"), slow("l2", "shared"), ("softmax", "per query")],
 )
 def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
     tensors, p = inputs(mixed), 0.4
@@ -385,7 +464,7 @@ def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
         torch.testing.assert_close(value, right.float(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("p", [1e-3, 0.1, 0.5])
+@pytest.mark.parametrize("p", [slow(1e-3), 0.1, slow(0.5)])
 def test_dropout_has_its_probability_and_no_pattern(p):
     q = torch.zeros(3, 5, 64, 8, device=DEVICE)
     kept = dropped({"query": q, "key": q}, p).float()
@@ -418,12 +497,52 @@ def test_dropout_repeats_with_the_seed():
     assert not torch.equal(runs[0][0], runs[2][0])
 
 
+def test_the_host_reads_no_tensor(monkeypatch):
+    """It would wait for the device, and what it read would stay in a captured CUDA graph."""
+
+    def refuse(tensor):
+        raise AssertionError("the host read a number")
+
+    tensors = {name: tensor.detach() for name, tensor in inputs("shared", n_queries=5).items()}
+    seed, bias, d_out = torch.tensor(7, device=DEVICE), holes(5, NK), torch.randn(B, H, 5, DV, device=DEVICE)
+    for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    call = operators._Call(*tensors.values(), bias, padding(), seed, "softmax", False, 0.3, 0.5)
+    out, rows = call.forward()
+    call.backward(d_out, rows, out)
+
+
+@pytest.mark.gpu
+@every_mixing
+def test_a_captured_graph_draws_new_zeros_at_each_replay(mixed):
+    tensors = inputs(mixed, torch.bfloat16, n_queries=64, n_keys=64)
+    d_out = torch.randn(B, H, 64, DV, device=DEVICE).bfloat16()
+
+    def run():
+        out = fused(**tensors, causal=True, dropout_p=0.5)
+        return [out.detach(), *torch.autograd.grad(out, list(tensors.values()), d_out)]
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        for _ in range(2):
+            graph.replay()
+            runs.append([tensor.clone() for tensor in captured])
+    assert all(torch.equal(a, b) for a, b in zip(runs[0] + runs[1], runs[2] + runs[3]))
+    for other in (1, 4):
+        assert not torch.equal(runs[0][0], runs[other][0])
+
+
 def test_all_may_be_dropped():
     for tensor in with_gradients(fused, inputs("shared"), dropout_p=1.0):
         assert (tensor == 0).all()
 
 
-@every_mixing
+@pytest.mark.parametrize("mixed", [None, slow("shared"), "per query"])
 def test_it_goes_through_activation_checkpointing_with_dropout(mixed):
     tensors = inputs(mixed, n_queries=5, n_keys=6)
     names = list(tensors)
@@ -438,7 +557,7 @@ def test_it_goes_through_activation_checkpointing_with_dropout(mixed):
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-@every_mixing
+@pytest.mark.parametrize("mixed", [slow(None), slow("shared"), "per query"])
 def test_it_compiles_without_a_break(mixed):
     tensors = inputs(mixed, n_queries=5, n_keys=6)
     names, mask = list(tensors), padding(6)
@@ -452,12 +571,18 @@ def test_it_compiles_without_a_break(mixed):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("mixed", [None, "per query", pytest.param("shared", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mixed", [slow(None), "per query", slow("shared")])
 def test_torch_finds_no_fault_in_the_operators(mixed):
     tensors = inputs(mixed, n_queries=4, n_keys=5)
     named = [tensors.get(name) for name in ("query", "key", "value", "mixing")]
-    arguments = (*named, holes(4, 5), padding(5), torch.tensor(5), "sigsoftmax", True, 0.2, 0.5)
+    arguments = (*named, holes(4, 5), padding(5), torch.tensor(5, device=DEVICE), "sigsoftmax", True, 0.2, 0.5)
     torch.library.opcheck(torch.ops.mixhead_plugin.triton, arguments)
+
+
+def test_only_the_output_has_a_gradient():
+    tensors = inputs("shared", n_queries=4, n_keys=5)
+    out, rows = torch.ops.mixhead_plugin.triton(*tensors.values(), None, None, None, "softmax", True, 0.0, 0.5)
+    assert out.requires_grad and not rows.requires_grad
 
 
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():
@@ -475,9 +600,11 @@ def test_a_second_derivative_and_a_forward_mode_one_are_refused():
     "changes, reason",
     [
         (dict(dtype=torch.float64), "has no kernel for torch.float64"),
-        (dict(head_dim=257), "head size 257 is above 256"),
-        (dict(value_dim=300), "head size 300 is above 256"),
+        (dict(head_dim=257), "has no kernel for head size 257, only up to 256"),
+        (dict(value_dim=300), "has no kernel for head size 300, only up to 256"),
         (dict(heads=65, mixed="shared"), "mixes at most 64 heads, not 65"),
+        (dict(mixed="shared", rectangular=True), "mixes 3 heads into as many, not into 2"),
+        (dict(gain=True), "has no kernel for a gain by distance"),
         (dict(normalizer="relu2"), "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2"),
         (dict(learned=True), "gives a learned attn_mask no gradient"),
     ],
@@ -487,14 +614,37 @@ def test_what_it_cannot_do_is_refused_with_the_reason(changes, reason):
     options = {"normalizer": changes.pop("normalizer", "softmax")}
     if changes.pop("learned", False):
         options["attn_mask"] = torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)
+    if changes.pop("gain", False):
+        options["gain"] = torch.ones(H, NQ + NK - 1, device=DEVICE)
+    rectangular = changes.pop("rectangular", False)
+    tensors = inputs(**changes)
+    if rectangular:
+        tensors.update(value=tensors["value"][:, :2], mixing=tensors["mixing"][:, :2])
     with pytest.raises(RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"):
-        attention(**inputs(**changes), **options, impl="triton")
+        attention(**tensors, **options, impl="triton")
 
 
 def test_more_heads_than_can_be_mixed_are_served_apart():
     tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
     options = dict(normalizer="l2", mixing=None, causal=True, attn_mask=None, key_padding_mask=None, dropout_p=0.1)
-    assert triton.problem(**tensors, **options) == ""
+    assert triton.problem(**tensors, **options, relative=None, gain=None) == ""
+    served = triton.problem(**tensors, **options, relative=object(), gain=None)
+    assert served == "has no kernel for relative positions"
+
+
+@pytest.mark.parametrize(
+    "installed, problem",
+    [
+        ("3.5.1", "needs triton 3.6 or newer, 3.5.1 is installed"),
+        ("2.10.0", "needs triton 3.6 or newer, 2.10.0 is installed"),
+        ("3.6.0", ""),
+        ("3.10.0+git1234", ""),
+        ("4.0.0rc1", ""),
+    ],
+)
+def test_an_old_triton_is_refused_in_words(monkeypatch, installed, problem):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: installed)
+    assert triton._package_problem() == problem
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs a machine without a CUDA device")
@@ -521,6 +671,121 @@ def test_the_package_is_imported_without_triton_and_says_so():
     assert result.stdout.strip() == "needs the package triton, which is not installed", result.stderr
 
 
+@pytest.mark.parametrize("name", ["causal", "holes", "window"])
+def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
+    n_queries, n_keys = 21, 300
+    mask = {"causal": future(n_queries, n_keys), "holes": holes(n_queries, n_keys)}.get(name)
+    if mask is None:
+        mask = future(n_queries, n_keys) + future(n_queries, n_keys).flip(0, 1)
+    for turned in (mask, mask.t()):
+        expected = []
+        for row in turned:
+            for chosen in (row != -INF, row != 0):
+                where = chosen.nonzero().flatten().tolist()
+                expected += [where[0], where[-1] + 1] if where else [len(row), 0]
+        assert operators._spans(turned[None, None]).flatten().tolist() == expected
+
+
+def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
+    n = 64
+    monkeypatch.setattr(tuning, "_chosen", {})
+    monkeypatch.setattr(tuning, "apart", lambda *shape: [Tile(32, 32, 4, 1)])
+    tensors = {name: tensor.detach() for name, tensor in inputs(n_queries=n, n_keys=n).items()}
+    call = operators._Call(*tensors.values(), None, future(n, n), None, None, "softmax", False, 0.0, 0.5)
+    mask = call.arguments["mask"] = call.arguments["mask"].clone()
+    at = torch.arange(n, device=DEVICE) // 32
+    mask[0, 0, at[:, None] != at] = float("nan")
+    # the queries of each key are found in the backward pass: those of the mask as it was
+    by_query, by_key = operators._spans(future(n, n)[None, None]), operators._spans(future(n, n).t()[None, None])
+    assert torch.equal(call.arguments["spans"], by_query)
+    out, rows = call.forward()
+    d_out = torch.ones_like(out)
+    given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **operators._strides("g", "bhnd", d_out))
+    given["delta"] = call._delta(out, d_out)
+    d_query, d_key, d_value = (torch.empty_like(tensors[name]) for name in ("query", "key", "value"))
+    call._one_head("query_grad", {**given, "d_q": d_query, **operators._strides("r", "bhnd", d_query)})
+    keys = {**operators._strides("r", "bhnd", d_key), **operators._strides("w", "bhnd", d_value)}
+    call._one_head("key_grad", {**given, "d_k": d_key, "d_v": d_value, **keys, "spans": by_key})
+    assert not any(tensor.isnan().any() for tensor in (out, d_query, d_key, d_value))
+
+
+@pytest.mark.parametrize("causal", [False, slow(True)])
+def test_where_a_mask_is_zero_it_need_not_be_read(causal):
+    """Of tiles that it leaves as they are, of those it changes, and of those it hides, there are several each."""
+    bias = torch.zeros(70, 100, device=DEVICE)
+    bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
+    bias[:35, 90:] = bias[66] = -INF
+    must_be_right(inputs(n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal)
+
+
+def test_an_expanded_mask_is_taken_for_what_it_was():
+    tensors = [tensor.detach() for tensor in inputs("shared").values()]
+    expanded = future().expand(B, H, NQ, NK)
+    call = operators._Call(*tensors, expanded, None, None, "softmax", False, 0.0, 0.5)
+    assert call.arguments["mask"].shape == (1, 1, NQ, NK) and not call.arguments["MASK_HEADS"]
+    assert torch.equal(call.arguments["spans"], operators._spans(future()[None, None]))
+
+
+FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
+
+
+def far_apart(tensors, dims, folder):
+    """Each tensor again, with more than 2^31 numbers between neighbours in one dimension, in memory they all share."""
+    far, at = {}, 0
+    for name, tensor in tensors.items():
+        shape, strides, size = tensor.shape, [0] * tensor.dim(), 1
+        for dim in reversed(range(tensor.dim())):
+            if dim == dims[name]:
+                strides[dim] = FAR
+            else:
+                strides[dim], size = size, size * shape[dim]
+        far[name] = (shape, strides, at)
+        at += size
+    assert at < FAR
+    numbers = at + FAR * max(tensors[name].shape[dim] - 1 for name, dim in dims.items())
+    if not ON_GPU:  # a file takes no more room than what is written
+        storage = torch.from_file(str(folder / "memory"), shared=True, size=numbers, dtype=torch.float16)
+    elif torch.cuda.mem_get_info()[0] < 2 * numbers + 2**30:
+        pytest.skip(f"needs {2 * numbers / 1e9:.0f} GB of free memory")
+    else:
+        storage = torch.full((numbers,), float("nan"), dtype=torch.float16, device=DEVICE)
+    return {name: storage.as_strided(*place).copy_(tensors[name]) for name, place in far.items()}
+
+
+@pytest.mark.parametrize(
+    "dim, mixed",
+    [
+        *(slow(dim, mixed) for dim, mixed in (("batch", "per query"), ("heads", None), ("size", None))),
+        *(
+            ("batch", None),
+            ("heads", "per query"),
+            ("positions", None),
+            ("positions", "per query"),
+            ("size", "per query"),
+        ),
+    ],
+)
+def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
+    tensors = inputs(mixed, torch.float16, 2, 3, 3, 3, 3, 3)
+    near = {name: tensor.detach() for name, tensor in tensors.items()}
+    near["attn_mask"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
+    near["d_out"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
+    dims = {name: ["batch", "heads", "positions", "size"].index(dim) for name in near}
+    if mixed:
+        dims["mixing"] = ["batch", "positions", "heads", "size"].index(dim)  # of [B, Nq, H, H]
+    far = far_apart(near, dims, tmp_path)
+    for name, tensor in far.items():
+        assert tensor.stride(dims[name]) > 2**31 and torch.equal(tensor, near[name])
+    results = []
+    for given in (near, far):
+        given = {**given, **{name: given[name].requires_grad_() for name in tensors}}
+        d_out = given.pop("d_out")
+        out = fused(**given, causal=True)
+        results.append([out, *torch.autograd.grad(out, [given[name] for name in tensors], d_out)])
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got, expected)
+
+
 # heads, length, head size, normalizer, dtype; a case compiles a dozen kernels
 FULL_SIZE = [
     *((8, 1024, 64, name, torch.bfloat16) for name in triton.NORMALIZERS),
@@ -540,13 +805,48 @@ def test_full_size(heads, length, head_dim, normalizer, dtype, mixed):
     must_be_right(inputs(mixed, dtype, **shape), normalizer=normalizer, causal=True, key_padding_mask=padding(length))
 
 
+FULL_MASKS = {
+    "causal as a tensor": lambda n: {"attn_mask": future(n, n)},
+    "one bias": lambda n: {"attn_mask": holes(n, n), "key_padding_mask": padding(n)},
+    "bias for each head": lambda n: {"attn_mask": holes(1, 8, n, n).bfloat16(), "causal": True},
+    "a sentence of nothing": lambda n: {
+        "key_padding_mask": padding(n) | torch.tensor([[True], [False]], device=DEVICE)
+    },
+}
+
+
 @pytest.mark.gpu
 @every_mixing
-def test_what_is_beyond_32_bits_is_found(mixed):
-    heads, n, far = 2, 64, 2**31 + 2**20
-    tensors = {name: t.detach() for name, t in inputs(mixed, torch.float16, 2, heads, n, n, 16, 16).items()}
-    for name in ("query", "key", "value"):
-        storage = torch.zeros(far + heads * n * 16, dtype=torch.float16, device=DEVICE)
-        apart = storage.as_strided((2, heads, n, 16), (far, n * 16, 16, 1))
-        tensors[name] = apart.copy_(tensors[name])
-    must_be_right({name: tensor.requires_grad_() for name, tensor in tensors.items()}, normalizer="softmax")
+@pytest.mark.parametrize("masks", FULL_MASKS)
+@pytest.mark.parametrize("length, head_dim", [(1024, 64), (777, 128)])
+def test_full_size_with_masks(length, head_dim, masks, mixed):
+    shape = dict(n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
+    must_be_right(inputs(mixed, torch.bfloat16, heads=8, **shape), normalizer="softmax", **FULL_MASKS[masks](length))
+
+
+@pytest.mark.gpu
+@every_mixing
+@pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
+@pytest.mark.parametrize("length, head_dim", [(1024, 64), (777, 128)])
+def test_full_size_with_dropout(length, head_dim, normalizer, mixed):
+    shape = dict(n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
+    tensors, p = inputs(mixed, torch.bfloat16, heads=8, **shape), 0.1
+    # Which weights are kept depends on nothing but the seed and the place; equal scores let none vanish.
+    equal = torch.zeros(B, 8, length, 16, device=DEVICE)
+    kept = torch.cat(
+        [dropped({"query": equal, "key": equal}, p, columns) for columns in torch.arange(length).split(256)], 3
+    )
+
+    def reference(query, key, value, mixing, **options):
+        return attention(query, key, value, mixing=mixing, **options, impl="reference")
+
+    def formula(query, key, value, mixing=None, *, weigh):
+        identity = torch.eye(length, dtype=query.dtype, device=DEVICE).expand(B, 8, -1, -1)
+        return (weigh(query, key, identity, mixing, normalizer=normalizer) * kept / (1 - p)) @ value
+
+    results = (
+        with_gradients(formula, tensors, weigh=eager),
+        with_gradients(formula, in_float64(tensors), weigh=reference),
+    )
+    torch.manual_seed(5)
+    must_be_as_exact_as(*results, tensors, normalizer=normalizer, dropout_p=p)

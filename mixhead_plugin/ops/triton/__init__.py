@@ -1,29 +1,48 @@
 """Fused GPU kernels: `problem` says what they cannot do, without importing triton; see triton.md."""
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from mixhead_plugin.ops.relative import RelativeScores
+
 NORMALIZERS = ("softmax", "sigsoftmax", "l2")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
 MAX_HEADS = 64
 MIN_CAPABILITY = 8
+MIN_VERSION = (3, 6)  # the oldest the kernels were compiled with; what else they need, tl.join and tl.dot, is older
 
-_INSTALLED = importlib.util.find_spec("triton") is not None  # here, where torch.compile need not follow
+
+def _package_problem() -> str:
+    """Why the package triton cannot be used, found without importing it"""
+    if importlib.util.find_spec("triton") is None:
+        return "needs the package triton, which is not installed"
+    for name in ("triton", "pytorch-triton", "triton-windows"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) >= MIN_VERSION:
+            return ""
+        return f"needs triton {'.'.join(map(str, MIN_VERSION))} or newer, {version} is installed"
+    return ""  # built by hand: of what version nobody can say
+
+
+_PACKAGE_PROBLEM = _package_problem()  # here, where torch.compile need not follow
 
 
 def machine_problem() -> str:
     """Why no kernel can run on this machine, in a few words; empty if they can."""
     if not torch.cuda.is_available() and not _interpreted():
         return "needs a CUDA device and none is visible"
-    if not _INSTALLED:
-        return "needs the package triton, which is not installed"
-    return ""
+    return _PACKAGE_PROBLEM
 
 
 def _interpreted() -> bool:
@@ -40,6 +59,17 @@ def _device_problem(type_: str, index: Optional[int]) -> str:
     return ""
 
 
+def variant_problem(normalizer: str, heads: int, head_dim: int, mixes: bool) -> str:
+    """Why there is no kernel for such heads, whatever the tensors; empty if there is."""
+    if normalizer not in NORMALIZERS:
+        return f"has no kernel for normalizer {normalizer!r}, only for {', '.join(NORMALIZERS)}"
+    if head_dim > MAX_HEAD_DIM:
+        return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
+    if mixes and heads > MAX_HEADS:
+        return f"mixes at most {MAX_HEADS} heads, not {heads}"
+    return ""
+
+
 def problem(
     query: Tensor,
     key: Tensor,
@@ -50,18 +80,22 @@ def problem(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: Optional[RelativeScores],
+    gain: Optional[Tensor],
     dropout_p: float,
 ) -> str:
     """Why the kernels cannot serve this call, arguments as in `ops.attention`; empty if they can."""
-    heads, head_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
-    if normalizer not in NORMALIZERS:
-        return f"has no kernel for normalizer {normalizer!r}, only for {', '.join(NORMALIZERS)}"
+    heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
+    if reason := variant_problem(normalizer, heads, head_dim, mixing is not None):
+        return reason
+    if relative is not None:
+        return "has no kernel for relative positions"
+    if gain is not None:
+        return "has no kernel for a gain by distance"
+    if value.shape[1] != heads:
+        return f"mixes {heads} heads into as many, not into {value.shape[1]}"
     if query.dtype not in DTYPES:
         return f"has no kernel for {query.dtype}"
-    if max(head_dim, value_dim) > MAX_HEAD_DIM:
-        return f"head size {max(head_dim, value_dim)} is above {MAX_HEAD_DIM}"
-    if mixing is not None and heads > MAX_HEADS:
-        return f"mixes at most {MAX_HEADS} heads, not {heads}"
     if attn_mask is not None and attn_mask.requires_grad:
         return "gives a learned attn_mask no gradient"
     return _device_problem(query.device.type, query.device.index)
@@ -77,6 +111,8 @@ def triton_attention(
     causal: bool,
     attn_mask: Optional[Tensor],
     key_padding_mask: Optional[Tensor],
+    relative: None,
+    gain: None,
     dropout_p: float,
     scale: float,
 ) -> Tensor:
@@ -87,8 +123,9 @@ def triton_attention(
         raise NotImplementedError("impl 'triton' has no forward-mode derivative; impl 'reference' has")
     seed = None
     if dropout_p > 0:
-        # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
-        seed = torch.randint(2**62, (), dtype=torch.int64, device="cpu")
+        # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing; that of
+        # the device, as F.dropout's, because a CUDA graph replays a draw there and would freeze a number of the host.
+        seed = torch.randint(2**62, (), dtype=torch.int64, device=query.device)
     return torch.ops.mixhead_plugin.triton(
         query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
     )[0]

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from mixhead_plugin.ops.triton.rows import (
+    UNSPECIALIZED,
     bias_of,
     exponent,
     kept,
@@ -17,10 +18,12 @@ from mixhead_plugin.ops.triton.rows import (
     sigmoid_of_size,
     store_rows,
     weights_of,
+    whole_keys,
+    whole_queries,
 )
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def forward_kernel(
     q, k, v, out, peak, factor, mask, padding, spans, seed, threshold, gain, scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_ob, s_oh, s_on, s_od,
@@ -48,12 +51,10 @@ def forward_kernel(
         v += i_b * s_vb + i_h * s_vh
         b_o = tl.zeros([BM, DVP], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = key_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
-    whole = start  # up to here no key of a tile is hidden
-    if mask is None and padding is None:
-        whole = stop // BN * BN
-        if CAUSAL:
-            whole = tl.minimum(stop, tl.maximum(first + 1 + n_keys - n_queries, 0)) // BN * BN
+    whole = whole_keys(first, start, stop, n_queries, n_keys, mask, padding, spans, CAUSAL, BM, BN)
     for EDGE in tl.static_range(2):
         if EDGE:
             begin, end = whole, stop
@@ -95,7 +96,7 @@ def forward_kernel(
         store_rows(out + i_b * s_ob + i_h * s_oh, b_o, o_m, o_v, s_on, s_od, n_queries, DV)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def delta_kernel(
     out, d_out, delta, s_ob, s_oh, s_on, s_od, s_gb, s_gh, s_gn, s_gd, n_queries, n_tiles,
     H: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr,
@@ -110,7 +111,7 @@ def delta_kernel(
     tl.store(delta + row.to(tl.int64) * n_queries + o_m, b_delta, mask=o_m < n_queries)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def query_grad_kernel(
     q, k, v, d_out, peak, factor, delta, d_q, mask, padding, spans, seed, threshold, gain, scale, d_scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_gb, s_gh, s_gn, s_gd,
@@ -138,12 +139,10 @@ def query_grad_kernel(
     b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[:, None]
     b_dq = tl.zeros([BM, DP], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = key_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
-    whole = start
-    if mask is None and padding is None:
-        whole = stop // BN * BN
-        if CAUSAL:
-            whole = tl.minimum(stop, tl.maximum(first + 1 + n_keys - n_queries, 0)) // BN * BN
+    whole = whole_keys(first, start, stop, n_queries, n_keys, mask, padding, spans, CAUSAL, BM, BN)
     for EDGE in tl.static_range(2):
         if EDGE:
             begin, end = whole, stop
@@ -165,7 +164,7 @@ def query_grad_kernel(
     store_rows(d_q + i_b * s_rb + i_h * s_rh, b_dq * d_scale, o_m, o_d, s_rn, s_rd, n_queries, D)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def key_grad_kernel(
     q, k, v, d_out, peak, factor, delta, d_k, d_v, mask, padding, spans, seed, threshold, gain, scale, d_scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_gb, s_gh, s_gn, s_gd,
@@ -190,13 +189,10 @@ def key_grad_kernel(
     b_dk = tl.zeros([BN, DP], tl.float32)
     b_dv = tl.zeros([BN, DVP], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = query_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
-    whole = stop  # from here on no query of a tile lacks a key
-    if mask is None and padding is None:
-        whole = start
-        if CAUSAL:
-            past = n_keys - n_queries
-            whole = tl.minimum(stop, tl.maximum(first + BN - 1 - past + BM - 1, 0) // BM * BM)
+    whole = whole_queries(first, start, stop, n_queries, n_keys, mask, padding, spans, CAUSAL, BM, BN)
     for EDGE in tl.static_range(2):
         if EDGE:
             begin, end = start, whole

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from mixhead_plugin.ops.triton.rows import (
+    UNSPECIALIZED,
     bias_of,
     heads_of,
     kept,
@@ -16,14 +17,15 @@ from mixhead_plugin.ops.triton.rows import (
     score_gradient,
     statistic_of,
     store_heads,
+    turned_heads_of,
     weights_of,
 )
 
 
 @triton.jit
-def products(b_x, b_y, PRECISION: tl.constexpr):
-    """[heads, a, D] by [heads, b, D] -> [heads, a, b]"""
-    return tl.dot(b_x, tl.permute(b_y, (0, 2, 1)), input_precision=PRECISION)
+def turned(b_x):
+    """[heads, a, b] -> [heads, b, a]"""
+    return tl.permute(b_x, (0, 2, 1))
 
 
 @triton.jit
@@ -31,8 +33,8 @@ def scores_of(
     b_q, b_k, o_h, o_m, o_n, scale, n_queries, n_keys, mask, s_mh, s_mm, s_mn, padding, s_pn,
     H: tl.constexpr, CAUSAL: tl.constexpr, MASK_HEADS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """[heads, BM, BN] of queries [heads, BM, D] and keys [heads, BN, D]; or the other way round, with o_m and o_n"""
-    b_s = products(b_q, b_k, PRECISION) * scale
+    """[heads, BM, BN] of queries [heads, BM, D] and keys [heads, D, BN]; or the other way round, with o_m and o_n"""
+    b_s = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
     if MASK_HEADS:
         # A head beyond the last reads the last one's mask: its weights are 0 whatever its scores.
         mask += tl.minimum(o_h, H - 1).to(tl.int64)[:, None, None] * s_mh
@@ -77,7 +79,7 @@ def mix(
         return b_total + tl.reshape(b_mixed, [BM, BN, HG])
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def forward_kernel(
     q, k, v, m, out, peak, factor, mask, padding, spans, seed, threshold, gain, scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_ob, s_oh, s_on, s_od,
@@ -105,6 +107,8 @@ def forward_kernel(
         padding += i_b * s_pb
     b_o = tl.zeros([HG, BM, DVP], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = key_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
     for at in range(start, stop, BN):
         o_n = at + tl.arange(0, BN)
@@ -117,7 +121,7 @@ def forward_kernel(
             b_factor = statistic_of(factor, o_h, o_m, n_queries, H, 0.0)
             b_m = mixing_of(m, o_m, head, o_g, s_xn, s_xj, s_xi, n_queries, H, PER_QUERY, HC, HK).to(b_q.dtype)
             b_s = scores_of(
-                b_q, b_k, o_h, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
+                b_q, turned(b_k), o_h, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
                 mask, s_mh, s_mm, s_mn, padding, s_pn, H, CAUSAL, MASK_HEADS, PRECISION,
             )  # [HC, BM, BN]  # fmt: skip
             b_p = tl.permute(
@@ -132,7 +136,7 @@ def forward_kernel(
     store_heads(out + i_b * s_ob, b_o * gain, o_g, o_m, o_v, s_oh, s_on, s_od, n_queries, H, DV)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def mixing_grad_kernel(
     q, k, v, m, d_out, peak, factor, delta, d_m, mask, padding, spans, seed, threshold, gain, scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_gb, s_gh, s_gn, s_gd,
@@ -167,17 +171,19 @@ def mixing_grad_kernel(
     b_factor = statistic_of(factor + i_b * H * n_queries, o_h, o_m, n_queries, H, 0.0)[:, :, None]
     b_g = tl.zeros([BM, HC, HG], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = key_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
     for at in range(start, stop, BN):
         o_n = at + tl.arange(0, BN)
         b_k = heads_of(k, o_h, o_n, o_d, s_kh, s_kn, s_kd, n_keys, H, D)  # [HC, BN, DP]
         b_v = heads_of(v, o_g, o_n, o_v, s_vh, s_vn, s_vd, n_keys, H, DV)  # [HG, BN, DVP]
         b_s = scores_of(
-            b_q, b_k, o_h, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
+            b_q, turned(b_k), o_h, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
             mask, s_mh, s_mm, s_mn, padding, s_pn, H, CAUSAL, MASK_HEADS, PRECISION,
         )  # [HC, BM, BN]  # fmt: skip
         b_p = tl.permute(weights_of(b_s, b_peak, b_factor, NORMALIZER), (1, 0, 2))  # [BM, HC, BN]
-        b_dw = products(b_do, b_v, PRECISION)  # [HG, BM, BN]
+        b_dw = tl.dot(b_do, turned(b_v), input_precision=PRECISION)  # [HG, BM, BN]
         if DROPOUT:
             b_dw = tl.where(kept(seed, threshold, i_b.to(tl.int32) * H + o_g, first, at, 3, BM, BN), b_dw * gain, 0.0)
         b_dw = tl.permute(b_dw, (1, 2, 0))  # [BM, BN, HG]
@@ -200,7 +206,7 @@ def mixing_grad_kernel(
     tl.store(p_delta, b_delta, mask=(o_h < H)[None, :] & (o_m < n_queries)[:, None])
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def query_grad_kernel(
     q, k, v, m, d_out, peak, factor, delta, d_q, mask, padding, spans, seed, threshold, gain, scale, d_scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_gb, s_gh, s_gn, s_gd,
@@ -209,7 +215,7 @@ def query_grad_kernel(
     H: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr,
     NORMALIZER: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     PER_QUERY: tl.constexpr, MASK_HEADS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, HC: tl.constexpr, HK: tl.constexpr, HG: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, HC: tl.constexpr, HK: tl.constexpr, HG: tl.constexpr, TWICE: tl.constexpr,
 ):  # fmt: skip
     """dQ of a tile of queries and a group of source heads"""
     i_g, rest = tl.program_id(0) % n_groups, tl.program_id(0) // n_groups
@@ -231,6 +237,8 @@ def query_grad_kernel(
     b_delta = statistic_of(delta + i_b * H * n_queries, o_g, o_m, n_queries, H, 0.0)[:, :, None]
     b_dq = tl.zeros([HG, BM, DP], tl.float32)
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = key_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
     for at in range(start, stop, BN):
         o_n = at + tl.arange(0, BN)
@@ -240,14 +248,17 @@ def query_grad_kernel(
             b_do = heads_of(d_out, o_h, o_m, o_v, s_gh, s_gn, s_gd, n_queries, H, DV)  # [HC, BM, DVP]
             b_v = heads_of(v, o_h, o_n, o_v, s_vh, s_vn, s_vd, n_keys, H, DV)  # [HC, BN, DVP]
             b_m = mixing_of(m, o_m, head, o_g, s_xn, s_xi, s_xj, n_queries, H, PER_QUERY, HC, HK).to(b_v.dtype)
-            b_dw = products(b_do, b_v, PRECISION)  # [HC, BM, BN]
+            b_dw = tl.dot(b_do, turned(b_v), input_precision=PRECISION)  # [HC, BM, BN]
             if DROPOUT:
                 keep = kept(seed, threshold, i_b.to(tl.int32) * H + o_h, first, at, 3, BM, BN)
                 b_dw = tl.where(keep, b_dw * gain, 0.0)
             b_dp = mix(tl.permute(b_dw, (1, 2, 0)), b_m, b_dp, PER_QUERY, BM, BN, HC, HK, HG, PRECISION)
         b_k = heads_of(k, o_g, o_n, o_d, s_kh, s_kn, s_kd, n_keys, H, D)  # [HG, BN, DP]
+        b_kt = turned(b_k)  # [HG, DP, BN]
+        if TWICE:
+            b_kt = turned_heads_of(k, o_g, o_n, o_d, s_kh, s_kn, s_kd, n_keys, H, D)
         b_s = scores_of(
-            b_q, b_k, o_g, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
+            b_q, b_kt, o_g, o_m[None, :, None], o_n[None, None, :], scale, n_queries, n_keys,
             mask, s_mh, s_mm, s_mn, padding, s_pn, H, CAUSAL, MASK_HEADS, PRECISION,
         )  # [HG, BM, BN]  # fmt: skip
         b_p = weights_of(b_s, b_peak, b_factor, NORMALIZER)
@@ -256,7 +267,7 @@ def query_grad_kernel(
     store_heads(d_q + i_b * s_rb, b_dq * d_scale, o_g, o_m, o_d, s_rh, s_rn, s_rd, n_queries, H, D)
 
 
-@triton.jit(do_not_specialize=["seed", "threshold"])
+@triton.jit(do_not_specialize=UNSPECIALIZED)
 def key_grad_kernel(
     q, k, v, m, d_out, peak, factor, delta, d_k, d_v, mask, padding, spans, seed, threshold, gain, scale, d_scale,
     s_qb, s_qh, s_qn, s_qd, s_kb, s_kh, s_kn, s_kd, s_vb, s_vh, s_vn, s_vd, s_gb, s_gh, s_gn, s_gd,
@@ -266,6 +277,7 @@ def key_grad_kernel(
     NORMALIZER: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     PER_QUERY: tl.constexpr, MASK_HEADS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, HC: tl.constexpr, HK: tl.constexpr, HG: tl.constexpr, ALL_HEADS: tl.constexpr,
+    TWICE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of a tile of keys and a group of heads; tiles are transposed, [heads, BN, BM]"""
     i_g, rest = tl.program_id(0) % n_groups, tl.program_id(0) // n_groups
@@ -291,16 +303,22 @@ def key_grad_kernel(
     if ALL_HEADS:
         b_vg = heads_of(v, o_g, o_n, o_v, s_vh, s_vn, s_vd, n_keys, H, DV)  # [HG, BN, DVP]
 
+    if DROPOUT:
+        seed = tl.load(seed)
     start, stop = query_span(first, n_queries, n_keys, spans, CAUSAL, BM, BN)
     for at in range(start, stop, BM):
         o_m = at + tl.arange(0, BM)
         b_qg = heads_of(q, o_g, o_m, o_d, s_qh, s_qn, s_qd, n_queries, H, D)  # [HG, BM, DP]
         b_dog = heads_of(d_out, o_g, o_m, o_v, s_gh, s_gn, s_gd, n_queries, H, DV)  # [HG, BM, DVP]
+        b_qt, b_dot = turned(b_qg), turned(b_dog)  # [HG, DP, BM], [HG, DVP, BM]
+        if TWICE:
+            b_qt = turned_heads_of(q, o_g, o_m, o_d, s_qh, s_qn, s_qd, n_queries, H, D)
+            b_dot = turned_heads_of(d_out, o_g, o_m, o_v, s_gh, s_gn, s_gd, n_queries, H, DV)
         b_peak = statistic_of(peak, o_g, o_m, n_queries, H, float("inf"))
         b_factor = statistic_of(factor, o_g, o_m, n_queries, H, 0.0)
         b_delta = statistic_of(delta, o_g, o_m, n_queries, H, 0.0)
         b_s = scores_of(
-            b_kg, b_qg, o_g, o_m[None, None, :], o_n[None, :, None], scale, n_queries, n_keys,
+            b_kg, b_qt, o_g, o_m[None, None, :], o_n[None, :, None], scale, n_queries, n_keys,
             mask, s_mh, s_mm, s_mn, padding, s_pn, H, CAUSAL, MASK_HEADS, PRECISION,
         )  # [HG, BN, BM]  # fmt: skip
         b_p = weights_of(b_s, b_peak[:, None, :], b_factor[:, None, :], NORMALIZER)
@@ -314,7 +332,7 @@ def key_grad_kernel(
             b_m = mixing_of(m, o_m, 0, o_g, s_xn, s_xj, s_xi, n_queries, H, PER_QUERY, HC, HK).to(b_qg.dtype)
             b_t = mixing_of(m, o_m, 0, o_g, s_xn, s_xi, s_xj, n_queries, H, PER_QUERY, HC, HK).to(b_qg.dtype)
             b_mixed = mix(tl.permute(b_p, (2, 1, 0)), b_m, b_mixed, PER_QUERY, BM, BN, HC, HK, HG, PRECISION)
-            b_dw = products(b_vg, b_dog, PRECISION)  # [HG, BN, BM]
+            b_dw = tl.dot(b_vg, b_dot, input_precision=PRECISION)  # [HG, BN, BM]
             if DROPOUT:
                 b_dw = tl.where(keep, b_dw * gain, 0.0)
             b_dp = mix(tl.permute(b_dw, (2, 1, 0)), b_t, b_dp, PER_QUERY, BM, BN, HC, HK, HG, PRECISION)
@@ -325,7 +343,7 @@ def key_grad_kernel(
                 b_q = heads_of(q, o_h, o_m, o_d, s_qh, s_qn, s_qd, n_queries, H, D)  # [HC, BM, DP]
                 b_m = mixing_of(m, o_m, head, o_g, s_xn, s_xj, s_xi, n_queries, H, PER_QUERY, HC, HK).to(b_k.dtype)
                 b_sc = scores_of(
-                    b_k, b_q, o_h, o_m[None, None, :], o_n[None, :, None], scale, n_queries, n_keys,
+                    b_k, turned(b_q), o_h, o_m[None, None, :], o_n[None, :, None], scale, n_queries, n_keys,
                     mask, s_mh, s_mm, s_mn, padding, s_pn, H, CAUSAL, MASK_HEADS, PRECISION,
                 )  # [HC, BN, BM]  # fmt: skip
                 b_peakc = statistic_of(peak, o_h, o_m, n_queries, H, float("inf"))[:, None, :]
@@ -336,7 +354,7 @@ def key_grad_kernel(
                 b_v = heads_of(v, o_h, o_n, o_v, s_vh, s_vn, s_vd, n_keys, H, DV)  # [HC, BN, DVP]
                 b_do = heads_of(d_out, o_h, o_m, o_v, s_gh, s_gn, s_gd, n_queries, H, DV)  # [HC, BM, DVP]
                 b_t = mixing_of(m, o_m, head, o_g, s_xn, s_xi, s_xj, n_queries, H, PER_QUERY, HC, HK).to(b_k.dtype)
-                b_dw = products(b_v, b_do, PRECISION)  # [HC, BN, BM]
+                b_dw = tl.dot(b_v, turned(b_do), input_precision=PRECISION)  # [HC, BN, BM]
                 if DROPOUT:
                     other = kept(seed, threshold, i_b.to(tl.int32) * H + o_h, at, first, 3, BM, BN)
                     b_dw = tl.where(tl.permute(other, (0, 2, 1)), b_dw * gain, 0.0)

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from mixhead_plugin.ops.triton import heads_apart, heads_mixed, tuning
-from mixhead_plugin.ops.triton.rows import LOG2E
+from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile
 
 
@@ -33,9 +33,10 @@ class _Call:
         self.query, self.mixing, self.device = query, mixing, query.device
         self.padded_dim, self.padded_value_dim = (max(16, triton.next_power_of_2(d)) for d in (head_dim, value_dim))
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
-        if mask is not None and mask.dtype == torch.float64:
-            mask = mask.float()
-        self.of_queries, self.of_keys = (None, None) if mask is None else _spans(mask)
+        if mask is not None:
+            mask = _unexpanded(mask)
+            mask = mask.float() if mask.dtype == torch.float64 else mask
+        self.nothing = 0 in (*query.shape, *value.shape[2:])
         self.arguments = dict(
             q=query,
             k=key,
@@ -43,8 +44,8 @@ class _Call:
             m=mixing,
             mask=mask,
             padding=None if key_padding_mask is None else key_padding_mask.view(torch.uint8),
-            spans=self.of_queries,
-            seed=0 if seed is None else int(seed),
+            spans=None if self.nothing else _spans(mask),
+            seed=seed,
             threshold=min(round(dropout_p * 2**32), 2**32 - 1),
             gain=1 / (1 - dropout_p) if dropout_p < 1 else 0.0,
             scale=scale * LOG2E.value,
@@ -117,7 +118,8 @@ class _Call:
         given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **_strides("g", "bhnd", d_out))
         queries = dict(d_q=d_query, **_strides("r", "bhnd", d_query))
         keys = dict(d_k=d_key, d_v=d_value, **_strides("r", "bhnd", d_key), **_strides("w", "bhnd", d_value))
-        keys["spans"] = self.of_keys
+        mask = self.arguments["mask"]
+        keys["spans"] = _spans(None if mask is None else mask.transpose(2, 3))
         if self.mixing is None:
             given["delta"] = self._delta(out, d_out)
             self._one_head("query_grad", {**given, **queries})
@@ -127,10 +129,6 @@ class _Call:
         self._mixed("query_grad", {**given, **queries})
         self._mixed("key_grad", {**given, **keys})
         return grads
-
-    @property
-    def nothing(self) -> bool:
-        return 0 in (self.batch, self.heads, self.n_queries, self.n_keys, self.arguments["D"], self.arguments["DV"])
 
     def _tiles(self, name: str, tile: Tile) -> int:
         return triton.cdiv(*((self.n_keys, tile.BN) if name == "key_grad" else (self.n_queries, tile.BM)))
@@ -147,7 +145,10 @@ class _Call:
         def more(tile: Tile) -> Dict[str, Any]:
             groups = triton.cdiv(self.heads, tile.HG)
             all_heads = groups == 1 and tile.HC == tile.HG
-            return {**arguments, "n_tiles": self._tiles(name, tile), "n_groups": groups, "ALL_HEADS": all_heads}
+            # A tile that is used both ways round is not fetched ahead by the compiler: it takes two that each are.
+            twice = tile.stages > 1 and self.heads <= tile.HC and (all_heads or name == "query_grad")
+            counts = dict(n_tiles=self._tiles(name, tile), n_groups=groups)
+            return {**arguments, **counts, "ALL_HEADS": all_heads, "TWICE": twice}
 
         self.run(heads_mixed, name, more, lambda t: self._tiles(name, t) * triton.cdiv(self.heads, t.HG))
 
@@ -212,26 +213,26 @@ def _mixing_strides(letter: str, mixing: Optional[Tensor]) -> Dict[str, int]:
     return _strides(letter, "bnji", mixing)
 
 
-def _spans(mask: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-    """Where the keys lie that each query may see, from and to [Nq, 2], and the queries that may see each key [Nk, 2].
+def _unexpanded(mask: Tensor) -> Tensor:
+    """One of what an expanded mask repeats: it is read once, and tells that sentences or heads share it."""
+    return mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
 
-    fairseq passes causality as a mask of floats; this is found without waiting for the device.
+
+def _spans(mask: Optional[Tensor]) -> Optional[Tensor]:
+    """Of each query, from which key to which the mask hides none and from which to which it is not 0, int32 [Nq, 4]
+
+    Of a transposed mask the queries of each key. fairseq passes causality as a mask of floats; with this it skips the
+    tiles that causality skips and is read only at the diagonal, and nothing waits for the device. None for masks that
+    differ by sentence or head, where looking through all may cost more than it saves, and for broadcast ones.
     """
-    if mask.shape[0] > 1 or mask.shape[1] > 1:
-        return None, None  # to look through all of it may cost more than it saves
-    seen = mask[0, 0] != float("-inf")
-    return tuple(_span(rows) for rows in (seen, seen.t()))
-
-
-def _span(true: Tensor) -> Optional[Tensor]:
-    """From the first True of each row to its last, int32 [rows, 2]"""
-    rows, n = true.shape
-    if rows == 1 or n == 1:
-        return None  # broadcast
-    any_, number = true.any(1), true.to(torch.uint8)
-    start = torch.where(any_, number.argmax(1), n)
-    stop = torch.where(any_, n - number.flip(1).argmax(1), 0)
-    return torch.stack([start, stop], 1).to(torch.int32)
+    if mask is None or mask.shape[:2] != (1, 1) or 1 in mask.shape[2:]:
+        return None
+    rows, n = mask.shape[2:]
+    spans = torch.empty(rows, 4, dtype=torch.int32, device=mask.device)
+    tile = Tile(16, 256, 4, 1)
+    strides = dict(s_m=mask.stride(2), s_n=mask.stride(3))
+    start(spans_kernel, triton.cdiv(rows, tile.BM), dict(mask=mask, spans=spans, rows=rows, n=n, **strides), tile)
+    return spans
 
 
 def empty_like(query: Tensor, size: int) -> Tensor:
@@ -304,9 +305,13 @@ def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> N
     mixes = inputs[3] is not None  # then delta comes from dM, not from the output
     ctx.save_for_backward(rows, None if mixes else out, *inputs[:7])
     ctx.options = inputs[7:]
+    ctx.mark_non_differentiable(rows)
+    ctx.set_materialize_grads(False)  # or zeros would be made for them
 
 
 def _differentiate(ctx: Any, d_output: Tensor, d_rows: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
+    if d_output is None:
+        return (None,) * 11
     saved = ctx.saved_tensors  # once: activation checkpointing computes them when asked, and hands them out once
     grads = torch.ops.mixhead_plugin.triton_backward(d_output, *saved, *ctx.options)
     return (*grads[:3], grads[3] if len(grads) > 3 else None, *[None] * 7)

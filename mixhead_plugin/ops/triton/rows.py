@@ -8,6 +8,9 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-1e38)  # of a score that is not hidden: twice it is still a number
+# What changes from batch to batch and gains nothing from being known to be 1 or a multiple of 16. n_keys does: many
+# numbers of a mask are read at once only where it is such a multiple. So there are two compilations, not one a length.
+UNSPECIALIZED = ("threshold", "n_queries", "n_tiles", "n_groups", "n_chunks", "s_db")
 
 
 @triton.jit
@@ -33,6 +36,19 @@ def heads_of(x, o_h, o_n, o_d, s_h, s_n, s_d, n, H: tl.constexpr, D: tl.constexp
         + o_d.to(tl.int64)[None, None, :] * s_d
     )
     inside = (o_h < H)[:, None, None] & (o_n < n)[None, :, None] & (o_d < D)[None, None, :]
+    return tl.load(p_x, mask=inside, other=0.0)
+
+
+@triton.jit
+def turned_heads_of(x, o_h, o_n, o_d, s_h, s_n, s_d, n, H: tl.constexpr, D: tl.constexpr):
+    """[heads, D, positions]: what `heads_of` loads, turned"""
+    p_x = (
+        x
+        + o_h.to(tl.int64)[:, None, None] * s_h
+        + o_d.to(tl.int64)[None, :, None] * s_d
+        + o_n.to(tl.int64)[None, None, :] * s_n
+    )
+    inside = (o_h < H)[:, None, None] & (o_d < D)[None, :, None] & (o_n < n)[None, None, :]
     return tl.load(p_x, mask=inside, other=0.0)
 
 
@@ -63,9 +79,27 @@ def key_span(first, n_queries, n_keys, spans, CAUSAL: tl.constexpr, BM: tl.const
         stop = tl.minimum(stop, tl.maximum(first + BM + n_keys - n_queries, 0))
     if spans is not None:
         o_m = first + tl.arange(0, BM)
-        start = tl.min(tl.load(spans + 2 * o_m, mask=o_m < n_queries, other=n_keys)) // BN * BN
-        stop = tl.minimum(stop, tl.max(tl.load(spans + 2 * o_m + 1, mask=o_m < n_queries, other=0)))
+        start = tl.min(tl.load(spans + 4 * o_m, mask=o_m < n_queries, other=n_keys)) // BN * BN
+        stop = tl.minimum(stop, tl.max(tl.load(spans + 4 * o_m + 1, mask=o_m < n_queries, other=0)))
     return start, stop
+
+
+@triton.jit
+def whole_keys(
+    first, start, stop, n_queries, n_keys, mask, padding, spans,
+    CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """Up to which key, from `start`, every query of a tile sees every key as it is: tiles that need no `bias_of`."""
+    whole = start
+    if padding is None and (mask is None or spans is not None):
+        whole = stop
+        if CAUSAL:
+            whole = tl.minimum(whole, tl.maximum(first + 1 + n_keys - n_queries, 0))
+        if spans is not None:
+            o_m = first + tl.arange(0, BM)
+            whole = tl.minimum(whole, tl.min(tl.load(spans + 4 * o_m + 2, mask=o_m < n_queries, other=n_keys)))
+        whole = tl.maximum(whole // BN * BN, start)
+    return whole
 
 
 @triton.jit
@@ -76,10 +110,53 @@ def query_span(first, n_queries, n_keys, spans, CAUSAL: tl.constexpr, BM: tl.con
         start = tl.maximum(first - (n_keys - n_queries), 0) // BM * BM
     if spans is not None:
         o_n = first + tl.arange(0, BN)
-        seen = tl.min(tl.load(spans + 2 * o_n, mask=o_n < n_keys, other=n_queries)) // BM * BM
+        seen = tl.min(tl.load(spans + 4 * o_n, mask=o_n < n_keys, other=n_queries)) // BM * BM
         start = tl.maximum(start, seen)
-        stop = tl.max(tl.load(spans + 2 * o_n + 1, mask=o_n < n_keys, other=0))
+        stop = tl.max(tl.load(spans + 4 * o_n + 1, mask=o_n < n_keys, other=0))
     return start, stop
+
+
+@triton.jit
+def whole_queries(
+    first, start, stop, n_queries, n_keys, mask, padding, spans,
+    CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """From which query on, up to `stop`, every query sees every key of a tile as it is; a multiple of BM, or `stop`"""
+    whole = stop
+    if padding is None and (mask is None or spans is not None):
+        whole = start
+        if CAUSAL:
+            last = first + BN - 1 - (n_keys - n_queries)  # the query that sees the last key of the tile
+            whole = tl.maximum(whole, tl.maximum(last + BM - 1, 0) // BM * BM)
+        if spans is not None:
+            o_n = first + tl.arange(0, BN)
+            biased = tl.max(tl.load(spans + 4 * o_n + 3, mask=o_n < n_keys, other=0))
+            whole = tl.maximum(whole, (biased + BM - 1) // BM * BM)
+        whole = tl.minimum(whole, stop)
+    return whole
+
+
+@triton.jit(do_not_specialize=["rows"])
+def spans_kernel(mask, spans, s_m, s_n, rows, n, BM: tl.constexpr, BN: tl.constexpr):
+    """Of each row of a mask [rows, n]: from where to where it is not -inf, and from where to where it is not 0"""
+    o_m = tl.program_id(0) * BM + tl.arange(0, BM)
+    b_seen, b_biased = tl.zeros([BM], tl.int32) + n, tl.zeros([BM], tl.int32) + n
+    b_unseen, b_plain = tl.zeros([BM], tl.int32), tl.zeros([BM], tl.int32)
+    for at in range(0, n, BN):
+        o_n = at + tl.arange(0, BN)
+        inside = (o_m < rows)[:, None] & (o_n < n)[None, :]
+        p_a = mask + o_m.to(tl.int64)[:, None] * s_m + o_n.to(tl.int64)[None, :] * s_n
+        b_a = tl.load(p_a, mask=inside, other=0.0).to(tl.float32)  # [BM, BN]
+        seen, biased = inside & (b_a != float("-inf")), inside & (b_a != 0.0)
+        b_seen = tl.minimum(b_seen, tl.min(tl.where(seen, o_n[None, :], n), 1))
+        b_unseen = tl.maximum(b_unseen, tl.max(tl.where(seen, o_n[None, :] + 1, 0), 1))
+        b_biased = tl.minimum(b_biased, tl.min(tl.where(biased, o_n[None, :], n), 1))
+        b_plain = tl.maximum(b_plain, tl.max(tl.where(biased, o_n[None, :] + 1, 0), 1))
+    p_spans = spans + 4 * o_m
+    tl.store(p_spans, b_seen, mask=o_m < rows)
+    tl.store(p_spans + 1, b_unseen, mask=o_m < rows)
+    tl.store(p_spans + 2, b_biased, mask=o_m < rows)
+    tl.store(p_spans + 3, b_plain, mask=o_m < rows)
 
 
 @triton.jit
