@@ -1,0 +1,59 @@
+"""The figure: error over head size."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+# Colours of Okabe and Ito, which the colour-blind tell apart; markers and lines differ too.
+LOOKS = {
+    "softmax": dict(color="#0072B2", marker="o", markersize=4, linestyle="-"),
+    # Nearly softmax's: a frame around its points.
+    "sigsoftmax": dict(color="#E69F00", marker="s", markersize=8, markerfacecolor="none", linestyle="--"),
+    "mixhead": dict(color="#009E73", marker="^", markersize=5, linestyle="-"),
+    "fixhead": dict(color="#CC79A7", marker="", linestyle="-."),
+}
+SMALLEST = 1e-3  # below it the axis is linear, so that 0 has a place
+
+
+def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settings: dict[str, Any]) -> None:
+    """Writes low_rank_bottleneck.png and .svg."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
+    n, sizes = settings["positions"], settings["sizes"]
+    figure = Figure(figsize=(9.6, 4.4))
+    axes = figure.subplots(1, len(tasks), sharey=True)
+    for axis, (task, title) in zip(axes, tasks.items()):
+        for name, look in LOOKS.items():
+            line = [row for row in rows if row["task"] == task and row["attention"] == name]
+            if name == "fixhead":
+                axis.axhline(line[0]["mean"], label=f"fixhead: heads of size {n}", linewidth=2, **look)
+                continue
+            across = [row["head_size"] for row in line]
+            means, spreads = ([row[key] for row in line] for key in ("mean", "std"))
+            label = f"mixhead: {settings['heads']} heads, M learned" if name == "mixhead" else name
+            axis.errorbar(across, means, spreads, label=label, capsize=2, linewidth=1.4, **look)
+        axis.set(title=title, xlabel=f"head size (n = {n} positions)", xticks=_apart(sizes, n / 20))
+        axis.set_yscale("symlog", linthresh=SMALLEST, linscale=0.5)
+        axis.set_ylim(-SMALLEST / 5, 1.3)
+        axis.set_yticks([0, SMALLEST, 1e-2, 1e-1, 1], ["0", "0.001", "0.01", "0.1", "1"])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+        axis.title.set_size(11)
+    axes[0].set_ylabel("error of the attention weights\n(1 = that of 1/n everywhere)")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=9, frameon=False)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    with rc_context({"svg.hashsalt": "low_rank_bottleneck"}):
+        figure.savefig(folder / "low_rank_bottleneck.svg", metadata={"Date": None})
+    figure.savefig(folder / "low_rank_bottleneck.png", dpi=150)
+
+
+def _apart(sizes: list[int], distance: float) -> list[int]:
+    """The sizes that have room for a label, the largest first."""
+    shown: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        if not shown or shown[-1] - size >= distance:
+            shown.append(size)
+    return sorted(shown)

@@ -1,0 +1,151 @@
+"""Random stochastic matrices, and layers of attention heads fitted to them.
+
+S seeds, H heads, n positions, d the size of the embedding, D of a head. Everything is float64.
+"""
+
+from typing import NamedTuple, Optional
+
+import torch
+from low_rank_bottleneck.theorems import construct, project
+from torch import Tensor
+
+from mixhead_plugin.ops import attention
+
+STARTS = ("random", "constructed")
+
+
+class Problem(NamedTuple):
+    """An embedding and the attention weights that are wanted of it, for every seed."""
+
+    embedding: Tensor  # X [S, n, d], orthogonal rows of length sqrt(d)
+    targets: Tensor  # P [S, H, n, n], positive, every row sums to 1
+
+
+class Fit(NamedTuple):
+    """What one layer came to, from one start."""
+
+    squares: Tensor  # ||A - P||_F^2 [S, targets]
+    effective_rank: Tensor  # of A, [S, targets]
+
+
+def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> Problem:
+    """Rows are the softmax of independent normal numbers with the standard deviation `sharpness`.
+
+    A seed gives the same matrices however many others there are. Which matrices a head can give is the same for every
+    embedding of full row rank; the orthogonal one is the kindest to the optimizer.
+    """
+    embeddings, targets = [], []
+    for seed in range(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        normal = torch.randn(positions, positions, generator=generator, dtype=torch.float64)
+        embeddings.append(torch.linalg.qr(normal).Q * positions**0.5)
+        logits = torch.randn(heads, positions, positions, generator=generator, dtype=torch.float64)
+        targets.append((sharpness * logits).softmax(-1))
+    return Problem(torch.stack(embeddings), torch.stack(targets))
+
+
+def uniform_squares(targets: Tensor) -> Tensor:
+    """||1/n - P||_F^2 [S, H]: the error of attention that looks everywhere alike, by which errors are divided."""
+    return (targets - 1 / targets.shape[-1]).square().sum((-2, -1))
+
+
+def effective_rank(matrices: Tensor) -> Tensor:
+    """exp of the entropy of the singular values, divided by their sum: n if all are alike, 1 if there is one; [...]"""
+    values = torch.linalg.svdvals(matrices)
+    shares = values / values.sum(-1, keepdim=True)
+    return torch.special.entr(shares).sum(-1).exp()
+
+
+def layer_weights(
+    embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Optional[Tensor] = None
+) -> Tensor:
+    """The (mixed) attention weights of a layer, as `ops.attention` gives them for values that are the identity.
+
+    Args:
+        embedding: [S, n, d]
+        query: W_Q [S, H, d, D]
+        key: W_K [S, H, d, D]
+        normalizer: a key of `NORMALIZERS`
+        mixing: M [S, H, H], or None
+
+    Returns:
+        [S, H, n, n]
+    """
+    seeds, positions, _ = embedding.shape
+    heads = query.shape[1]
+    identity = torch.eye(positions, dtype=embedding.dtype).expand(seeds, heads, -1, -1)
+    if mixing is not None:
+        mixing = mixing[:, None].expand(-1, positions, -1, -1)  # [S, n, H, H]
+    query, key = project(embedding, query), project(embedding, key)  # [S, H, n, D]
+    return attention(query, key, identity, normalizer=normalizer, mixing=mixing, impl="reference")
+
+
+def fit(
+    problem: Problem, *, normalizer: str, head_size: int, mixed: bool, together: bool, start: str, iterations: int
+) -> Fit:
+    """Minimise ||A - P||_F^2 over W_Q, W_K and, if `mixed`, M, by L-BFGS.
+
+    Args:
+        problem: one target for every head
+        normalizer: a key of `NORMALIZERS`
+        head_size: D
+        mixed: whether the heads' weights are mixed by a matrix M that is learned
+        together: all heads serve the first target, as the first mixed head; else every (mixed) head has its own
+        start: "random": normal W_Q and W_K. "constructed": those of theorem 1, cut down to rank D
+        iterations: of L-BFGS, at most
+
+    Raises:
+        ArithmeticError: the fit ended in something that is not a number
+    """
+    embedding, targets = problem
+    seeds, heads = targets.shape[:2]
+    query, key = _random_start(seeds, heads, embedding.shape[2], head_size)
+    mixing = torch.eye(heads, dtype=targets.dtype).repeat(seeds, 1, 1)  # [S, H, H]
+    served = 1 if together else heads
+    targets = targets[:, :served]
+    if start == "constructed":  # the heads that have no target yet stay random
+        constructed = construct(embedding, targets, head_size, normalizer)
+        query[:, :served], key[:, :served] = constructed
+    elif together:  # from the identity the other heads would have no gradient in the beginning
+        mixing.fill_(1 / heads)
+    free = [query, key, *([mixing] if mixed else [])]
+    for tensor in free:
+        tensor.requires_grad_()
+    uniform = uniform_squares(targets)
+
+    def weights() -> Tensor:
+        return layer_weights(embedding, query, key, normalizer, mixing if mixed else None)[:, :served]
+
+    optimizer = torch.optim.LBFGS(
+        free,
+        max_iter=iterations,
+        max_eval=2 * iterations,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-10,
+        tolerance_change=1e-14,
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        total = ((weights() - targets).square().sum((-2, -1)) / uniform).sum()
+        total.backward()
+        return total
+
+    optimizer.step(loss)
+    with torch.no_grad():
+        fitted = weights()
+    squares = (fitted - targets).square().sum((-2, -1))
+    if not squares.isfinite().all():
+        raise ArithmeticError(f"{normalizer}, head size {head_size}, {start} start: the error is not finite")
+    return Fit(squares, effective_rank(fitted))
+
+
+def _random_start(seeds: int, heads: int, embedding_size: int, head_size: int) -> tuple[Tensor, Tensor]:
+    """W_Q and W_K, [S, H, d, D] each; queries and keys come out standard normal."""
+    drawn = []
+    for seed in range(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        drawn.append(torch.randn(2, heads, embedding_size, head_size, generator=generator, dtype=torch.float64))
+    query, key = torch.stack(drawn, 1) / embedding_size**0.5
+    return query.clone(), key.clone()

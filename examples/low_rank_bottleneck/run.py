@@ -1,0 +1,231 @@
+#!/usr/bin/env python
+"""How large a head must be to give any attention weights: theorems 1 and 2 of the low-rank bottleneck paper, measured.
+
+    examples/low_rank_bottleneck/run.py                     minutes on a CPU
+    examples/low_rank_bottleneck/run.py --quick             seconds, to see that it works
+    examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
+
+Random matrices whose rows sum to 1 are fitted by the attention weights of a layer of heads, over W_Q, W_K and Mixhead's
+M, for one head size after another. First the theorems are checked as they stand; the exit status is 1 if one fails.
+Writes results.json, low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
+"""
+
+import argparse
+import json
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, Optional
+
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from low_rank_bottleneck.figure import draw
+from low_rank_bottleneck.fitting import STARTS, Problem, effective_rank, fit, random_problem, uniform_squares
+from low_rank_bottleneck.theorems import Check, checks, smallest_error
+
+DEFAULTS = dict(positions=32, heads=4, seeds=5, iterations=300, sizes=[1, 2, 4, 8, 12, 16, 20, 24, 28, 30, 31, 32])
+QUICK = dict(positions=8, heads=2, seeds=2, iterations=60, sizes=[1, 2, 4, 7, 8])
+AT_LEAST = dict(positions=2, heads=2, seeds=2, iterations=1)
+
+
+class Attention(NamedTuple):
+    """A curve."""
+
+    normalizer: str
+    mixed: bool
+
+
+ATTENTIONS = {
+    "softmax": Attention("softmax", mixed=False),
+    "sigsoftmax": Attention("sigsoftmax", mixed=False),
+    "mixhead": Attention("softmax", mixed=True),
+}
+FIXHEAD = "fixhead"  # softmax with heads of size n, at every head size of the others
+TASKS = {"own": "every head has a matrix of its own", "one": "one matrix from all heads"}
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"low_rank_bottleneck: error: {message}")
+
+
+def parse(arguments: Optional[list[str]]) -> Namespace:
+    parser = argparse.ArgumentParser(
+        prog="low_rank_bottleneck", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shown = {name: " ".join(map(str, value)) if name == "sizes" else value for name, value in DEFAULTS.items()}
+    parser.add_argument("--positions", type=int, help=f"n, rows and columns of the matrices ({shown['positions']})")
+    parser.add_argument("--heads", type=int, help=f"of the layer ({shown['heads']})")
+    parser.add_argument("--sizes", type=int, nargs="+", help=f"of a head, up to n ({shown['sizes']})")
+    parser.add_argument("--seeds", type=int, help=f"sets of matrices ({shown['seeds']})")
+    parser.add_argument(
+        "--sharpness", type=float, default=1.0, help="standard deviation of the matrices' logits (%(default)s)"
+    )
+    parser.add_argument("--iterations", type=int, help=f"of L-BFGS, for every fit ({shown['iterations']})")
+    parser.add_argument("--quick", action="store_true", help="other defaults: 8 positions, 2 heads, 2 seeds, ...")
+    parser.add_argument("--output", type=Path, default=Path("runs/low_rank_bottleneck"), help="(%(default)s)")
+    options = parser.parse_args(arguments)
+    sizes_given = options.sizes is not None
+    for name, value in (QUICK if options.quick else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    for name, least in AT_LEAST.items():
+        if getattr(options, name) < least:
+            fail(f"--{name} {getattr(options, name)}: must be at least {least}")
+    if not 0 < options.sharpness <= 10:
+        fail(f"--sharpness {options.sharpness}: must be above 0, and 10 at most")
+    n = options.positions
+    if not sizes_given:
+        options.sizes = [size for size in options.sizes if size < n - 1] + [n - 1, n]
+    for size in options.sizes:
+        if not 1 <= size <= n:
+            fail(f"--sizes {size}: must be between 1 and --positions {n}")
+    options.sizes = sorted(set(options.sizes))
+    return options
+
+
+def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
+    """A row for every task, attention and head size; fixhead's are those of softmax at size n."""
+    rows = []
+    plan = [(size, name, task) for size in options.sizes for name in ATTENTIONS for task in TASKS]
+    if options.positions not in options.sizes:  # for fixhead
+        plan.append((options.positions, "softmax", "own"))
+    # Heads that are not mixed do not know of each other: one fit serves both tasks.
+    plan = [(size, name, task) for size, name, task in plan if ATTENTIONS[name].mixed or task == "own"]
+    with tqdm(total=len(plan) * len(STARTS), desc="fits", disable=None) as bar:
+        for size, name, task in plan:
+            normalizer, mixed = ATTENTIONS[name]
+            fits = []
+            for start in STARTS:
+                bar.set_postfix_str(f"{name}, size {size}")
+                fits.append(
+                    fit(
+                        problem,
+                        normalizer=normalizer,
+                        head_size=size,
+                        mixed=mixed,
+                        together=task == "one",
+                        start=start,
+                        iterations=options.iterations,
+                    )
+                )
+                bar.update()
+            for served in [task] if mixed else TASKS:
+                targets = 1 if served == "one" else options.heads
+                squares = torch.stack([fitted.squares[:, :targets] for fitted in fits])  # [starts, S, targets]
+                ranks = torch.stack([fitted.effective_rank[:, :targets] for fitted in fits])
+                rows.append(_row(served, name, size, squares, ranks, problem, options))
+    return _with_fixhead(rows, options)
+
+
+def _row(
+    task: str, name: str, size: int, squares: torch.Tensor, ranks: torch.Tensor, problem: Problem, options: Namespace
+) -> dict[str, Any]:
+    """What the better start of every seed came to; squares and ranks [starts, S, targets]"""
+    uniform = uniform_squares(problem.targets)[:, : squares.shape[2]]  # [S, targets]
+    errors = (squares.sum(2) / uniform.sum(1)).sqrt()  # [starts, S]
+    best, start = errors.min(0)
+    chosen = ranks.mean(2).gather(0, start[None])[0]
+    heads = options.heads if ATTENTIONS[name].mixed or task == "own" else 1
+    parameters = 2 * heads * problem.embedding.shape[2] * size + (
+        heads * squares.shape[2] if ATTENTIONS[name].mixed else 0
+    )
+    return {
+        "task": task,
+        "attention": name,
+        "head_size": size,
+        "heads": heads,
+        "parameters": parameters,
+        "mean": float(best.mean()),
+        "std": float(best.std()),
+        "seeds": best.tolist(),
+        "mean_of_start": dict(zip(STARTS, errors.mean(1).tolist())),
+        "effective_rank": float(chosen.mean()),
+    }
+
+
+def _with_fixhead(rows: list[dict[str, Any]], options: Namespace) -> list[dict[str, Any]]:
+    largest = [row for row in rows if row["attention"] == "softmax" and row["head_size"] == options.positions]
+    rows = [row for row in rows if row["head_size"] in options.sizes]
+    return rows + [{**row, "attention": FIXHEAD} for row in largest]
+
+
+def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
+    """That no softmax head came below what theorem 1 leaves: one that did would disprove it."""
+    found = []
+    uniform = uniform_squares(problem.targets)[:, 0].sqrt()  # [S]
+    for row in rows:
+        if row["attention"] == "softmax" and row["task"] == "one":
+            least = smallest_error(problem.targets[:, 0], row["head_size"]) / uniform  # [S]
+            if not least.any():
+                continue
+            ratio = float((torch.tensor(row["seeds"], dtype=torch.float64) / least).min())
+            name = f"theorem 1: softmax, head size {row['head_size']}: error found / proven smallest error"
+            found.append(Check(name, ratio, 1.0, above=True))
+    return found
+
+
+def print_checks(found: list[Check]) -> None:
+    width = max(len(check.name) for check in found)
+    for check in found:
+        side = ">" if check.above else "<"
+        verdict = "holds" if check.holds else "FAILS"
+        print(f"{verdict}  {check.name:{width}}  {check.value:10.4g} {side} {check.limit:.4g}")
+
+
+def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
+    """Markdown: a line for every head size, mean and standard deviation over the seeds."""
+    names = [*ATTENTIONS, FIXHEAD]
+    cells = {(row["attention"], row["head_size"]): _cell(row) for row in rows if row["task"] == task}
+    (fixhead,) = [cell for (name, _), cell in cells.items() if name == FIXHEAD]
+    lines = ["| head size | " + " | ".join(names) + " |", "|" + "---:|" * (len(names) + 1)]
+    for size in sizes:
+        lines.append(f"| {size} | " + " | ".join(cells[name, size] for name in ATTENTIONS) + f" | {fixhead} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return "0" if row["mean"] < 1e-9 else f"{row['mean']:.4f} ± {row['std']:.4f}"
+
+
+def main(arguments: Optional[list[str]] = None) -> None:
+    options = parse(arguments)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--output {options.output}: cannot be made a folder: {error.strerror}")
+    torch.set_num_threads(1)  # the matrices are too small to be shared out
+    begin = time.monotonic()
+    problem = random_problem(options.positions, options.heads, options.seeds, options.sharpness)
+    found = checks(options.positions)
+    print_checks(found)
+    try:
+        rows = measure(options, problem)
+    except ArithmeticError as error:
+        fail(f"{error}; a smaller --sharpness than {options.sharpness} may help")
+    proven = bounds(problem, rows)
+    print_checks(proven)
+    for task, what in TASKS.items():
+        print(f"\n{what}: error, 1 is that of 1/n everywhere\n\n{table(task, rows, options.sizes)}")
+    settings = {name: getattr(options, name) for name in (*DEFAULTS, "sharpness")}
+    results = {
+        "settings": settings,
+        "torch": torch.__version__,
+        "seconds": round(time.monotonic() - begin),
+        "effective_rank_of_targets": float(effective_rank(problem.targets).mean()),
+        "checks": [{**check._asdict(), "holds": check.holds} for check in [*found, *proven]],
+        "errors": rows,
+    }
+    (options.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    draw(options.output, rows, TASKS, settings)
+    print(f"\n{results['seconds']} s; results.json, low_rank_bottleneck.png and .svg: {options.output}")
+    if not all(check.holds for check in [*found, *proven]):
+        fail("a theorem failed its check, see above")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""examples/low_rank_bottleneck: the theorems as checks, and heads of growing size fitted to random matrices."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixhead_plugin.ops import NORMALIZERS
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "low_rank_bottleneck"
+SMALL = "--positions 6 --heads 2 --sizes 1 5 --seeds 2 --iterations 15".split()
+
+
+@pytest.fixture(scope="module")
+def matrices():
+    """X [2, 6, 9] of full row rank and P [2, 3, 6, 6], positive, rows sum to 1."""
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(2, 6, 9, generator=generator, dtype=torch.float64)
+    return embedding, torch.randn(2, 3, 6, 6, generator=generator, dtype=torch.float64).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory):
+    """What run.py leaves and prints, once for all."""
+    from low_rank_bottleneck.run import main
+
+    output = tmp_path_factory.mktemp("low_rank_bottleneck")
+    threads, printed = torch.get_num_threads(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main([*SMALL, "--output", str(output)])
+    torch.set_num_threads(threads)
+    return output, json.loads((output / "results.json").read_text()), printed.getvalue()
+
+
+def errors(outcome, task, attention):
+    rows = [row for row in outcome[1]["errors"] if row["task"] == task and row["attention"] == attention]
+    return {row["head_size"]: row["mean"] for row in rows}
+
+
+@pytest.mark.parametrize("positions", [3, 8])
+def test_every_theorem_holds(positions):
+    from low_rank_bottleneck.theorems import checks
+
+    found = checks(positions)
+    assert [check.name for check in found if not check.holds] == []
+    assert sum("theorem 1" in check.name for check in found) == 6
+    assert sum("theorem 2" in check.name for check in found) == 3
+
+
+@pytest.mark.parametrize("value, above, holds", [(2.0, True, True), (2.0, False, False), (float("nan"), True, False)])
+def test_a_check_can_fail(value, above, holds):
+    from low_rank_bottleneck.theorems import Check
+
+    assert Check("", value, 1.0, above).holds is holds
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "sigsoftmax"])
+def test_the_scores_are_the_normalizers_inverse(normalizer, matrices):
+    from low_rank_bottleneck.theorems import scores_of
+
+    weights = NORMALIZERS[normalizer].weights(scores_of(matrices[1], normalizer))
+    torch.testing.assert_close(weights, matrices[1])
+
+
+@pytest.mark.parametrize(
+    "normalizer, head_size, exact",
+    [
+        ("softmax", 4, False),
+        ("softmax", 5, True),  # n - 1: a constant in each row is free
+        ("softmax", 6, True),
+        ("softmax", 11, True),
+        ("sigsoftmax", 5, False),
+        ("sigsoftmax", 6, True),
+    ],
+)
+def test_the_construction_is_exact_from_its_size_on(normalizer, head_size, exact, matrices):
+    from low_rank_bottleneck.fitting import layer_weights
+    from low_rank_bottleneck.theorems import construct
+
+    embedding, target = matrices
+    query, key = construct(embedding, target, head_size, normalizer)
+    assert query.shape == key.shape == (2, 3, 9, head_size)
+    worst = (layer_weights(embedding, query, key, normalizer) - target).abs().max()
+    assert worst < 1e-12 if exact else worst > 1e-3
+
+
+def test_no_construction_for_what_has_none(matrices):
+    from low_rank_bottleneck.theorems import construct
+
+    with pytest.raises(ValueError, match="normalizer 'l2'"):
+        construct(*matrices, 6, "l2")
+
+
+def test_the_weights_are_the_mixed_ones(matrices):
+    from low_rank_bottleneck.fitting import layer_weights
+
+    embedding = matrices[0]
+    query, key = torch.randn(2, 2, 3, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mixing = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    apart = layer_weights(embedding, query, key, "sigsoftmax")
+    mixed = layer_weights(embedding, query, key, "sigsoftmax", mixing)
+    torch.testing.assert_close(mixed, torch.einsum("sjqk,sji->siqk", apart, mixing))
+
+
+def test_no_head_comes_below_the_smallest_error(matrices):
+    from low_rank_bottleneck.fitting import layer_weights
+    from low_rank_bottleneck.theorems import construct, smallest_error
+
+    embedding, target = matrices
+    assert (smallest_error(target, 5) == 0).all()
+    for head_size in (1, 3, 4):
+        least = smallest_error(target, head_size)
+        query, key = construct(embedding, target, head_size, "softmax")
+        # P moved nearly all the way to what the head can give: the bound has to shrink with the distance.
+        reached = layer_weights(embedding, query, key, "softmax")
+        for share in (0.0, 0.9, 0.999):
+            near = target + share * (reached - target)
+            error = torch.linalg.matrix_norm(reached - near)
+            assert (smallest_error(near, head_size) > 0).all()
+            assert (smallest_error(near, head_size) <= error).all()
+        assert (least > 0).all()
+
+
+def test_a_seed_is_the_same_among_others():
+    from low_rank_bottleneck.fitting import random_problem
+
+    few, many = random_problem(5, 2, 1, 1.0), random_problem(5, 2, 3, 1.0)
+    for one, other in zip(few, many):
+        torch.testing.assert_close(one[0], other[0], rtol=0, atol=0)
+    gram = few.embedding @ few.embedding.mT
+    torch.testing.assert_close(gram[0], 5 * torch.eye(5, dtype=torch.float64))
+
+
+def test_effective_rank():
+    from low_rank_bottleneck.fitting import effective_rank
+
+    same, one = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
+    torch.testing.assert_close(effective_rank(torch.stack([same, one])), torch.tensor([4.0, 1.0]).double())
+
+
+@pytest.mark.parametrize("task", ["own", "one"])
+def test_errors_end_where_the_theorem_says(task, outcome):
+    softmax, sigsoftmax = errors(outcome, task, "softmax"), errors(outcome, task, "sigsoftmax")
+    assert softmax[1] > 0.1 and softmax[5] < 1e-9  # n - 1
+    assert sigsoftmax[1] > 0.1 and 1e-6 < sigsoftmax[5] < 0.1
+    (fixhead,) = errors(outcome, task, "fixhead").items()
+    assert fixhead[0] == 6 and fixhead[1] < 1e-9
+
+
+def test_two_heads_mixed_come_nearer_to_one_matrix_than_one(outcome):
+    assert errors(outcome, "one", "mixhead")[1] < 0.9 * errors(outcome, "one", "softmax")[1]
+
+
+def test_the_parameters_are_counted(outcome):
+    counted = {(row["task"], row["attention"], row["head_size"]): row["parameters"] for row in outcome[1]["errors"]}
+    assert counted["own", "softmax", 5] == 2 * 2 * 6 * 5
+    assert counted["own", "mixhead", 5] == 2 * 2 * 6 * 5 + 4
+    assert counted["one", "softmax", 5] == 2 * 6 * 5
+    assert counted["one", "mixhead", 5] == 2 * 2 * 6 * 5 + 2
+    assert counted["own", "fixhead", 6] == 2 * 2 * 6 * 6
+
+
+def test_everything_is_written_and_printed(outcome):
+    output, results, printed = outcome
+    assert (output / "low_rank_bottleneck.png").read_bytes().startswith(b"\x89PNG")
+    assert "</svg>" in (output / "low_rank_bottleneck.svg").read_text()
+    assert all(check["holds"] for check in results["checks"]) and "FAILS" not in printed
+    row = next(row for row in results["errors"] if (row["task"], row["attention"]) == ("own", "mixhead"))
+    assert f"{row['mean']:.4f} ± {row['std']:.4f}" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--heads 1", "--heads 1: must be at least 2"),
+        ("--seeds 1", "--seeds 1: must be at least 2"),
+        ("--quick --sizes 4 9", "--sizes 9: must be between 1 and --positions 8"),
+        ("--sharpness 0", "--sharpness 0.0: must be above 0"),
+        ("--quick --output {file}/below", "--output .*below: cannot be made a folder: Not a directory"),
+    ],
+)
+def test_what_cannot_be_is_named(arguments, message, tmp_path):
+    from low_rank_bottleneck.run import main
+
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=f"^low_rank_bottleneck: error: {message}"):
+        main(arguments.format(file=tmp_path / "file").split())
+
+
+def test_the_readmes_numbers_are_those_of_the_results():
+    from low_rank_bottleneck.run import TASKS, table
+
+    results = json.loads((EXAMPLE / "results.json").read_text())
+    readme = (EXAMPLE / "README.md").read_text()
+    for task in TASKS:
+        assert table(task, results["errors"], results["settings"]["sizes"]) in readme
+    assert all(check["holds"] for check in results["checks"])
+    assert re.search(r"!\[.+\]\(\.\./\.\./docs/low_rank_bottleneck\.svg\)", readme)
