@@ -386,9 +386,10 @@ def test_the_callers_pip_settings_do_not_bend_the_environment(checkout):
 def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
     checkout.set_up()
     assert checkout.run("test.sh", "tests/ops", "-k", "a b").returncode == 0
-    assert checkout.calls == ["-m ruff check .", "-m ruff format --check .", "-m pytest -m not slow tests/ops -k a b"]
+    command = "-m pytest -n auto --maxprocesses 4 --dist worksteal"
+    assert checkout.calls == ["-m ruff check .", "-m ruff format --check .", f"{command} -m not slow tests/ops -k a b"]
     assert checkout.run("test.sh", "--all", "-x").returncode == 0
-    assert checkout.calls[-1] == "-m pytest -x"
+    assert checkout.calls[-1] == f"{command} -x"
 
 
 @pytest.mark.parametrize("fault", ["ruff check", "ruff format", "-m pytest"])
