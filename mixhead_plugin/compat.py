@@ -8,12 +8,14 @@ import collections
 import sys
 import types
 import typing
+from importlib.util import find_spec
 from types import TracebackType
-from typing import Optional, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 import omegaconf
 import torch
+from fairseq.distributed import utils as distributed
 
 from mixhead_plugin.options import OptionError
 
@@ -47,6 +49,8 @@ def allow_fairseq_checkpoints() -> None:
             np.dtype,
             type(np.dtype(np.float64)),
             type(np.dtype(np.int64)),
+            # what a checkpoint's tensors become while the first worker sends it to the others
+            distributed._TensorPlaceholder,
         ]
     )
 
@@ -55,6 +59,12 @@ def restore_numpy_long() -> None:
     """fairseq's token blocks (--sample-break-mode eos) and length filters ask for np.compat.long, gone with NumPy 2."""
     if not hasattr(np, "compat"):
         np.compat = types.SimpleNamespace(long=int)
+
+
+def train_in_bf16_without_tpu(args: argparse.Namespace) -> None:
+    """fairseq takes --bf16 for a wish to train on a TPU and then looks for none but that; changes `args` in place."""
+    if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
+        args.tpu = False
 
 
 def report_option_errors_in_one_line() -> None:
@@ -72,6 +82,44 @@ def report_option_errors_in_one_line() -> None:
             print(f"{argparse.ArgumentParser().prog}: error: {cause}", file=sys.stderr)
 
     sys.excepthook = hook
+
+
+def set_up_from_checkpoints(task: Type[Any]) -> None:
+    """Let fairseq-validate set up truncated_bptt_lm, given as `task`: its class takes no `from_checkpoint`.
+
+    A checkpoint also has the worker and number of workers of its training, which are not those of the validation.
+    """
+
+    def setup_task(cls: Type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
+        if from_checkpoint:
+            cfg.data_parallel_rank = cfg.data_parallel_size = None  # found out by the task
+        return cls(cfg, **kwargs)
+
+    task.setup_task = classmethod(setup_task)
+
+
+class _NumberedWindows:
+    """Collates a window of text as the task does, and lets the model know which one it is."""
+
+    def __init__(self, collate: Any):
+        self.collate = collate
+
+    def __call__(self, items: List[Tuple[int, List[torch.Tensor]]]) -> Dict[str, Any]:
+        sample = self.collate(items)
+        ((number, rows),) = items
+        # fairseq-interactive asks for the lengths
+        sample["net_input"].update(window=int(number), src_lengths=torch.tensor([len(row) for row in rows]))
+        return sample
+
+
+def number_windows(task: Any) -> None:
+    """Let batches of this one task say in `net_input` which window of its text they are.
+
+    fairseq's truncated_bptt_lm has that number beside `net_input` alone, where no model sees it. A model with a memory
+    could not know where a text begins: the memory of one epoch, or set, would go on into the next.
+    """
+    if not isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
+        task._collate_fn = _NumberedWindows(task._collate_fn)
 
 
 def apply() -> None:

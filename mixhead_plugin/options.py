@@ -2,14 +2,15 @@
 
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
 
 
 class OptionError(ValueError):
@@ -44,6 +45,7 @@ _CHOICES = {
     "head_mixing": tuple(HEAD_MIXINGS),
     "attention_scope": tuple(SCOPES),
     "attention_impl": ("auto", *IMPLEMENTATIONS),
+    "relative_position": tuple(RELATIVE_POSITIONS),
 }
 
 
@@ -55,7 +57,7 @@ def _presets(name: str) -> str:
 def _flag(name: str, default: Any, text: str) -> Any:
     """A dataclass field whose help also lists the choices and the defaults."""
     choices = f"; one of {', '.join(_CHOICES[name])}" if name in _CHOICES else ""
-    shown = "--embed-dim / heads" if default is None else default
+    shown = {"head_dim": "--embed-dim / heads", "heads_per_layer": "none"}.get(name, default)
     return field(default=default, metadata={"help": f"{text}{choices} (default: {shown}{_presets(name)})"})
 
 
@@ -75,9 +77,65 @@ class AttentionOptions(FairseqDataclass):
     value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
     mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of the head mixing alone")
 
+    relative_position: str = _flag(
+        "relative_position",
+        "none",
+        "how self-attention sees distances, beside the stock positions (--no-token-positional-embeddings is for those)",
+    )
+    relative_gain: int = _flag(
+        "relative_gain",
+        0,
+        "factors on the weights of self-attention, learned for each head and distance up to this; 0 is off",
+    )
+    heads_per_layer: Optional[str] = _flag(
+        "heads_per_layer",
+        None,
+        "numbers of heads of each layer instead of the stock flags', as pruning leaves them: source:mixed heads or one "
+        "number for both, as in 'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
+    )
+
+    def heads_at(self, place: str, layer: int) -> Optional[Tuple[int, int]]:
+        """The numbers of source and of mixed heads by --heads-per-layer; None if it has none for `place`."""
+        heads = parse_heads_per_layer(self.heads_per_layer).get(place)
+        return None if heads is None else heads[layer]
+
     def covers(self, place: str) -> bool:
         """Whether the flags change the attention at `place`, one of SCOPES['all']."""
         return place in SCOPES[self.attention_scope]
+
+
+def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
+    """For each place the numbers of source and mixed heads, layer by layer.
+
+    Raises:
+        OptionError: it is not of the form that the flag's help describes
+    """
+    found: Dict[str, List[Tuple[int, int]]] = {}
+    for part in (text or "").split(";"):
+        if not part.strip():
+            continue
+        place, _, layers = (side.strip() for side in part.partition("="))
+        problem = f"--heads-per-layer {text}: "
+        if place not in SCOPES["all"]:
+            raise OptionError(f"{problem}{place!r} must be one of {', '.join(SCOPES['all'])}")
+        if place in found:
+            raise OptionError(f"{problem}{place} must be there once")
+        found[place] = []
+        for layer in layers.split(","):
+            numbers = [number.strip() for number in layer.split(":")]
+            if not (1 <= len(numbers) <= 2 and all(number.isdecimal() and int(number) > 0 for number in numbers)):
+                raise OptionError(f"{problem}{layer.strip()!r} must be one number of heads or source:mixed, from 1 on")
+            found[place].append((int(numbers[0]), int(numbers[-1])))
+    return found
+
+
+def format_heads_per_layer(heads: Dict[str, List[Tuple[int, int]]]) -> str:
+    """What `parse_heads_per_layer` reads."""
+    layers = {
+        place: ",".join(str(source) if source == mixed else f"{source}:{mixed}" for source, mixed in numbers)
+        for place, numbers in heads.items()
+    }
+    return ";".join(f"{place}={numbers}" for place, numbers in layers.items())
 
 
 OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
@@ -90,6 +148,7 @@ class AttentionShape(NamedTuple):
     embed_dim: int
     heads_flag: str
     num_heads: int
+    layers: Optional[int] = None  # None where --heads-per-layer is not known
 
 
 def as_namespace(args: Any) -> Namespace:
@@ -197,11 +256,14 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
         )
 
     _check_scope(options, shapes)
+    _check_heads_per_layer(options, shapes)
+    _check_relative(options, shapes)
     heads = max(shape.num_heads for place, shape in shapes.items() if options.covers(place))
     if heads == 1 and HEAD_MIXINGS[options.head_mixing].build and not HEAD_MIXINGS[options.head_mixing].trained:
         raise OptionError(f"--head-mixing {options.head_mixing}: has no effect on one head; use more attention heads")
     for place, shape in shapes.items():
         _check_shape(options, place, shape)
+        _check_kernels(options, place, shape)
         own_dim = options.head_dim is not None and options.covers(place)
         if (
             scale_heads
@@ -232,6 +294,43 @@ def _check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -
         )
 
 
+def _check_heads_per_layer(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
+    per_layer = parse_heads_per_layer(options.heads_per_layer)
+    flag = f"--heads-per-layer {options.heads_per_layer}"
+    if per_layer and options.head_dim is None:
+        raise OptionError(f"{flag}: needs --head-dim, the size of one head")
+    for place, heads in per_layer.items():
+        if place not in shapes or not options.covers(place):
+            possible = ", ".join(place for place in shapes if options.covers(place))
+            raise OptionError(f"{flag}: {place} must be one of {possible}, which this model has in --attention-scope")
+        layers = shapes[place].layers
+        if layers is None:
+            raise OptionError(f"{flag}: must be left out, this model's layers have the same heads")
+        if len(heads) != layers:
+            raise OptionError(f"{flag}: {place} must have {layers} numbers, one for each layer, not {len(heads)}")
+        if options.head_mixing == "none" and any(source != mixed for source, mixed in heads):
+            raise OptionError(f"{flag}: source and mixed heads must be as many with --head-mixing none")
+
+
+def _check_relative(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
+    flags = [
+        f"{option_name(name)} {getattr(options, name)}"
+        for name in ("relative_position", "relative_gain")
+        if getattr(options, name) not in ("none", 0)
+    ]
+    if not isinstance(options.relative_gain, int) or options.relative_gain < 0:
+        raise OptionError(f"--relative-gain {options.relative_gain}: must be a distance of at least 1, or 0 for none")
+    own = [shape for place, shape in shapes.items() if place != "cross" and options.covers(place)]
+    if flags and not own:
+        raise OptionError(
+            f"{flags[0]}: is for self-attention, which --attention-scope {options.attention_scope} leaves out"
+        )
+    for shape in own:
+        head_dim = options.head_dim if options.head_dim is not None else shape.embed_dim // max(1, shape.num_heads)
+        if options.relative_position == "rotary" and head_dim % 2 != 0:
+            raise OptionError(f"--relative-position rotary: needs an even head size, not {head_dim} (--head-dim)")
+
+
 def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
     heads = f"{shape.heads_flag} {shape.num_heads}"
     if shape.num_heads < 1:
@@ -243,6 +342,24 @@ def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -
     raise OptionError(
         f"{heads}{'' if options.covers(place) else where} does not divide {shape.embed_flag} {shape.embed_dim}: {hint}"
     )
+
+
+def _check_kernels(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
+    """What the first batch would be refused for"""
+    if options.attention_impl != "triton" or not options.covers(place):
+        return
+    head_dim = shape.embed_dim // shape.num_heads if options.head_dim is None else options.head_dim
+    mixes = HEAD_MIXINGS[options.head_mixing].build is not None
+    heads = parse_heads_per_layer(options.heads_per_layer).get(place, [(shape.num_heads, shape.num_heads)])
+    problem = triton.variant_problem(options.attention_normalizer, max(source for source, _ in heads), head_dim, mixes)
+    if place != "cross" and options.relative_position == "t5":
+        problem = problem or "has no kernel for --relative-position t5"
+    if place != "cross" and options.relative_gain:
+        problem = problem or "has no kernel for --relative-gain"
+    if any(source != mixed for source, mixed in heads):
+        problem = problem or "has no kernel for other numbers of mixed heads than of source heads"
+    if problem:
+        raise OptionError(f"--attention-impl triton: {problem}; must be auto, blockwise or reference")
 
 
 def option_name(option: str) -> str:

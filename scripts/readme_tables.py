@@ -2,6 +2,7 @@
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE, option_name
 
@@ -30,7 +31,11 @@ def families() -> str:
 
 def variants() -> str:
     rows = []
-    for flag, entries in (("--attention-normalizer", NORMALIZERS), ("--head-mixing", HEAD_MIXINGS)):
+    for flag, entries in (
+        ("--attention-normalizer", NORMALIZERS),
+        ("--head-mixing", HEAD_MIXINGS),
+        ("--relative-position", {name: kind for name, kind in RELATIVE_POSITIONS.items() if kind.build}),
+    ):
         for name, entry in entries.items():
             rows.append([f"`{flag} {name}`", f"`{entry.formula}`", entry.source, *["yes"] * len(COLUMNS)])
     return table(["variant", "formula", "source", *COLUMNS], rows)

@@ -112,6 +112,13 @@ def test_adaptive_inputs_train(text_data, tmp_path):
     assert "(q_proj): Linear(in_features=16, out_features=64" in result.stdout + result.stderr  # 4 heads of 16 tokens
 
 
+@pytest.mark.parametrize("flag", ["--bf16", pytest.param("--memory-efficient-bf16", marks=pytest.mark.slow)])
+def test_bf16_needs_no_tpu(flag, text_data, tmp_path):
+    flags = ["--task", "language_modeling", "--tokens-per-sample", "32", *LM_SIZES, flag]
+    result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=2)
+    assert [float(loss) < 20 for loss in losses(result)] == [True, True]
+
+
 def test_roberta_trains_as_a_masked_language_model(text_data, tmp_path):
     flags = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", "32", "--mask-prob", "0.3"]
     result = train(text_data, "mixhead_roberta_base", tmp_path, *ROBERTA_SIZES, *flags)

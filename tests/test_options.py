@@ -4,7 +4,7 @@ import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
 from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions, OptionError
 from tests.helpers import TINY, build
 
@@ -106,6 +106,30 @@ def test_what_cannot_work_is_refused_in_one_line_that_names_the_flag(arch, flags
 def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
     with pytest.raises(OptionError, match=f"--attention-impl {impl}: .*; usable here: auto, reference"):
         ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(attention_impl=impl))
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"attention_normalizer": "relu2"}, "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2"),
+        ({"head_dim": 300}, "has no kernel for head size 300, only up to 256"),
+        ({"encoder_attention_heads": 128, "encoder_embed_dim": 512}, "mixes at most 64 heads, not 128"),
+        ({"relative_position": "t5"}, "has no kernel for --relative-position t5"),
+        ({"relative_gain": 4}, "has no kernel for --relative-gain"),
+        (
+            {"heads_per_layer": "cross=4:3,4", "head_dim": 4},
+            "has no kernel for other numbers of mixed heads than of source heads",
+        ),
+    ],
+)
+def test_what_has_no_kernel_is_refused_before_the_first_batch(monkeypatch, flags, message):
+    monkeypatch.setattr(triton, "machine_problem", lambda: "")
+    arguments = {**TINY["transformer"], "head_mixing": "position-wise", "attention_impl": "triton", **flags}
+    with pytest.raises(OptionError) as error:
+        ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(**arguments))
+    assert str(error.value) == f"--attention-impl triton: {message}; must be auto, blockwise or reference"
+    fine = {**TINY["transformer"], "head_mixing": "position-wise", "attention_impl": "triton", "head_dim": 256}
+    ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(**fine))
 
 
 @pytest.mark.parametrize(

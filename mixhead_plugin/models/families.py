@@ -14,6 +14,7 @@ from fairseq.models import (
     register_model_architecture,
 )
 
+from mixhead_plugin.compat import train_in_bf16_without_tpu
 from mixhead_plugin.modules.checkpoint import check_checkpoint
 from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, check, complete, option_name
 
@@ -27,8 +28,9 @@ class FamilyModel(BaseFairseqModel):
     heads_flag: ClassVar[str] = "--{side}-attention-heads"
 
     @classmethod
-    def shape(cls, side: str, embed_dim: int, num_heads: int) -> AttentionShape:
-        return AttentionShape(cls.embed_flag.format(side=side), embed_dim, cls.heads_flag.format(side=side), num_heads)
+    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: Optional[int] = None) -> AttentionShape:
+        embed_flag, heads_flag = (flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag))
+        return AttentionShape(embed_flag, embed_dim, heads_flag, num_heads, layers)
 
     @classmethod
     def options_of(cls, args: Any) -> AttentionOptions:
@@ -127,7 +129,10 @@ def family_config(base: type, family: str) -> type:
 
 
 def register_families(
-    base: Type[FamilyModel], stock: str, config: Optional[Callable[[str], type]] = None
+    base: Type[FamilyModel],
+    stock: str,
+    config: Optional[Callable[[str], type]] = None,
+    architectures: Optional[Dict[str, Callable[[Any], None]]] = None,
 ) -> Dict[str, Type[FamilyModel]]:
     """Register `base` and every architecture of the stock model `stock` once per family, as `<family>_<stock name>`.
 
@@ -135,17 +140,20 @@ def register_families(
         base: the model
         stock: the name of fairseq's model
         config: makes the dataclass of a family, for a model that fairseq configures by dataclass
+        architectures: by name, where fairseq has no model `stock` that has them
 
     Returns:
         the registered classes by family
     """
+    if architectures is None:
+        architectures = {arch: ARCH_CONFIG_REGISTRY[arch] for arch in ARCH_MODEL_INV_REGISTRY[stock]}
     models = {}
     for family in FAMILIES:
         name = f"{family}_{stock}"
         model = _derive(f"{family.capitalize()}{base.__name__}", base, family=family)
         register_model(name, dataclass=config(family) if config else None)(model)
-        for stock_arch in ARCH_MODEL_INV_REGISTRY[stock]:
-            _register(model, name, f"{family}_{stock_arch}", ARCH_CONFIG_REGISTRY[stock_arch])
+        for stock_arch, architecture in architectures.items():
+            _register(model, name, f"{family}_{stock_arch}", architecture)
         models[family] = model
     return models
 
@@ -194,5 +202,6 @@ def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], 
         stock_architecture(args)
         model.check_args(args)
         check_data(args)
+        train_in_bf16_without_tpu(args)
 
     return architecture

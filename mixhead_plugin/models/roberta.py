@@ -40,7 +40,11 @@ class RobertaModel(FamilyModel, stock.RobertaModel):
 
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        return {"encoder-self": cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads)}
+        return {
+            "encoder-self": cls.shape(
+                "encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers
+            )
+        }
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaModel":

@@ -33,8 +33,8 @@ class TransformerModel(FamilyModel, StockModel):
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
         cfg = TransformerConfig.from_namespace(args)
-        encoder = cls.shape("encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads)
-        decoder = cls.shape("decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads)
+        encoder = cls.shape("encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers)
+        decoder = cls.shape("decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.decoder.layers)
         shapes = {"encoder-self": encoder, "decoder-self": decoder}
         return shapes if cfg.no_cross_attention else {**shapes, "cross": decoder}
 

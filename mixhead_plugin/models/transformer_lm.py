@@ -32,7 +32,9 @@ class TransformerLanguageModel(FamilyModel, StockModel):
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
-        return {"decoder-self": cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads)}
+        return {
+            "decoder-self": cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers)
+        }
 
     @classmethod
     def check_args(cls, args: Any) -> None:
@@ -56,13 +58,11 @@ class TransformerLanguageModel(FamilyModel, StockModel):
             args.checkpoint_activations = True
         if args.tie_adaptive_weights:
             _check_tied(args)
-        decoder = MixheadDecoder(
-            TransformerConfig.from_namespace(args),
-            task.target_dictionary,
-            cls.build_input(args, task.source_dictionary),
-            no_encoder_attn=True,
-        )
-        return cls(decoder)
+        return cls(cls.build_decoder(args, task.target_dictionary, cls.build_input(args, task.source_dictionary)))
+
+    @classmethod
+    def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> MixheadDecoder:
+        return MixheadDecoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens, no_encoder_attn=True)
 
     @classmethod
     def build_input(cls, args: Any, dictionary: Any) -> nn.Module:

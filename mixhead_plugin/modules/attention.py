@@ -11,27 +11,28 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS, DistanceGain
 from mixhead_plugin.ops import NORMALIZERS, attention
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.reference import attention_scores, mix_heads, upcast
-from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.ops.relative import RelativeScores, toeplitz
 
 
 class Heads(NamedTuple):
     """What the heads of one attention did in one pass."""
 
-    mixing: Optional[Tensor]  # M [H, H] or [B, Nq, H, H]
+    mixing: Optional[Tensor]  # M [H, H'] or [B, Nq, H, H']
     weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
 
 
 class HeadGates(NamedTuple):
-    """Factors on what the heads of one attention give, [H] or one for each sentence, [B, H]; None for 1."""
+    """Factors on what the heads of one attention give, for all sentences or, [B, ...], for each; None for 1."""
 
-    source: Optional[Tensor] = None  # on the weights P_j, where heads mix
-    mixed: Optional[Tensor] = None  # on the outputs O_i
+    source: Optional[Tensor] = None  # on the weights P_j where heads mix, [H] or [B, H]
+    mixed: Optional[Tensor] = None  # on the outputs O_i, [H'] or [B, H']
 
     def on_sources(self, mixing: Optional[Tensor]) -> Optional[Tensor]:
-        """M [H, H] or [B, Nq, H, H] with the gates of its source heads"""
+        """M [H, H'] or [B, Nq, H, H'] with the gates of its source heads"""
         if self.source is None:
             return mixing
         if mixing is None:
@@ -39,10 +40,10 @@ class HeadGates(NamedTuple):
         gates = self.source[..., None]  # [H, 1] or [B, H, 1]
         if gates.dim() == 2:
             return mixing * gates
-        return mixing * gates[:, None]  # [B, Nq or 1, H, H]
+        return mixing * gates[:, None]  # [B, Nq or 1, H, H']
 
     def on_output(self, out: Tensor) -> Tensor:
-        """O [B, H, Nq, D] with the gates of its heads"""
+        """O [B, H', Nq, D] with the gates of its heads"""
         return out if self.mixed is None else out * self.mixed[..., None, None]
 
 
@@ -58,6 +59,11 @@ class MixheadAttention(MultiheadAttention):
         head_dim: size of one head, of queries, keys and values alike; None for embed_dim / num_heads
         impl: which implementation of `ops.attention` computes it
         value_init_scale: factor on the initial weights of v_proj and out_proj
+        num_mixed_heads: how many heads the mixing makes, of which each has values and a part of out_proj; None for
+            num_heads, and without mixing nothing else
+        relative_position: a key of `RELATIVE_POSITIONS`, for self-attention
+        relative_gain: where the distances of the `DistanceGain` end, for self-attention; 0 for none
+        causal: whether queries see earlier keys alone, which relative positions need to know
     """
 
     def __init__(
@@ -81,6 +87,10 @@ class MixheadAttention(MultiheadAttention):
         head_dim: Optional[int] = None,
         impl: str = "auto",
         value_init_scale: float = 1.0,
+        num_mixed_heads: Optional[int] = None,
+        relative_position: str = "none",
+        relative_gain: int = 0,
+        causal: bool = False,
     ):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim, so its parent's is called instead.
         super(MultiheadAttention, self).__init__(dictionary)
@@ -94,6 +104,9 @@ class MixheadAttention(MultiheadAttention):
             raise ValueError(f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}")
 
         self.num_heads = num_heads
+        self.num_mixed_heads = num_heads if num_mixed_heads is None else num_mixed_heads
+        if head_mixing == "none" and self.num_mixed_heads != num_heads:
+            raise ValueError(f"num_mixed_heads {num_mixed_heads}: without mixing there are num_heads {num_heads}")
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
@@ -102,13 +115,13 @@ class MixheadAttention(MultiheadAttention):
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
         # In fairseq's order: the same seed gives the same projections as the stock module.
-        inner_dim = num_heads * self.head_dim
+        inner_dim, mixed_dim = num_heads * self.head_dim, self.num_mixed_heads * self.head_dim
         self.k_proj = quant_noise(nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size)
-        self.v_proj = quant_noise(nn.Linear(self.vdim, inner_dim, bias=bias), q_noise, qn_block_size)
+        self.v_proj = quant_noise(nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size)
         self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
-        self.out_proj = quant_noise(nn.Linear(inner_dim, embed_dim, bias=bias), q_noise, qn_block_size)
+        self.out_proj = quant_noise(nn.Linear(mixed_dim, embed_dim, bias=bias), q_noise, qn_block_size)
         self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
-        self.bias_v = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
+        self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
         self.add_zero_attn = add_zero_attn
         self.beam_size = 1
         self.reset_parameters()
@@ -119,7 +132,16 @@ class MixheadAttention(MultiheadAttention):
         self.normalize = NORMALIZERS[normalizer].weights
         self.head_mixing_kind = head_mixing
         build_mixing = HEAD_MIXINGS[head_mixing].build
-        self.head_mixing = None if build_mixing is None else build_mixing(num_heads, self.head_dim)
+        self.head_mixing = (
+            None if build_mixing is None else build_mixing(num_heads, self.head_dim, self.num_mixed_heads)
+        )
+        self.relative_position_kind = relative_position
+        build_position = RELATIVE_POSITIONS[relative_position].build
+        constant_keys = add_bias_kv or add_zero_attn
+        if (build_position or relative_gain) and (encoder_decoder_attention or constant_keys):
+            raise ValueError("relative positions are for self-attention without constant keys, which have no place")
+        self.relative_position = None if build_position is None else build_position(num_heads, self.head_dim, causal)
+        self.relative_gain = DistanceGain(num_heads, relative_gain) if relative_gain else None
         self.impl = impl
         # For who wants to see or change what heads do, in training, evaluation and decoding, but not in TorchScript:
         self.gates: Optional[HeadGates] = None
@@ -144,6 +166,8 @@ class MixheadAttention(MultiheadAttention):
             "head_mixing": self.head_mixing_kind,
             "attention_heads": self.num_heads,
             "head_dim": self.head_dim,
+            "mixed_heads": self.num_mixed_heads,
+            "relative_position": self.relative_position_kind,
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -201,6 +225,10 @@ class MixheadAttention(MultiheadAttention):
         if self.head_mixing is not None:
             mixing = self.head_mixing(q)  # [H, H] or [B, Nq, H, H]
 
+        relative: Optional[RelativeScores] = None
+        if self.relative_position is not None:
+            q, k, relative = self.relative_position(q, k)
+
         beams = batch // k.size(0)
         if beams > 1:
             # Hypotheses of one sentence share its keys: to the attention they are further queries.
@@ -212,7 +240,7 @@ class MixheadAttention(MultiheadAttention):
 
         if before_softmax:
             mask = self._mask(q, k, attn_mask, key_padding_mask)
-            scores = attention_scores(q, k, mask, self.scaling)
+            scores = attention_scores(q, k, mask, self.scaling, relative)
             return scores.flatten(0, 1).to(q.dtype), v.flatten(0, 1)
 
         dropout_p = 0.0
@@ -220,18 +248,18 @@ class MixheadAttention(MultiheadAttention):
             dropout_p = float(self.dropout_module.p)
         weights: Optional[Tensor] = None
         if torch.jit.is_scripting():
-            out, weights = self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p)
+            out, weights = self._attend_by_definition(q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, relative)
         else:
             out, weights = self._attend(
-                q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, need_weights or need_head_weights
+                q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, need_weights or need_head_weights, relative
             )
-        # out [B, H, Nq, D], weights [B, H, Nq, Nk] or None
+        # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
 
-        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H, D]
+        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
         out = self.out_proj(out.flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
         if weights is None or not (need_weights or need_head_weights):
             return out, None
-        weights = self._unfold_beams(weights.transpose(1, 2), beams)  # [B, Nq, H, Nk]
+        weights = self._unfold_beams(weights.transpose(1, 2), beams)  # [B, Nq, H', Nk]
         if need_head_weights:
             return out, weights.permute(2, 0, 1, 3)
         return out, weights.mean(2)
@@ -305,6 +333,7 @@ class MixheadAttention(MultiheadAttention):
                 attn_mask=attn_mask,
                 key_padding_mask=key_padding_mask,
                 relative=relative,
+                gain=self._gain(q, k),
                 dropout_p=dropout_p,
                 scale=self.scaling,
                 impl=self.impl,
@@ -341,9 +370,17 @@ class MixheadAttention(MultiheadAttention):
         key_padding_mask: Optional[Tensor],
         relative: Optional[RelativeScores] = None,
     ) -> Tensor:
-        """P [B, H, Nq, Nk], the weights before mixing and dropout."""
+        """P [B, H, Nq, Nk], the weights before mixing and dropout, with the gains of their distances."""
         mask = self._mask(q, k, attn_mask, key_padding_mask)
-        return self.normalize(attention_scores(q, k, mask, self.scaling, relative))
+        weights = self.normalize(attention_scores(q, k, mask, self.scaling, relative))
+        gain = self._gain(q, k)
+        return weights if gain is None else weights * toeplitz(upcast(gain), q.size(2), k.size(2))
+
+    def _gain(self, q: Tensor, k: Tensor) -> Optional[Tensor]:
+        """Factors on the weights by distance, [H, Nq + Nk - 1]"""
+        if self.relative_gain is None:
+            return None
+        return self.relative_gain(q.size(2), k.size(2))
 
     def _mask(
         self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]
@@ -447,7 +484,7 @@ class MixheadAttention(MultiheadAttention):
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """[N, B, H * D] -> [B, H, N, D]"""
-        return x.view(x.size(0), x.size(1), self.num_heads, self.head_dim).permute(1, 2, 0, 3)
+        return x.view(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
         """[B * beams, Nq, ...] -> [B, beams * Nq, ...]"""

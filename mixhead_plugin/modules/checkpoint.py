@@ -8,11 +8,15 @@ from torch import Tensor, nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, Sizes, SynthesizerKind
 from mixhead_plugin.options import OptionError, option_name
 
 logger = logging.getLogger(__name__)
 
 Record = Dict[str, Any]  # by option, see MixheadAttention.signature
+
+# What a checkpoint without it does not contradict: before any training it changes nothing.
+STARTS_AS_NONE = {"head_mixing": tuple(HEAD_MIXINGS), "relative_position": ("t5",)}
 
 STOCK: Record = {"attention_normalizer": "softmax", "head_mixing": "none"}
 
@@ -36,6 +40,7 @@ def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
         _warn_of_other_normalizer(attentions)
     for name, module in attentions.items():
         if entries[name]:  # fairseq reports a layer that is missing as a whole
+            _compare_scores(name, entries[name], module)
             _compare_embedding(model, name, state_dict, module)
             _compare_record(model, name, records[name], module)
             _compare_entries(name, entries[name], module)
@@ -52,7 +57,11 @@ def _refuse(name: str, what: str) -> None:
 
 def _flag(model: nn.Module, name: str, option: str) -> str:
     """The flag that sets an option of the attention `name`"""
-    patterns = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag}
+    patterns = {
+        "embed_dim": model.embed_flag,
+        "attention_heads": model.heads_flag,
+        "mixed_heads": "--heads-per-layer ...:",
+    }
     return patterns.get(option, option_name(option)).format(side="decoder" if name.startswith("decoder") else "encoder")
 
 
@@ -65,6 +74,25 @@ def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
         )
 
 
+def _compare_scores(name: str, entries: Set[str], module: MultiheadAttention) -> None:
+    """Scores come from queries and keys, or from a synthesizer; the tensors tell, whoever has written them."""
+    own = getattr(module, "synthesizer", None)
+    found = {entry.partition(".")[2] for entry in entries if entry.startswith("synthesizer.")}
+    if found == (set() if own is None else set(own.state_dict())):
+        return
+    has = "scores of queries and keys" if own is None else f"--synthesizer {module.synthesizer_kind}"
+    if not found:
+        _refuse(name, f"has scores of queries and keys, this model {has}; use an architecture *_transformer_lm")
+    kinds = [n for n, kind in SYNTHESIZERS.items() if found == set(_example(kind).state_dict())]
+    flag = f"--synthesizer {kinds[0]}" if kinds else f"synthesizer.{{{', '.join(sorted(found))}}}"
+    arch = "an architecture *_synthesizer_lm with " if own is None else ""
+    _refuse(name, f"was trained with {flag}, this model has {has}; use {arch}{flag}")
+
+
+def _example(kind: SynthesizerKind) -> nn.Module:
+    return kind.build(Sizes(1, 1, 1, 1), nn.Linear)
+
+
 def _compare_embedding(model: nn.Module, name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
     weight = state_dict.get(f"{name}.q_proj.weight")
     if weight is not None and weight.shape[1] != module.embed_dim:
@@ -75,7 +103,9 @@ def _compare_embedding(model: nn.Module, name: str, state_dict: Dict[str, Tensor
 def _compare_record(model: nn.Module, name: str, record: Record, module: MultiheadAttention) -> None:
     wanted = module.signature() if isinstance(module, MixheadAttention) else STOCK
     for option, value in record.items():
-        if option not in wanted or value == wanted[option] or (option == "head_mixing" and value == "none"):
+        if option not in wanted or value == wanted[option]:
+            continue
+        if value == "none" and wanted[option] in STARTS_AS_NONE.get(option, ()):
             continue
         flag = _flag(model, name, option)
         scope = "" if record is not STOCK and wanted is not STOCK else ", or another --attention-scope"
@@ -88,7 +118,7 @@ def _compare_entries(name: str, entries: Set[str], module: MultiheadAttention) -
     mixing = getattr(module, "head_mixing", None)
     if not found or (mixing is not None and found == set(mixing.state_dict())):
         return
-    kinds = [n for n, kind in HEAD_MIXINGS.items() if kind.trained and found == set(kind.build(1, 1).state_dict())]
+    kinds = [n for n, kind in HEAD_MIXINGS.items() if kind.trained and found == set(kind.build(1, 1, 1).state_dict())]
     flag = f"--head-mixing {kinds[0]}" if kinds else f"head_mixing.{{{', '.join(sorted(found))}}}"
     if mixing is None and not isinstance(module, MixheadAttention):
         _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")

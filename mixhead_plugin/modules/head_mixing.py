@@ -1,6 +1,7 @@
 """Where the mixing matrix M comes from: every head mixing once.
 
-M[..., j, i] is the weight of source head j in mixed head i.
+M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
+unless some were cut off.
 """
 
 from typing import Callable, Dict, NamedTuple, Optional
@@ -25,15 +26,15 @@ class HeadMixing(nn.Module):
 class PositionIndependentMixing(HeadMixing):
     """One trained M for all positions, Mixhead A (mixhead eq. 12); starts as the identity (section 3.2)."""
 
-    def __init__(self, num_heads: int, head_dim: int):
+    def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(num_heads))  # [H, H]
+        self.weight = nn.Parameter(torch.eye(num_heads, mixed_heads))  # [H, H']
 
     def identity(self) -> Dict[str, Tensor]:
-        return {"weight": torch.eye(self.weight.shape[0])}
+        return {"weight": torch.eye(*self.weight.shape)}
 
     def forward(self, query: Tensor) -> Tensor:
-        return self.weight  # [H, H]
+        return self.weight  # [H, H']
 
 
 class PositionWiseMixing(HeadMixing):
@@ -42,16 +43,16 @@ class PositionWiseMixing(HeadMixing):
     Starts with W = 0, B = I (section 3.2).
     """
 
-    def __init__(self, num_heads: int, head_dim: int):
+    def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
-        self.query_weight = nn.Parameter(torch.zeros(head_dim, num_heads))  # [D, H]
-        self.bias = nn.Parameter(torch.eye(num_heads))  # [H, H]
+        self.query_weight = nn.Parameter(torch.zeros(head_dim, mixed_heads))  # [D, H']
+        self.bias = nn.Parameter(torch.eye(num_heads, mixed_heads))  # [H, H']
 
     def identity(self) -> Dict[str, Tensor]:
-        return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(self.bias.shape[0])}
+        return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(*self.bias.shape)}
 
     def forward(self, query: Tensor) -> Tensor:
-        return torch.matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H]
+        return torch.matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H']
 
 
 class FrozenMixing(HeadMixing):
@@ -59,30 +60,30 @@ class FrozenMixing(HeadMixing):
 
     def __init__(self, matrix: Tensor):
         super().__init__()
-        self.register_buffer("weight", matrix)  # [H, H]
+        self.register_buffer("weight", matrix)  # [H, H']
 
     def forward(self, query: Tensor) -> Tensor:
-        return self.weight  # [H, H]
+        return self.weight  # [H, H']
 
 
-def random_mixing(num_heads: int, head_dim: int) -> FrozenMixing:
+def random_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
     """Normal entries (mixhead section 4.4.2); columns scaled to sum to 1, like the heads' own rows under softmax."""
-    matrix = torch.randn(num_heads, num_heads, dtype=torch.float64)
+    matrix = torch.randn(num_heads, mixed_heads, dtype=torch.float64)
     # A column sum near 0, within a tenth of its deviation, would blow the column up: draw such columns again.
     while (small := matrix.sum(0).abs() < 0.1 * num_heads**0.5).any():
         matrix[:, small] = torch.randn(num_heads, int(small.sum()), dtype=torch.float64)
     return FrozenMixing((matrix / matrix.sum(0)).float())
 
 
-def average_mixing(num_heads: int, head_dim: int) -> FrozenMixing:
+def average_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
     """1 / H everywhere: all mixed heads are the mean head (mixhead section 4.4.2)."""
-    return FrozenMixing(torch.full((num_heads, num_heads), 1 / num_heads))
+    return FrozenMixing(torch.full((num_heads, mixed_heads), 1 / num_heads))
 
 
 class MixingKind(NamedTuple):
     """One entry of the flag ``--head-mixing``."""
 
-    build: Optional[Callable[[int, int], HeadMixing]]  # number of heads, head size
+    build: Optional[Callable[[int, int, int], HeadMixing]]  # source heads, head size, mixed heads
     trained: bool
     formula: str
     source: str

@@ -1,6 +1,6 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention in the places that the flags name."""
 
-from typing import Any
+from typing import Any, ClassVar, Type
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -14,11 +14,22 @@ from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from mixhead_plugin.options import AttentionOptions
 
 
-def build_attention(embed_dim: int, num_heads: int, options: AttentionOptions, **stock: Any) -> MixheadAttention:
-    """The attention that `options` ask for; `stock` are arguments of fairseq's own attention."""
+def build_attention(
+    embed_dim: int, num_heads: int, options: AttentionOptions, place: str, layer: int, **stock: Any
+) -> MixheadAttention:
+    """The attention that `options` ask for at `place`, one of SCOPES['all'], in the layer of this number.
+
+    `stock` are arguments of fairseq's own attention.
+    """
+    num_heads, num_mixed_heads = options.heads_at(place, layer) or (num_heads, num_heads)
+    own = place != "cross"  # queries and keys stand in the same sentence
     attention = MixheadAttention(
         embed_dim,
         num_heads,
+        num_mixed_heads=num_mixed_heads,
+        relative_position=options.relative_position if own else "none",
+        relative_gain=options.relative_gain if own else 0,
+        causal=place == "decoder-self",
         normalizer=options.attention_normalizer,
         head_mixing=options.head_mixing,
         head_dim=options.head_dim,
@@ -46,9 +57,17 @@ def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-class MixheadEncoderLayer(TransformerEncoderLayerBase):
-    def __init__(self, cfg: Any, return_fc: bool = False):
-        super().__init__(cfg, return_fc=return_fc)
+class _Numbered(nn.Module):
+    """Mixin before a layer of fairseq, which builds its attention when it is made itself."""
+
+    def __init__(self, *args: Any, layer: int, **kwargs: Any):
+        self.layer = layer  # an int is no business of nn.Module's, which is not yet ready for others
+        super().__init__(*args, **kwargs)
+
+
+class MixheadEncoderLayer(_Numbered, TransformerEncoderLayerBase):
+    def __init__(self, cfg: Any, return_fc: bool = False, *, layer: int = 0):
+        super().__init__(cfg, return_fc=return_fc, layer=layer)
         _keep_dropout_names(self, TransformerEncoderLayerBase)
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
@@ -58,6 +77,8 @@ class MixheadEncoderLayer(TransformerEncoderLayerBase):
             embed_dim,
             cfg.encoder.attention_heads,
             cfg,
+            "encoder-self",
+            self.layer,
             dropout=cfg.attention_dropout,
             self_attention=True,
             q_noise=self.quant_noise,
@@ -65,9 +86,17 @@ class MixheadEncoderLayer(TransformerEncoderLayerBase):
         )
 
 
-class MixheadDecoderLayer(TransformerDecoderLayerBase):
-    def __init__(self, cfg: Any, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False):
-        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn)
+class MixheadDecoderLayer(_Numbered, TransformerDecoderLayerBase):
+    def __init__(
+        self,
+        cfg: Any,
+        no_encoder_attn: bool = False,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        *,
+        layer: int = 0,
+    ):
+        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn, layer=layer)
         _keep_dropout_names(self, TransformerDecoderLayerBase)
 
     def build_self_attention(
@@ -79,6 +108,8 @@ class MixheadDecoderLayer(TransformerDecoderLayerBase):
             embed_dim,
             cfg.decoder.attention_heads,
             cfg,
+            "decoder-self",
+            self.layer,
             dropout=cfg.attention_dropout,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
@@ -94,6 +125,8 @@ class MixheadDecoderLayer(TransformerDecoderLayerBase):
             embed_dim,
             cfg.decoder.attention_heads,
             cfg,
+            "cross",
+            self.layer,
             kdim=cfg.encoder.embed_dim,
             vdim=cfg.encoder.embed_dim,
             dropout=cfg.attention_dropout,
@@ -103,16 +136,24 @@ class MixheadDecoderLayer(TransformerDecoderLayerBase):
         )
 
 
+def _next(stack: nn.Module) -> int:
+    """The number of the layer that an encoder or a decoder builds now; fairseq builds them in turn and does not say."""
+    stack.layers_built = getattr(stack, "layers_built", -1) + 1
+    return stack.layers_built
+
+
 class MixheadEncoder(TransformerEncoderBase):
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, return_fc: bool = False):
         super().__init__(cfg, dictionary, embed_tokens, return_fc)
         self.dropout_module.module_name = "TransformerEncoder"  # see _keep_dropout_names
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_next(self)), cfg)
 
 
 class MixheadDecoder(TransformerDecoderBase):
+    layer_type: ClassVar[Type[MixheadDecoderLayer]] = MixheadDecoderLayer
+
     def __init__(
         self,
         cfg: Any,
@@ -125,4 +166,4 @@ class MixheadDecoder(TransformerDecoderBase):
         self.dropout_module.module_name = "TransformerDecoder"  # see _keep_dropout_names
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return _wrapped(MixheadDecoderLayer(cfg, no_encoder_attn), cfg)
+        return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_next(self)), cfg)

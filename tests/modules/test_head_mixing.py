@@ -10,19 +10,19 @@ trained = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items()
 
 @built
 def test_what_is_trained_is_a_parameter_and_what_is_frozen_is_kept_in_checkpoints(name):
-    mixing = HEAD_MIXINGS[name].build(H, D)
+    mixing = HEAD_MIXINGS[name].build(H, D, H)
     assert bool(list(mixing.parameters())) == HEAD_MIXINGS[name].trained
     assert mixing.state_dict()
 
 
 @trained
 def test_a_trained_mixing_starts_as_the_identity(name):
-    matrix = HEAD_MIXINGS[name].build(H, D)(torch.randn(2, H, 3, D))
+    matrix = HEAD_MIXINGS[name].build(H, D, H)(torch.randn(2, H, 3, D))
     assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
 
 
 def test_position_wise_mixing_is_its_equation():
-    mixing = HEAD_MIXINGS["position-wise"].build(H, D)
+    mixing = HEAD_MIXINGS["position-wise"].build(H, D, H)
     for parameter in mixing.parameters():
         parameter.data.normal_()
     query = torch.randn(2, H, 3, D)
@@ -36,20 +36,20 @@ def test_position_wise_mixing_is_its_equation():
 
 
 def test_average_mixing_makes_every_head_the_mean_head():
-    matrix = HEAD_MIXINGS["average"].build(H, D)(torch.randn(1, H, 1, D))
+    matrix = HEAD_MIXINGS["average"].build(H, D, H)(torch.randn(1, H, 1, D))
     torch.testing.assert_close(matrix, torch.full((H, H), 1 / H))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8, 64])
 def test_columns_of_random_mixing_sum_to_one(heads):
-    matrix = HEAD_MIXINGS["random"].build(heads, D)(torch.randn(1, heads, 1, D))
+    matrix = HEAD_MIXINGS["random"].build(heads, D, heads)(torch.randn(1, heads, 1, D))
     torch.testing.assert_close(matrix.sum(0), torch.ones(heads))
     assert heads == 1 or matrix.std() > 0.01
 
 
 @trained
 def test_a_checkpoint_without_mixing_gets_the_identity(name):
-    mixing = HEAD_MIXINGS[name].build(H, D)
+    mixing = HEAD_MIXINGS[name].build(H, D, H)
     for parameter in mixing.parameters():
         parameter.data.normal_()
     state = {"other": torch.zeros(1)}
@@ -62,6 +62,6 @@ def test_a_checkpoint_without_mixing_gets_the_identity(name):
 
 @built
 def test_torchscript_compiles_it(name):
-    mixing = HEAD_MIXINGS[name].build(H, D)
+    mixing = HEAD_MIXINGS[name].build(H, D, H)
     query = torch.randn(2, H, 3, D)
     torch.testing.assert_close(torch.jit.script(mixing)(query), mixing(query))
