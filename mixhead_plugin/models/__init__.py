@@ -2,7 +2,16 @@
 
 from mixhead_plugin.models.recipe_architectures import RECIPE_ARCHITECTURES
 from mixhead_plugin.models.roberta import RobertaModel
+from mixhead_plugin.models.synthesizer import SynthesizerLanguageModel
 from mixhead_plugin.models.transformer import TransformerModel
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel
+from mixhead_plugin.models.transformer_xl import TransformerXLModel
 
-__all__ = ["RECIPE_ARCHITECTURES", "RobertaModel", "TransformerLanguageModel", "TransformerModel"]
+__all__ = [
+    "RECIPE_ARCHITECTURES",
+    "RobertaModel",
+    "SynthesizerLanguageModel",
+    "TransformerLanguageModel",
+    "TransformerModel",
+    "TransformerXLModel",
+]

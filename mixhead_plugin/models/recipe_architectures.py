@@ -15,8 +15,9 @@ from fairseq.models.transformer_lm import (
 )
 
 # The models must be registered before their architectures.
-from mixhead_plugin.models import transformer, transformer_lm  # noqa: F401
+from mixhead_plugin.models import synthesizer, transformer, transformer_lm, transformer_xl  # noqa: F401
 from mixhead_plugin.models.families import register_architecture
+from mixhead_plugin.options import FAMILIES
 
 
 class RecipeArchitecture(NamedTuple):
@@ -39,6 +40,22 @@ _BAEVSKI = {
     "decoder_embed_dim": 1024,
     "decoder_ffn_embed_dim": 4096,
 }
+
+# Of the published code, as the counts of parameters show. fairseq's `transformer_xl` has the cutoffs of all three.
+_TRANSFORMER_XL = {
+    "n_layer": 16,
+    "d_model": 410,
+    "n_head": 10,
+    "d_head": 41,
+    "d_inner": 2100,
+    "dropout": 0.1,
+    "mem_len": 150,
+}
+
+
+def _nothing_more(args: Any) -> None:
+    """What fairseq's `transformer_xl` adds to its dataclass"""
+
 
 RECIPE_ARCHITECTURES = {
     # fairseq's `transformer_lm` normalises after each block; `base_lm_architecture` before it, as 16 layers need.
@@ -77,6 +94,34 @@ RECIPE_ARCHITECTURES = {
             "tie_adaptive_proj": True,
         },
         "mixhead table 3, Transformer-Baevski",
+    ),
+    # The same sizes again; the maximal length, 512 too, comes from --tokens-per-sample.
+    "synthesizer_lm_wiki103": RecipeArchitecture(
+        "synthesizer_lm", transformer_lm_baevski_wiki103, _BAEVSKI, "mixhead table 1, Synthesizer"
+    ),
+    "transformer_xl_wiki103": RecipeArchitecture(
+        "transformer_xl", _nothing_more, _TRANSFORMER_XL, "mixhead table 1, Transformer-XL"
+    ),
+    # The paper prints 40M parameters for it, and no rates: the inner size makes the 40M, the rates are ours as above.
+    "transformer_xl_wiki2": RecipeArchitecture(
+        "transformer_xl",
+        _nothing_more,
+        {**_TRANSFORMER_XL, "d_inner": 1000, "dropout": 0.5, "dropatt": 0.2},
+        "mixhead table 2, Transformer-XL",
+    ),
+    "transformer_xl_lm1b": RecipeArchitecture(
+        "transformer_xl",
+        _nothing_more,
+        {
+            "n_layer": 18,
+            "d_model": 1024,
+            "n_head": 8,
+            "d_head": 128,
+            "d_inner": 4096,
+            "div_val": 4,
+            "mem_len": 32,
+        },
+        "mixhead table 3, Transformer-XL",
     ),
     # The head size is fixed in every family, whatever the number of heads: the paper varies it from 4 to 70.
     "transformer_lm_lm1b": RecipeArchitecture(
@@ -127,7 +172,7 @@ def _config(name: str, architecture: RecipeArchitecture, family: str) -> type:
 
 
 for _name, _entry in RECIPE_ARCHITECTURES.items():
-    _by_dataclass = _entry.model in MODEL_DATACLASS_REGISTRY
+    _by_dataclass = all(f"{family}_{_entry.model}" in MODEL_DATACLASS_REGISTRY for family in FAMILIES)
     register_architecture(
         _name, _entry.model, partial(_complete, _entry), partial(_config, _name, _entry) if _by_dataclass else None
     )

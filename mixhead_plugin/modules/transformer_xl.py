@@ -1,0 +1,162 @@
+"""Layers and decoder of Transformer-XL (Dai et al. 2019) with the plugin's attention."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from fairseq.models import FairseqIncrementalDecoder
+from fairseq.modules import FairseqDropout, LayerNorm
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from torch import Tensor, nn
+
+from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
+from mixhead_plugin.modules.learning_rate import scale_learning_rate
+from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
+from mixhead_plugin.modules.segment_memory import SegmentMemory
+from mixhead_plugin.ops.reference import upcast
+
+
+class TransformerXLLayer(nn.Module):
+    """Attention and feed-forward block, each followed by a layer norm of its sum with what went in.
+
+    Args:
+        cfg: the model's config; `d_model`, `n_head`, `d_inner`, `dropout`, `dropatt` and the plugin's flags are read
+    """
+
+    def __init__(self, cfg: Any):
+        super().__init__()
+        self.self_attn = SegmentAttention(
+            cfg.d_model,
+            cfg.n_head,
+            dropout=cfg.dropatt,
+            normalizer=cfg.attention_normalizer,
+            head_mixing=cfg.head_mixing,
+            head_dim=cfg.head_dim,
+            impl=cfg.attention_impl,
+            value_init_scale=cfg.value_init_scale,
+            relative_gain=cfg.relative_gain,
+        )
+        if self.self_attn.head_mixing is not None:
+            scale_learning_rate(self.self_attn.head_mixing, cfg.mixing_lr_scale)
+        self.self_attn_layer_norm = LayerNorm(cfg.d_model)
+        self.fc1 = nn.Linear(cfg.d_model, cfg.d_inner)
+        self.fc2 = nn.Linear(cfg.d_inner, cfg.d_model)
+        self.final_layer_norm = LayerNorm(cfg.d_model)
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+
+    def forward(self, x: Tensor, *attention: Any, **options: Any) -> Tensor:
+        """x [Nq, B, C] -> [Nq, B, C]; the other arguments are those of `SegmentAttention.forward`"""
+        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention, **options)))
+        inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
+        return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
+
+
+class TransformerXLDecoder(FairseqIncrementalDecoder):
+    """Embeddings, layers and adaptive softmax; two biases of the attention for all layers.
+
+    Args:
+        cfg: the model's config, complete and checked
+        dictionary: of the text
+        cutoffs: see `AdaptiveEmbedding`
+    """
+
+    def __init__(self, cfg: Any, dictionary: Any, cutoffs: List[int]):
+        super().__init__(dictionary)
+        self.mem_len = cfg.mem_len
+        self.clamp_len = cfg.clamp_len
+        self.max_target_positions = cfg.max_target_positions
+        self.span = cfg.mem_len if cfg.same_length else None  # how many places each token sees; None: all there are
+        self.embed_tokens = AdaptiveEmbedding(cutoffs, cfg.d_model, cfg.div_val)
+        self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
+        self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # u of eq. (d) in section 3.3
+        self.position_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # v
+        layers = [TransformerXLLayer(cfg) for _ in range(cfg.n_layer)]
+        if cfg.checkpoint_activations or cfg.offload_activations:
+            layers = [checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations) for layer in layers]
+        self.layers = nn.ModuleList(layers)
+        self.adaptive_softmax = AdaptiveSoftmax(self.embed_tokens)
+        self.memory = SegmentMemory(cfg.mem_len, cfg.max_target_positions)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The initialisation of the published code; the head mixing keeps its own."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+                if getattr(module, "bias", None) is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, Band) and module.cluster_weight is not None:
+                nn.init.normal_(module.cluster_weight, std=0.02)
+        for bias in (self.content_bias, self.position_bias):
+            nn.init.normal_(bias, std=0.02)
+        for band in (self.adaptive_softmax.head, *self.adaptive_softmax.tail):
+            if band.projection is not None:
+                nn.init.normal_(band.projection.weight, std=0.01)
+        for projection in self.embed_tokens.projections:
+            nn.init.normal_(projection.weight, std=0.01)
+        for layer in self.layers:
+            for norm in (layer.self_attn_layer_norm, layer.final_layer_norm):
+                nn.init.normal_(norm.weight, mean=1.0, std=0.02)
+            layer.self_attn.scale_values()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tuple[Tensor, None]:
+        """As `extract_features`"""
+        features, extra = self.extract_features(*args, **kwargs)
+        return self.output_layer(features), extra
+
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        src_lengths: Optional[Tensor] = None,
+        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        window: Optional[int] = None,
+        encoder_out: None = None,
+    ) -> Tuple[Tensor, None]:
+        """What the adaptive softmax takes, [B, N, d_model] in float32 or better, and None.
+
+        Args:
+            prev_output_tokens: [B, N], padded on the right if at all
+            src_lengths, encoder_out: not used
+            incremental_state: step-by-step decoding of the last token alone; the memory takes no part in it
+            window: the number of this window in its text, see `SegmentMemory`; None goes on from the last call
+        """
+        if incremental_state is not None:
+            prev_output_tokens = prev_output_tokens[:, -1:]
+        x = self.dropout_module(self.embed_tokens(prev_output_tokens)).transpose(0, 1)  # [N, B, C]
+        memory: List[Tensor] = []
+        mask: Optional[Tensor] = None
+        if incremental_state is None:
+            memory = self.memory.recall(window, x)
+            n_keys = x.size(0) + (memory[0].size(0) if memory else 0)
+            mask = segment_mask(x.size(0), n_keys, self.span, x)
+        else:
+            n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), self._farthest())
+        positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))  # [Nk, C]
+
+        inputs = []
+        for i, layer in enumerate(self.layers):
+            inputs.append(x)
+            x = layer(
+                x,
+                memory[i] if memory else None,
+                positions,
+                self.content_bias,
+                self.position_bias,
+                attn_mask=mask,
+                incremental_state=incremental_state,
+            )
+        if incremental_state is None:
+            self.memory.keep(window, memory, inputs)
+        x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
+        return upcast(x), None  # fairseq sums the adaptive loss in the dtype of this: float16 ends at 65504
+
+    def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
+        """The features as they are: criterion, scorer and search call `adaptive_softmax` themselves."""
+        return features
+
+    def _farthest(self) -> int:
+        """How many places the token of a step sees at most: as many as the last of a window of training"""
+        return self.mem_len + self.max_target_positions if self.span is None else self.span
+
+    def max_positions(self) -> int:
+        return self.max_target_positions

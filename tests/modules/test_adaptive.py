@@ -1,0 +1,145 @@
+"""Adaptive input and softmax of Transformer-XL."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+
+DIM, WORDS = 8, 12
+BANDS = {"one band": [12], "three bands": [4, 7, 12]}
+
+every_band = pytest.mark.parametrize("cutoffs", BANDS.values(), ids=BANDS)
+every_factor = pytest.mark.parametrize("div_val", [1, 2])
+
+
+def modules(cutoffs, div_val=2, dtype=torch.float64):
+    embedding = AdaptiveEmbedding(cutoffs, DIM, div_val)
+    softmax = AdaptiveSoftmax(embedding)
+    for parameter in softmax.parameters():
+        torch.nn.init.normal_(parameter)
+    return embedding.to(dtype), softmax.to(dtype)
+
+
+def band_of(word, cutoffs):
+    band = sum(word >= cutoff for cutoff in cutoffs)
+    return band, word - ([0, *cutoffs][band])
+
+
+def log_prob(softmax, x, word):
+    """Of one word, by the definition: the first band's words and the other bands share a softmax."""
+    band, place = band_of(word, softmax.cutoff)
+
+    def projected(part):
+        return x if part.projection is None else part.projection.weight @ x
+
+    head = softmax.head
+    scores = head.weight @ projected(head) + head.bias
+    if head.cluster_weight is not None:
+        scores = torch.cat([scores, head.cluster_weight @ projected(head) + head.cluster_bias])
+    shares = scores - torch.logsumexp(scores, 0)
+    if band == 0:
+        return shares[place]
+    tail = softmax.tail[band - 1]
+    scores = tail.weight @ projected(tail) + tail.bias
+    return shares[softmax.cutoff[0] + band - 1] + scores[place] - torch.logsumexp(scores, 0)
+
+
+@every_factor
+@every_band
+def test_every_word_has_its_row_scaled(cutoffs, div_val):
+    embedding, _ = modules(cutoffs, div_val)
+    rows = embedding(torch.arange(WORDS)[None])[0]
+    for word in range(WORDS):
+        band, place = band_of(word, cutoffs)
+        row = embedding.bands[band].weight[place]
+        assert row.numel() == DIM // div_val**band
+        if embedding.projections:
+            row = embedding.projections[band].weight @ row
+        torch.testing.assert_close(rows[word], row * DIM**0.5)
+    assert len(embedding.projections) == (len(cutoffs) if div_val > 1 else 0)
+
+
+@every_factor
+@every_band
+def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
+    _, softmax = modules(cutoffs, div_val)
+    x = torch.randn(2, 3, DIM, dtype=torch.float64)
+    found = softmax.get_log_prob(x, None)
+    expected = torch.stack([torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)])
+    torch.testing.assert_close(found.flatten(0, 1), expected)
+    torch.testing.assert_close(found.exp().sum(2), torch.ones(2, 3, dtype=torch.float64))
+
+
+@every_factor
+@every_band
+def test_with_targets_only_other_bands_are_left_out(cutoffs, div_val):
+    _, softmax = modules(cutoffs, div_val)
+    x, target = torch.randn(2, 4, DIM, dtype=torch.float64), torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
+    every, found = softmax.get_log_prob(x, None), softmax.get_log_prob(x, target)
+    torch.testing.assert_close(found.gather(2, target[..., None]), every.gather(2, target[..., None]))
+    assert torch.equal(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
+    for start, stop in pairwise(cutoffs):
+        inside = (target >= start) & (target < stop)
+        assert torch.equal(found[inside][:, start:stop], every[inside][:, start:stop])
+        assert (found[~inside][:, start:stop] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("targets", [[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
+@every_factor
+@every_band
+def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
+    """fairseq's adaptive loss, its cross entropy, and the definition; some bands may have no target."""
+    _, softmax = modules(cutoffs, div_val)
+    x, target = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(targets)
+    logits, parts = softmax(x, target)
+    adaptive = sum(F.cross_entropy(y, t, reduction="sum") for y, t in zip(logits, parts) if t is not None)
+    plain = F.nll_loss(softmax.get_log_prob(x, target).flatten(0, 1), target.flatten(), reduction="sum")
+    rows = zip(x.flatten(0, 1), target.flatten().tolist())
+    expected = -sum(log_prob(softmax, row, word) for row, word in rows)
+    sources = [x, *softmax.parameters()]
+    wanted = torch.autograd.grad(expected, sources, allow_unused=True, materialize_grads=True)
+    for loss in (adaptive, plain):
+        torch.testing.assert_close(loss, expected)
+        found = torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_every_parameter_has_a_gradient_whatever_the_words():
+    embedding, softmax = modules([4, 7, 12])
+    words = torch.tensor([[0, 1, 2]])
+    softmax.get_log_prob(embedding(words), words).gather(2, words[..., None]).sum().backward()
+    assert all(parameter.grad is not None for parameter in [*embedding.parameters(), *softmax.parameters()])
+
+
+def test_words_are_tied_and_projections_are_not():
+    embedding, softmax = modules([4, 7, 12])
+    for band, part in zip(embedding.bands, [softmax.head, *softmax.tail], strict=True):
+        assert band.weight is part.weight
+    assert not {id(p) for p in embedding.projections.parameters()} & {id(p) for p in softmax.parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gives_probabilities_in_float32(dtype):
+    embedding, softmax = modules([4, 7, 12], dtype=torch.float32)
+    words = torch.arange(WORDS)[None]
+    expected = softmax.get_log_prob(embedding(words), words)
+    softmax.to(dtype), embedding.to(dtype)
+    hidden = embedding(words)
+    assert hidden.dtype == dtype
+    found = softmax.get_log_prob(hidden, words)
+    assert found.dtype == torch.float32
+    real = expected > -torch.inf
+    error = (found - expected)[real].abs().max()
+    assert error <= 64 * torch.finfo(dtype).eps * expected[real].abs().max()
+    assert all(y.dtype == torch.float32 for y in softmax(hidden, words)[0])
+
+
+def test_projections_may_be_in_half_precision_under_autocast():
+    embedding, _ = modules([4, 7, 12], dtype=torch.float32)
+    words = torch.arange(WORDS)[None]
+    expected = embedding(words)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(embedding(words), expected, rtol=0.05, atol=0.2)

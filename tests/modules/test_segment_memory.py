@@ -1,0 +1,248 @@
+import copy
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models.ema.ema import EMA
+from fairseq.utils import move_to_cpu
+
+import mixhead_plugin
+from mixhead_plugin.modules import segment_memory
+from mixhead_plugin.modules.segment_memory import PLACE, STATES, SegmentMemory
+from mixhead_plugin.options import OptionError
+from tests.xl import build_xl, log_probs, text
+
+L, C, LENGTH, WINDOW = 2, 3, 5, 4
+
+
+def states(rows=2, length=WINDOW):
+    return [torch.randn(length, rows, C) for _ in range(L)]
+
+
+def fed(window=0, rows=2, memory=None):
+    """A memory that has just kept a window, and the window."""
+    memory = memory or SegmentMemory(LENGTH, WINDOW)
+    kept = states(rows)
+    memory.keep(window, [], kept)
+    return memory, kept
+
+
+def empty(memory, window, rows=2):
+    return memory.recall(window, torch.zeros(WINDOW, rows, C)) == []
+
+
+def test_the_next_window_sees_the_one_before():
+    memory, kept = fed(window=3)
+    for found, expected in zip(memory.recall(4, kept[0]), kept, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("window", [0, 3, 5])
+def test_every_other_window_sees_nothing(window):
+    memory, _ = fed(window=3)
+    assert empty(memory, window)
+    assert not empty(memory, 4)
+
+
+def test_another_batch_size_sees_nothing():
+    memory, _ = fed(window=3)
+    assert empty(memory, 4, rows=1)
+
+
+def test_windows_without_numbers_go_on_from_call_to_call():
+    memory, kept = fed(window=None)
+    assert torch.equal(memory.recall(None, kept[0])[0], kept[0])
+    assert empty(memory, 0) and empty(memory, 1)
+    assert empty(memory, None, rows=1)
+
+
+def test_the_last_places_are_kept_across_windows():
+    memory, first = fed()
+    second = states()
+    memory.keep(1, memory.recall(1, second[0]), second)
+    for found, *parts in zip(memory.recall(2, second[0]), first, second, strict=True):
+        assert torch.equal(found, torch.cat(parts)[-LENGTH:])
+
+
+def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive():
+    memory = SegmentMemory(LENGTH, WINDOW)
+    long = states(length=9)
+    memory.keep(0, [], long)
+    (found, _) = memory.recall(1, long[0])
+    assert torch.equal(found, long[0][-LENGTH:])
+    assert found.untyped_storage().nbytes() == LENGTH * 2 * C * 4
+
+
+def test_memory_has_no_graph_and_the_dtype_of_the_window():
+    memory = SegmentMemory(LENGTH, WINDOW)
+    memory.keep(0, [], [s.requires_grad_() for s in states()])
+    for dtype in (torch.float16, torch.float32):
+        (found, _) = memory.recall(1, torch.zeros(WINDOW, 2, C, dtype=dtype))
+        assert not found.requires_grad and found.dtype == dtype
+
+
+def test_without_length_nothing_is_kept():
+    memory, _ = fed(memory=SegmentMemory(0, WINDOW))
+    assert empty(memory, 1) and not memory.state_dict()
+
+
+def test_evaluation_and_training_do_not_see_each_other():
+    memory, kept = fed(window=3)
+    memory.eval()
+    assert empty(memory, 4)
+    fed(window=7, memory=memory)
+    assert not empty(memory.eval(), 8)  # fairseq says eval() before every batch
+    assert torch.equal(memory.train().recall(4, kept[0])[0], kept[0])
+    assert empty(memory.eval(), 8)
+
+
+def test_a_reset_forgets_both():
+    memory, _ = fed()
+    fed(memory=memory.eval())
+    memory.reset()
+    assert empty(memory, 1) and empty(memory.train(), 1)
+
+
+def test_generation_needs_no_memory_of_training():
+    memory, _ = fed()
+    memory.make_generation_fast_(name="decoder.memory", need_attn=False)
+    assert empty(memory, 1)
+
+
+def loaded(state, length=LENGTH, window_length=WINDOW):
+    memory = SegmentMemory(length, window_length)
+    memory.load_state_dict(copy.copy(state), strict=True)
+    return memory
+
+
+@pytest.mark.parametrize("through", [lambda s, _: s, None], ids=["state_dict", "file"])
+def test_a_checkpoint_has_the_memory_of_training(through, tmp_path):
+    memory, kept = fed(window=3)
+    state = move_to_cpu(memory.half().state_dict())
+    if through is None:
+        torch.save(state, tmp_path / "memory.pt")
+        state = torch.load(tmp_path / "memory.pt", weights_only=True)
+    again = loaded(state)
+    assert torch.equal(again.recall(4, kept[0])[0], kept[0])
+    assert empty(again, 3) and empty(again.eval(), 4)
+
+
+def test_a_shorter_memory_takes_the_end_of_a_longer_one():
+    memory, kept = fed(window=3)
+    again = loaded(memory.state_dict(), length=2)
+    assert torch.equal(again.recall(4, kept[0])[0], kept[0][-2:])
+
+
+def test_other_windows_have_no_use_for_it(caplog):
+    memory, _ = fed(window=3)
+    with caplog.at_level(logging.INFO):
+        assert empty(loaded(memory.state_dict(), window_length=WINDOW + 1), 4)
+    assert "memory: empty" in caplog.text
+
+
+def test_a_checkpoint_without_memory_empties_it():
+    memory, _ = fed(window=3)
+    memory.load_state_dict({}, strict=True)
+    assert empty(memory, 4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
+    monkeypatch.setattr(segment_memory, "_workers", lambda: 2)
+    monkeypatch.setattr(segment_memory.distributed, "get_data_parallel_rank", lambda: rank)
+    memory, _ = fed(window=3)
+    with caplog.at_level(logging.INFO):
+        assert empty(loaded(memory.state_dict()), 4) == (rank == 1)
+    assert caplog.text.count("memory: of the first worker") == 1
+
+
+def test_one_worker_has_no_use_for_the_text_of_two(monkeypatch):
+    memory, _ = fed(window=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_memory, "_workers", lambda: 2)
+        state = memory.state_dict()
+    assert empty(loaded(state), 4)
+
+
+# ---- in a model ------------------------------------------------------------------------------------------------------
+
+
+def trained(windows=2, **flags):
+    model = build_xl(**flags).train()
+    for window, part in enumerate(text(8 * windows).split(8, 1)):
+        model(part, window=window)
+    return model
+
+
+def test_a_model_loads_strictly_with_and_without_memory():
+    model = trained()
+    state = model.state_dict()
+    names = {name for name in state if ".memory." in name}
+    assert names == {f"decoder.memory.{STATES}", f"decoder.memory.{PLACE}"}
+    part = text(8)
+    expected = log_probs(model, part, 2)
+    other = build_xl(seed=2).train()
+    other.load_state_dict(dict(state), strict=True)
+    assert torch.equal(log_probs(other, part, 2), expected)
+    other.load_state_dict({name: value for name, value in state.items() if name not in names}, strict=True)
+    assert not torch.equal(log_probs(other, part, 2), expected)
+
+
+def test_a_checkpoint_of_training_evaluates_without_its_memory():
+    model = trained().eval()
+    state = model.state_dict()
+    fresh = build_xl(seed=2).eval()
+    fresh.load_state_dict(state)
+    part = text(8)
+    assert torch.equal(log_probs(fresh, part, 2), log_probs(build_and_load(state, drop=True), part, 2))
+
+
+def build_and_load(state, drop):
+    model = build_xl(seed=3).eval()
+    model.load_state_dict({name: value for name, value in state.items() if not (drop and ".memory." in name)})
+    return model
+
+
+def test_checkpoints_average_tensor_by_tensor(tmp_path, monkeypatch):
+    """Of different lengths of memory, as those of the first updates are."""
+    monkeypatch.syspath_prepend(str(Path(mixhead_plugin.__file__).parents[1] / "examples"))
+    from common.average import average
+
+    models = [trained(windows=1), trained(windows=2, seed=2)]
+    for i, model in enumerate(models):
+        torch.save({"model": model.state_dict()}, tmp_path / f"{i}.pt")
+    average([tmp_path / "0.pt", tmp_path / "1.pt"], tmp_path / "mean.pt")
+    state = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
+    bias = [model.decoder.content_bias for model in models]
+    loaded_model = build_and_load(state, drop=False)
+    torch.testing.assert_close(loaded_model.decoder.content_bias, (bias[0] + bias[1]) / 2)
+    assert all(hasattr(value, "clone") for value in state.values())  # what fairseq's own script asks for
+    sys.modules.pop("common.average")
+
+
+def test_a_moving_average_of_the_model_leaves_memory_out():
+    model = build_xl().train()
+    ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
+    for window, part in enumerate(text(40).split(8, 1)):
+        model(part, window=window)
+        ema.step(model, window)
+    averaged = ema.get_model()
+    assert not any(".memory." in name for name in averaged.state_dict())
+    assert torch.isfinite(log_probs(averaged.eval(), text(8), 0)).all()
+
+
+def test_models_with_memory_are_copied_with_it():
+    model = trained()
+    part = text(8)
+    other = copy.deepcopy(model)
+    assert torch.equal(log_probs(other, part, 2), log_probs(model, part, 2))
+
+
+@pytest.mark.parametrize("length", [0, 6])
+def test_a_refused_checkpoint_is_refused_with_memory_too(length):
+    state = trained(mem_len=6).state_dict()
+    with pytest.raises(OptionError, match="use --n-head 3"):
+        build_xl(n_head=2, mem_len=length).load_state_dict(state)
