@@ -257,6 +257,10 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
 
     _check_scope(options, shapes)
     _check_heads_per_layer(options, shapes)
+    if scale_heads and "decoder-self" in parse_heads_per_layer(options.heads_per_layer):
+        raise OptionError(
+            "--scale-heads: must be left out with --heads-per-layer, it scales as many heads in each layer"
+        )
     _check_relative(options, shapes)
     heads = max(shape.num_heads for place, shape in shapes.items() if options.covers(place))
     if heads == 1 and HEAD_MIXINGS[options.head_mixing].build and not HEAD_MIXINGS[options.head_mixing].trained:

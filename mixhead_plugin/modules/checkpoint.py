@@ -57,11 +57,7 @@ def _refuse(name: str, what: str) -> None:
 
 def _flag(model: nn.Module, name: str, option: str) -> str:
     """The flag that sets an option of the attention `name`"""
-    patterns = {
-        "embed_dim": model.embed_flag,
-        "attention_heads": model.heads_flag,
-        "mixed_heads": "--heads-per-layer ...:",
-    }
+    patterns = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag, "mixed_heads": model.heads_flag}
     return patterns.get(option, option_name(option)).format(side="decoder" if name.startswith("decoder") else "encoder")
 
 
@@ -108,6 +104,14 @@ def _compare_record(model: nn.Module, name: str, record: Record, module: Multihe
         if value == "none" and wanted[option] in STARTS_AS_NONE.get(option, ()):
             continue
         flag = _flag(model, name, option)
+        if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
+            found = f"{record['attention_heads']}:{record['mixed_heads']}"
+            heads = f"{module.num_heads}:{module.num_mixed_heads}"
+            _refuse(
+                name,
+                f"has {found} source:mixed heads, this model {heads}; use {flag} {value}, or for a model whose heads "
+                "were pruned its --heads-per-layer and --head-dim",
+            )
         scope = "" if record is not STOCK and wanted is not STOCK else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
 

@@ -83,6 +83,10 @@ def test_places_that_it_does_not_name_have_the_stock_numbers():
         ({"heads_per_layer": "decoder-self=2,many", "head_dim": 4}, "'many' must be"),
         ({"heads_per_layer": "decoder-self=2,2;decoder-self=2,2", "head_dim": 4}, "must be there once"),
         ({"heads_per_layer": "decoder-self=2,3:1", "head_dim": 4, "head_mixing": "none"}, "must be as many"),
+        (
+            {"heads_per_layer": "decoder-self=4,4", "head_dim": 4, "scale_heads": True},
+            "--scale-heads: must be left out",
+        ),
         ({"relative_position": "rotary", "head_dim": 3}, "even head size, not 3"),
         ({"relative_position": "absolute"}, "must be one of none, rotary, t5"),
         ({"relative_gain": -1}, "--relative-gain -1: must be"),
@@ -109,7 +113,7 @@ def test_relative_positions_are_for_self_attention():
 
 def test_a_checkpoint_of_other_heads_is_refused_in_words():
     state = build("mixhead_transformer_lm", head_dim=4, heads_per_layer="decoder-self=4:2,4").state_dict()
-    with pytest.raises(OptionError, match="--heads-per-layer"):
+    with pytest.raises(OptionError, match=r"has 4:2 source:mixed heads, this model 4:4; .* --heads-per-layer"):
         build("mixhead_transformer_lm", head_dim=4).load_state_dict(state)
     state = build("mixhead_transformer_lm", relative_position="rotary").state_dict()
     with pytest.raises(OptionError, match="use --relative-position rotary"):

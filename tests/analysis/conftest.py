@@ -1,0 +1,102 @@
+"""Checkpoints of tiny models, as fairseq-train writes them but without its time, and the commands in this process."""
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from omegaconf import OmegaConf
+
+from mixhead_plugin.analysis import figures
+from mixhead_plugin.analysis.__main__ import main
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING
+from tests.helpers import shake
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint(tmp_path_factory):
+    """write_checkpoint(name, data, arch, *flags) -> path; the parameters are random, the mixing is not the identity."""
+
+    def write(name, data, arch, *flags):
+        file = tmp_path_factory.mktemp("checkpoints") / name / "checkpoint_best.pt"
+        arguments = [data, "--user-dir", PLUGIN, "--arch", arch, *TRAINING, *flags]
+        parser = options.get_training_parser()
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, arguments))))
+        task = tasks.setup_task(cfg.task)
+        torch.manual_seed(1)
+        model = shake(task.build_model(cfg.model))
+        state = {  # what Trainer.state_dict gives
+            "args": None,
+            "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+            "model": model.state_dict(),
+            "criterion": {},
+            "optimizer_history": [
+                {
+                    "criterion_name": "CrossEntropyCriterion",
+                    "optimizer_name": "FairseqAdam",
+                    "lr_scheduler_state": {},
+                    "num_updates": 0,
+                }
+            ],
+            "task_state": {},
+            "extra_state": {"train_iterator": {"epoch": 1}, "metrics": {}, "previous_training_time": 0},
+            "last_optimizer_state": None,
+        }
+        file.parent.mkdir()
+        torch.save(state, file)
+        return str(file)
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def lm_checkpoint(write_checkpoint, text_data):
+    """Position-wise mixing, two layers of four heads, windows of 16 tokens."""
+    flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
+    return write_checkpoint("mixhead_lm", text_data, "mixhead_transformer_lm", *flags)
+
+
+@pytest.fixture(scope="session")
+def stock_lm_checkpoint(write_checkpoint, text_data):
+    flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
+    return write_checkpoint("stock_lm", text_data, "transformer_lm_gpt", *flags)
+
+
+@pytest.fixture(scope="session")
+def translation_checkpoint(write_checkpoint, translation_data):
+    """Position-independent mixing in the decoder alone; the encoder's attention is fairseq's own."""
+    flags = ["--head-mixing", "position-independent", "--attention-scope", "decoder", *SIZES]
+    return write_checkpoint("mixhead_translation", translation_data, "mixhead_transformer", *flags)
+
+
+@pytest.fixture(scope="session")
+def stock_translation_checkpoint(write_checkpoint, translation_data):
+    return write_checkpoint("stock_translation", translation_data, "transformer", *SIZES)
+
+
+@pytest.fixture
+def numbers_alone(monkeypatch):
+    """Draws no figures, which takes most of a command's time here; the names of those that would have been."""
+    names = []
+
+    def save(figure, folder, name):
+        names.append(name)
+        return []
+
+    monkeypatch.setattr(figures, "save", save)
+    return names
+
+
+@pytest.fixture
+def analysis(capsys):
+    """analysis(*arguments) -> exit status, what was printed, errors; in this process, for its start takes seconds."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            status = main(list(map(str, arguments)))
+        except SystemExit as end:
+            status = end.code
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run

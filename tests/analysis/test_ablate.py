@@ -1,0 +1,83 @@
+import json
+
+import pytest
+import torch
+
+from mixhead_plugin.analysis.ablate import EXPERIMENTS, ablations
+from mixhead_plugin.analysis.attentions import attentions
+from mixhead_plugin.analysis.heads import all_heads
+from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.modules.attention import MixheadAttention
+
+
+def passing(gates):
+    return [1.0] * 4 if gates is None else gates.tolist()
+
+
+def test_each_head_goes_once_and_stays_alone_once():
+    found = {
+        "mixed": MixheadAttention(8, 4, head_mixing="average", self_attention=True),
+        "plain": MixheadAttention(8, 4, self_attention=True),
+    }
+    seen = []
+
+    def score():
+        seen.append([(passing(a.gates.source), passing(a.gates.mixed)) for a in found.values()])
+        return {"loss": float(len(seen))}
+
+    measured = ablations(found, score)
+    heads = all_heads(found)
+    assert len(seen) == len(EXPERIMENTS) * len(heads) == 24
+    ones, eye = [1.0] * 4, torch.eye(4)
+    for i, head in enumerate(heads):
+        for experiment, gates in (("single", (1 - eye)[head.index]), ("only", eye[head.index])):
+            expected = {name: {"source": ones, "mixed": ones} for name in found}
+            expected[head.attention][head.kind] = gates.tolist()
+            number = i + (len(heads) if experiment == "only" else 0)
+            assert seen[number] == [(e["source"], e["mixed"]) for e in expected.values()]
+            assert measured[experiment]["loss"][head.attention][head.kind][head.index] == number + 1
+    assert all(attention.gates is None for attention in found.values())
+
+
+def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(analysis, stock_lm_checkpoint, tmp_path):
+    status, out, err = analysis("ablate", stock_lm_checkpoint, "--output", tmp_path)
+    assert status == 0, err
+    content = json.loads((tmp_path / "ablate.json").read_text())
+    assert f"baseline: loss (base 2) {content['baseline']['loss']:.4f}" in out
+
+    loaded = load(stock_lm_checkpoint)
+    samples = list(batches(loaded))
+
+    def loss_without(columns):
+        weight = attentions(loaded.model)["decoder.layers.1.self_attn"].out_proj.weight.data
+        whole = weight.clone()
+        weight[:, columns] = 0
+        with torch.no_grad():
+            loss, size = map(sum, zip(*(loaded.criterion(loaded.model, sample)[:2] for sample in samples)))
+        weight.copy_(whole)
+        return float(loss) / size / torch.log(torch.tensor(2.0)).item()
+
+    assert content["baseline"]["loss"] == pytest.approx(loss_without([]), rel=1e-5)
+    second = content["single"]["loss"][1]
+    assert (second["name"], second["place"], second["layer"]) == ("decoder.layers.1.self_attn", "decoder-self", 1)
+    assert second["mixed"][2] == pytest.approx(loss_without([8, 9, 10, 11]), rel=1e-5)
+    alone = content["only"]["loss"][1]["mixed"][2]
+    assert alone == pytest.approx(loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5)
+
+
+@pytest.mark.slow  # 80 searches
+def test_bleu_comes_beside_the_loss(analysis, translation_checkpoint, tmp_path):
+    flags = ["--metric", "bleu", "--beam", 2, "--max-len-b", 3, "--bleu-tokenize", "char", "--post-process", "@@ "]
+    arguments = [translation_checkpoint, "--limit", 1, "--batch-size", 1, "--output", tmp_path]
+    status, _, err = analysis("ablate", *arguments, *flags)
+    assert status == 0, err
+    content = json.loads((tmp_path / "ablate.json").read_text())
+    assert set(content["single"]) == set(content["only"]) == set(content["baseline"]) == {"loss", "bleu"}
+    pictures = {f"ablate-{e}-{m}.{kind}" for e in EXPERIMENTS for m in ("loss", "bleu") for kind in ("png", "svg")}
+    assert {f.name for f in tmp_path.iterdir()} == {*pictures, "ablate.json"}
+
+
+def test_a_metric_of_other_models_is_refused_in_one_line(analysis, lm_checkpoint, tmp_path):
+    status, _, err = analysis("ablate", lm_checkpoint, "--metric", "bleu", "--limit", 1, "--output", tmp_path)
+    assert status == 1
+    assert err == "analysis ablate: error: --metric bleu: LanguageModelingTask does not translate; must be loss\n"

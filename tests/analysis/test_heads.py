@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from mixhead_plugin.analysis.heads import Head, all_heads, kept_heads, kinds, without
+from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
+from mixhead_plugin.modules.pruning import Kept
+from tests.helpers import shake
+
+
+def attentions():
+    mixed = shake(MixheadAttention(8, 4, head_mixing="position-wise", self_attention=True)).eval()
+    return {"mixed": mixed, "plain": MixheadAttention(8, 2, self_attention=True).eval()}
+
+
+def test_where_heads_do_not_mix_there_is_one_kind_of_them():
+    both = attentions()
+    assert kinds(both["mixed"]) == ("source", "mixed")
+    assert kinds(both["plain"]) == ("mixed",)
+    assert len(all_heads(both)) == 4 + 4 + 2
+    assert all_heads(both)[-1] == Head("plain", "mixed", 1)
+
+
+def test_what_is_kept_is_what_was_not_removed():
+    removed = [Head("mixed", "source", 0), Head("mixed", "mixed", 3), Head("plain", "mixed", 0)]
+    assert kept_heads(attentions(), removed) == {"mixed": Kept((1, 2, 3), (0, 1, 2)), "plain": Kept((1,), (1,))}
+
+
+def test_a_removed_head_gives_nothing():
+    both = attentions()
+    x = torch.randn(3, 1, 8)
+    with without(both, [Head("plain", "mixed", 1)]):
+        found = both["plain"](x, x, x)[0]
+    with torch.no_grad():
+        both["plain"].out_proj.weight[:, 4:] = 0
+    torch.testing.assert_close(found, both["plain"](x, x, x)[0])
+
+
+def test_all_heads_of_an_attention_can_go():
+    both = attentions()
+    x = torch.randn(3, 1, 8)
+    with without(both, all_heads(both)):
+        for attention in both.values():
+            torch.testing.assert_close(attention(x, x, x)[0], attention.out_proj.bias.expand(3, 1, 8))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_gates_that_were_there_come_back(fails):
+    both = attentions()
+    both["plain"].gates = HeadGates(mixed=torch.tensor([0.5, 2.0]))
+    try:
+        with without(both, all_heads(both)):
+            assert both["mixed"].gates is not None
+            assert not fails, "out of memory"
+    except AssertionError:
+        assert fails
+    assert both["plain"].gates.mixed.tolist() == [0.5, 2.0]
+    assert both["mixed"].gates is None

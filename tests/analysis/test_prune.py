@@ -1,0 +1,286 @@
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from mixhead_plugin.analysis import prune, scores
+from mixhead_plugin.analysis.heads import kinds, without
+from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.analysis.smaller import prunable, write
+from mixhead_plugin.analysis.timing import medians
+from mixhead_plugin.analysis.weighing import least_important
+from mixhead_plugin.modules.pruning import Kept, number_of_heads
+from mixhead_plugin.options import OptionError
+from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, preprocess, run, train
+
+CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+
+
+def random_importance(loaded):
+    generator = torch.Generator().manual_seed(5)
+    return {
+        name: {kind: torch.rand(number_of_heads(attention, kind), generator=generator) for kind in kinds(attention)}
+        for name, attention in prunable(loaded).items()
+    }
+
+
+def cut(loaded, file, fraction=0.4):
+    """Write the smaller checkpoint; the heads that went."""
+    removed = least_important(random_importance(loaded), fraction)
+    write(loaded, prune.kept_heads(prunable(loaded), removed), str(file))
+    return removed
+
+
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoint, request, tmp_path):
+    loaded = load(request.getfixturevalue(checkpoint), cpu=True)
+    removed = cut(loaded, tmp_path / "pruned.pt")
+    smaller = load(str(tmp_path / "pruned.pt"), cpu=True)
+    (batch,) = batches(loaded, limit=1, batch_size=4)
+    loaded.model.double()
+    smaller.model.double()
+    with torch.no_grad():
+        whole = loaded.model(**batch["net_input"])[0]
+        found = smaller.model(**batch["net_input"])[0]
+        with without(prunable(loaded), removed):
+            masked = loaded.model(**batch["net_input"])[0]
+    torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(masked, whole)
+    parameters = [sum(p.numel() for p in m.model.parameters()) for m in (loaded, smaller)]
+    assert parameters[1] < parameters[0]
+    again = cut(smaller, tmp_path / "again.pt")  # of heads that are no longer as many everywhere
+    with torch.no_grad(), without(prunable(smaller), again):
+        masked = smaller.model(**batch["net_input"])[0]
+        found = load(str(tmp_path / "again.pt"), cpu=True).model.double()(**batch["net_input"])[0]
+    torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
+    if scores.translates(loaded):
+        flags = Namespace(beam=3, max_len_b=6)
+        with without(prunable(loaded), removed):
+            expected = scores.translate(loaded, [batch], flags)
+        for left, right in zip(scores.translate(smaller, [batch], flags)[0], expected[0]):
+            assert torch.equal(left, right)
+
+
+def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stock_lm_checkpoint, tmp_path):
+    loaded = load(stock_lm_checkpoint)
+    kept = {"decoder.layers.0.self_attn": Kept((1,), (1,)), "decoder.layers.1.self_attn": Kept((0, 2, 3), (0, 2, 3))}
+    file = str(tmp_path / "pruned.pt")
+    write(loaded, kept, file)
+    (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task([file])
+    assert cfg.model._name == "mixhead_transformer_lm_gpt"
+    assert (cfg.model.heads_per_layer, cfg.model.head_dim) == ("decoder-self=1,3", 4)
+    assert model.decoder.layers[0].self_attn.q_proj.weight.shape == (4, 16)
+    assert model.decoder.layers[1].self_attn.out_proj.weight.shape == (16, 12)
+    state = torch.load(file, weights_only=True)
+    assert "last_optimizer_state" not in state and state["args"] is None
+    record = state["model"]._metadata["decoder.layers.1.self_attn"]
+    assert (record["attention_heads"], record["mixed_heads"]) == (3, 3)
+
+
+def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(stock_translation_checkpoint, tmp_path):
+    state = torch.load(stock_translation_checkpoint, weights_only=True)
+    cfg = state.pop("cfg")
+    state["args"] = Namespace(**{**cfg["task"], **vars(cfg["model"]), "criterion": "cross_entropy"})
+    state["model"] = {name: t.half() if t.is_floating_point() else t for name, t in state["model"].items()}
+    old = tmp_path / "old.pt"
+    torch.save(state, old)
+    cut(load(str(old)), tmp_path / "pruned.pt")
+    written = torch.load(tmp_path / "pruned.pt", weights_only=True)
+    assert written["cfg"]["model"].heads_per_layer.startswith("encoder-self=")
+    assert written["model"]["encoder.layers.0.self_attn.q_proj.weight"].dtype == torch.float16
+    load(str(tmp_path / "pruned.pt"))
+
+
+def test_what_a_smaller_model_cannot_be_is_refused(stock_lm_checkpoint, tmp_path):
+    loaded = load(stock_lm_checkpoint)
+    loaded.cfg.model.scale_heads = True
+    with pytest.raises(OptionError, match="--scale-heads"):
+        cut(loaded, tmp_path / "pruned.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
+    status, out, err = analysis("prune", lm_checkpoint, "--output", tmp_path)
+    assert status == 0, err
+    (found,) = json.loads((tmp_path / "prune.json").read_text())["checkpoints"]
+    removed = [step["removed"] for step in found["steps"]]
+    assert removed == [0, 2, 4, 6, 8, 10, 12]  # of 16 heads, one of each kind stays in each of the two layers
+    loaded = load(lm_checkpoint)
+    weights = {e["name"]: {k: torch.tensor(e[k]) for k in ("source", "mixed")} for e in found["importance"]}
+    order = least_important(prune.NORMALISATIONS["layer"](weights), 0.5)
+    with without(prunable(loaded), order):
+        expected = scores.score(loaded, list(batches(loaded)), None, ["loss"])["loss"]
+    assert found["steps"][4]["score"] == pytest.approx(expected, rel=1e-6)
+    assert f"50.0% (8)  {expected:.4f}" in out
+    assert {f.name for f in tmp_path.iterdir()} == {"prune.png", "prune.svg", "prune.json"}
+
+
+def test_several_checkpoints_of_one_training_are_told_by_their_updates(analysis, stock_lm_checkpoint, tmp_path):
+    files = []
+    for epoch, updates in ((1, 10), (2, 1020)):
+        state = torch.load(stock_lm_checkpoint, weights_only=True)
+        state["optimizer_history"][-1]["num_updates"] = updates
+        state["extra_state"]["train_iterator"] = {"epoch": epoch + 1, "iterations_in_epoch": 0}
+        files.append(tmp_path / f"checkpoint{epoch}.pt")
+        torch.save(state, files[-1])
+    flags = ["--at-least", 3, "--limit", 2, "--output", tmp_path / "found"]
+    status, out, err = analysis("prune", *files, *flags)
+    assert status == 0, err
+    found = json.loads((tmp_path / "found" / "prune.json").read_text())["checkpoints"]
+    assert [c["label"] for c in found] == ["epoch 1, 10 updates", "epoch 2, 1,020 updates"]
+    assert [step["removed"] for step in found[0]["steps"]] == [0, 1, 2]
+    assert "epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
+
+
+def test_a_profile_is_relative_to_the_whole_model():
+    profile = prune.Profile("", 0, [prune.Step(0, 0, 4.0), prune.Step(0.5, 1, 3.0), prune.Step(0.9, 2, 5.0)])
+    assert profile.relative(higher_is_better=True) == [0, 25, -25]
+    assert profile.relative(higher_is_better=False) == [0, -25, 25]
+
+
+def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
+    status, _, err = analysis("importance", lm_checkpoint, "--output", tmp_path)
+    assert status == 0, err
+    file, flags = tmp_path / "pruned.pt", ["--importance", tmp_path / "importance.json", "--output", tmp_path]
+    status, out, err = analysis("prune", lm_checkpoint, "--fraction", 0.5, "--save", file, *flags)
+    assert status == 0, err
+    found = json.loads((tmp_path / "prune-save.json").read_text())
+    assert found["pruned"]["loss"] == pytest.approx(found["masked"]["loss"], rel=1e-5)
+    assert found["pruned"]["loss"] != pytest.approx(found["whole"]["loss"], rel=1e-5)
+    assert (found["whole"]["heads"], found["pruned"]["heads"], found["pruned"]["source heads"]) == (8, 4, 4)
+    assert found["pruned"]["parameters"] < found["whole"]["parameters"]
+    assert found["pruned"]["forward_s"] > 0
+    assert f"--heads-per-layer {found['heads_per_layer']} --head-dim 4 --finetune-from-model {file}" in out.replace(
+        "'", ""
+    )
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--fraction", "0.4"], "--fraction 0.4: needs --save FILE"),
+        (["--save", "{0}/pruned.pt"], "--save {0}/pruned.pt: needs --fraction F"),
+        (["--fraction", "0", "--save", "x.pt"], "0: must be above 0 and at most 1"),
+        (["--fraction", "most", "--save", "x.pt"], "most: must be above 0 and at most 1"),
+        (["--fraction", "0.4", "--save", "/nowhere/x.pt"], "--save /nowhere/x.pt: there is no folder /nowhere"),
+        (["--fraction", "0.4", "--save", "{0}"], "--save {0}: is a folder"),
+        (["--fraction", "0.4", "--save", "{1}"], "--save {1}: is the checkpoint itself"),
+        (["{1}", "--fraction", "0.4", "--save", "{0}/x.pt"], "--save {0}/x.pt: cuts one checkpoint, not 2"),
+        (["--fraction", "0.01", "--save", "{0}/x.pt"], "--fraction 0.01: removes none of 8 heads"),
+        (["--importance", "{0}/none.json"], "--importance {0}/none.json: No such file"),
+        (["--at-least", "0"], "0: must be a whole number of at least 1"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_in_one_line(flags, message, analysis, stock_lm_checkpoint, tmp_path):
+    flags = [flag.format(tmp_path, stock_lm_checkpoint) for flag in flags]
+    status, _, err = analysis("prune", stock_lm_checkpoint, *flags, "--output", tmp_path)
+    assert status != 0
+    assert message.format(tmp_path, stock_lm_checkpoint) in err and err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_times_are_medians_of_turns_after_a_warm_up():
+    calls = []
+    found = medians({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repetitions=3)
+    assert calls == ["a", "b"] * 4
+    assert found["a"] >= 0 and set(found) == {"a", "b"}
+
+
+XL = """--task truncated_bptt_lm --tokens-per-sample 8 --batch-size 2 --n-layer 2 --d-model 16 --n-head 4 --d-head 4
+    --d-inner 16 --mem-len 8 --cutoffs 8""".split()
+LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arch, flags, obstacle",
+    [
+        ("mixhead_transformer_xl", XL, "belongs to SegmentAttention; its heads can only be masked"),
+        ("mixhead_synthesizer_lm", LM, "belongs to SynthesizerAttention; its heads can only be masked"),
+        ("mixhead_transformer_lm", [*LM, "--relative-position", "t5", "--relative-gain", "3"], None),
+        ("mixhead_transformer_lm", [*LM, "--criterion", "adaptive_loss", "--adaptive-softmax-cutoff", "8"], None),
+    ],
+)
+def test_other_models_are_weighed_masked_and_cut_or_refused(
+    arch, flags, obstacle, analysis, write_checkpoint, text_data, tmp_path
+):
+    loss = ["--ddp-backend", "legacy_ddp"]
+    checkpoint = write_checkpoint("other", text_data, arch, *flags, *loss)
+    common = ["--output", tmp_path / "found", "--cpu", "--batch-size", 2]
+    for command in ("importance", "prune"):
+        status, _, err = analysis(command, checkpoint, *common)
+        assert status == 0, err
+    steps = json.loads((tmp_path / "found" / "prune.json").read_text())["checkpoints"][0]["steps"]
+    assert [step["removed"] for step in steps] == [0, 2, 4, 6, 8, 10, 12]
+    status, _, err = analysis("prune", checkpoint, "--fraction", 0.5, "--save", tmp_path / "pruned.pt", *common)
+    assert status == (1 if obstacle else 0), err
+    assert obstacle is None or (obstacle in err and err.count("\n") == 1)
+    assert (tmp_path / "pruned.pt").exists() == (obstacle is None)
+
+
+@pytest.mark.slow
+def test_a_classifier_is_scored_by_its_accuracy(analysis, write_checkpoint, corpus, tmp_path):
+    for side, lines in (("input0", None), ("label", "0\n1\n1\n")):
+        folder = tmp_path / "raw" / side
+        folder.mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            text = (corpus / f"{split}.en").read_text()
+            number = len(text.splitlines())
+            (folder / split).write_text(text if lines is None else lines * (number // 3))
+        preprocess(folder, tmp_path / "data" / side, "--only-source")
+    task = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 2]
+    task += ["--init-token", 0, "--separator-token", 2, "--max-positions", 32, *ROBERTA_SIZES]
+    checkpoint = write_checkpoint("classifier", tmp_path / "data", "mixhead_roberta_base", *task)
+    common = ["--metric", "accuracy", "--cpu", "--output", tmp_path]
+    for command in (["ablate"], ["prune"], ["prune", "--fraction", 0.5, "--save", tmp_path / "pruned.pt"]):
+        status, _, err = analysis(command[0], checkpoint, *command[1:], *common)
+        assert status == 0, err
+    found = json.loads((tmp_path / "prune-save.json").read_text())
+    baseline = json.loads((tmp_path / "ablate.json").read_text())["baseline"]["accuracy"]
+    assert found["whole"]["accuracy"] == baseline and 0 < baseline < 100
+    assert found["pruned"]["accuracy"] == found["masked"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_fairseq_s_commands_take_the_smaller_checkpoint(
+    analysis, translation_data, text_data, stock_translation_checkpoint, lm_checkpoint, tmp_path
+):
+    for checkpoint, data, arch, sizes, mixing in (
+        (stock_translation_checkpoint, translation_data, "mixhead_transformer", SIZES, "none"),
+        (lm_checkpoint, text_data, "mixhead_transformer_lm", LM_SIZES, "position-wise"),
+    ):
+        file = tmp_path / f"{arch}.pt"
+        flags = ["--fraction", 0.4, "--save", file, "--output", tmp_path, "--max-len-b", 5]
+        status, _, err = analysis("prune", checkpoint, *flags)
+        assert status == 0, err
+        found = json.loads((tmp_path / "prune-save.json").read_text())
+        plugin = ["--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
+        task = [] if arch == "mixhead_transformer" else ["--task", "language_modeling", "--tokens-per-sample", 16]
+        if task:
+            result = run("fairseq-eval-lm", data, *plugin, *task[2:])
+            assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
+        else:
+            result = run("fairseq-generate", data, *plugin, "--beam", 2, "--max-len-b", 5)
+            assert "Translated 15 sentences" in result.stdout + result.stderr
+        more = ["--head-mixing", mixing, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4]
+        more += ["--finetune-from-model", file, *task, *sizes]
+        train(data, arch, tmp_path / arch, *more)
+        trained = load(str(tmp_path / arch / "checkpoint_last.pt"))
+        assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]
+
+
+@pytest.mark.slow
+def test_a_model_with_half_its_heads_is_faster(write_checkpoint, text_data, tmp_path):
+    sizes = ["--decoder-embed-dim", 256, "--decoder-ffn-embed-dim", 64, "--decoder-layers", 2]
+    sizes += ["--decoder-attention-heads", 16, "--task", "language_modeling", "--tokens-per-sample", 256]
+    loaded = load(write_checkpoint("wide", text_data, "mixhead_transformer_lm", *sizes), cpu=True)
+    weights = {name: {kind: torch.rand(16) for kind in ("source", "mixed")} for name in prunable(loaded)}
+    removed = least_important(weights, 0.75)
+    write(loaded, prune.kept_heads(prunable(loaded), removed), str(tmp_path / "pruned.pt"))
+    smaller = load(str(tmp_path / "pruned.pt"), cpu=True)
+    tokens = torch.randint(4, 10, (2, 256))
+    with torch.no_grad():
+        times = medians({"whole": lambda: loaded.model(tokens), "pruned": lambda: smaller.model(tokens)})
+    assert times["pruned"] < 0.7 * times["whole"]

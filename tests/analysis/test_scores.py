@@ -1,0 +1,113 @@
+import math
+from argparse import ArgumentParser, Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mixhead_plugin.analysis import scores
+from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.options import OptionError
+from tests.criterions import cases
+
+
+def flags(*arguments):
+    parser = ArgumentParser()
+    scores.add_arguments(parser)
+    return parser.parse_args(list(map(str, arguments)))
+
+
+def classifier():
+    model = cases.model("sentence_prediction").eval()
+    return SimpleNamespace(model=model, criterion=cases.criterion("sentence_prediction").eval())
+
+
+def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(stock_lm_checkpoint):
+    loaded = load(stock_lm_checkpoint)
+    samples = list(batches(loaded, batch_size=3))
+    assert len({len(sample["id"]) for sample in samples}) == 2  # a mean over batches would be another number
+    nats, tokens = 0.0, 0
+    for sample in samples:
+        with torch.no_grad():
+            likelihoods = loaded.model(**sample["net_input"])[0].log_softmax(-1)
+        real = sample["target"].ne(loaded.task.target_dictionary.pad())
+        nats -= float(likelihoods.gather(2, sample["target"][..., None])[..., 0][real].sum())
+        tokens += int(real.sum())
+    found = scores.score(loaded, samples, flags(), ["loss"])
+    assert found == pytest.approx({"loss": nats / tokens / math.log(2)}, rel=1e-6)
+
+
+def test_accuracy_is_the_share_of_sentences_that_are_right():
+    loaded = classifier()
+    samples = [cases.sentence_batch(), cases.sentence_batch()]
+    right = sum(
+        int(
+            (
+                loaded.model(
+                    **s["net_input"], features_only=True, classification_head_name="sentence_classification_head"
+                )[0].argmax(1)
+                == s["target"][:, 0]
+            ).sum()
+        )
+        for s in samples
+    )
+    found = scores.score(loaded, samples, flags(), ["loss", "accuracy"])
+    assert found["accuracy"] == pytest.approx(100 * right / 6)
+    assert found["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "metric, message",
+    [
+        ("accuracy", "--metric accuracy: CrossEntropyCriterion does not log it; must be loss"),
+        ("bleu", "does not translate"),
+    ],
+)
+def test_a_metric_that_the_model_does_not_have_is_refused(metric, message, stock_lm_checkpoint):
+    loaded = load(stock_lm_checkpoint)
+    with pytest.raises(OptionError, match=message):
+        scores.score(loaded, list(batches(loaded, limit=1)), flags("--metric", metric), [metric])
+
+
+def test_bleu_compares_translations_with_the_targets(stock_translation_checkpoint, monkeypatch):
+    loaded = load(stock_translation_checkpoint)
+    samples = list(batches(loaded, limit=1, batch_size=4))
+    args = flags("--metric", "bleu", "--bleu-tokenize", "char")
+    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: [list(s["target"]) for s in samples])
+    assert scores.bleu(loaded, samples, args) == pytest.approx(100)
+    turned = [[t.flip(0) for t in s["target"]] for s in samples]
+    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: turned)
+    assert scores.bleu(loaded, samples, args) < 90
+
+
+def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(stock_translation_checkpoint):
+    loaded = load(stock_translation_checkpoint)
+    (sample,) = batches(loaded, limit=1, batch_size=4)
+    args = flags("--beam", 2, "--max-len-b", 12, "--bleu-tokenize", "none")
+    loaded.task.tokenizer = None
+    loaded.task.cfg.eval_tokenized_bleu = True
+    generator = loaded.task.build_generator([loaded.model], scores.generation_flags(loaded, args))
+    expected = loaded.task._inference_with_bleu(generator, sample, loaded.model)
+    assert expected.precisions[0] > 0
+    assert scores.bleu(loaded, [sample], args) == pytest.approx(expected.score)
+
+
+def test_unknown_words_are_no_match(stock_translation_checkpoint, monkeypatch):
+    loaded = load(stock_translation_checkpoint)
+    (sample,) = batches(loaded, limit=1, batch_size=1)
+    unknown = sample["target"].clone()
+    unknown[:, :-1] = loaded.task.target_dictionary.unk()
+    sample["target"] = unknown
+    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: [list(unknown)])
+    assert scores.bleu(loaded, [sample], flags("--bleu-tokenize", "none")) == 0
+
+
+def test_translations_are_those_of_the_training_s_eval_bleu_unless_flags_say_otherwise():
+    def loaded(**task):
+        return SimpleNamespace(cfg=SimpleNamespace(task=Namespace(**task)))
+
+    assert vars(scores.generation_flags(loaded(), flags())) == {"beam": 5}
+    trained = loaded(eval_bleu_args='{"beam": 4, "max_len_a": 1.2, "max_len_b": 10}')
+    assert vars(scores.generation_flags(trained, flags())) == {"beam": 4, "max_len_a": 1.2, "max_len_b": 10}
+    found = vars(scores.generation_flags(trained, flags("--beam", 2, "--lenpen", 0, "--max-len-a", 0)))
+    assert found == {"beam": 2, "lenpen": 0, "max_len_a": 0, "max_len_b": 10}

@@ -1,0 +1,169 @@
+"""Singular values, effective rank, and what the command makes of them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.analysis.spectrum import cumulative, cut, effective_rank, singular_values
+from tests.commands import PLUGIN, train
+
+
+def test_equal_singular_values_are_a_straight_line_and_the_full_rank():
+    values = singular_values(torch.eye(5).repeat(2, 3, 1, 1))
+    torch.testing.assert_close(cumulative(values), (torch.arange(1, 6) / 5).double().expand(2, 3, 5))
+    torch.testing.assert_close(effective_rank(values), torch.full((2, 3), 5.0, dtype=torch.float64))
+
+
+def test_one_dimension_is_rank_one():
+    values = singular_values(torch.outer(torch.rand(4), torch.rand(6))[None])
+    assert values.shape == (1, 4)
+    torch.testing.assert_close(cumulative(values), torch.ones(1, 4, dtype=torch.float64))
+    assert effective_rank(values).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_the_definitions_at_known_singular_values():
+    values = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(cumulative(values), torch.tensor([0.75, 1.0, 1.0], dtype=torch.float64))
+    expected = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert effective_rank(values).item() == pytest.approx(expected)
+    assert effective_rank(torch.zeros(3)).isnan()
+
+
+def test_a_factor_on_the_matrix_changes_nothing():
+    matrices = torch.rand(2, 5, 5)
+    for measure in (cumulative, effective_rank):
+        torch.testing.assert_close(measure(singular_values(7 * matrices)), measure(singular_values(matrices)))
+
+
+def test_chunks_do_not_matter(monkeypatch):
+    matrices = torch.rand(3, 4, 6, 5)
+    whole = singular_values(matrices)
+    monkeypatch.setattr("mixhead_plugin.analysis.spectrum.CHUNK_BYTES", 8 * 6 * 5 * 5)  # five at once
+    assert torch.equal(singular_values(matrices), whole)
+    np.testing.assert_allclose(whole, np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12)
+
+
+def test_windows_are_the_first_tokens_of_sentences_that_are_long_enough_on_both_sides():
+    source = torch.tensor([[1, 1, 5, 6, 7], [1, 5, 6, 7, 8], [1, 1, 1, 5, 6], [4, 5, 6, 7, 8]])  # padded on the left
+    target = torch.tensor([[2, 5, 6, 7], [2, 5, 1, 1], [2, 5, 6, 7], [2, 8, 9, 1]])
+    net_input = {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": target}
+    windows, number = cut(net_input, {"src_tokens": 1, "prev_output_tokens": 1}, 3)
+    assert number == 2
+    assert windows["src_tokens"].tolist() == [[5, 6, 7], [4, 5, 6]]
+    assert windows["prev_output_tokens"].tolist() == [[2, 5, 6], [2, 8, 9]]
+    assert windows["src_lengths"].tolist() == [3, 3]
+    nothing, number = cut(net_input, {"src_tokens": 1, "prev_output_tokens": 1}, 9)
+    assert number == 0 and nothing["src_tokens"].shape == (0, 9)
+
+
+def by_hand(path, length):
+    """Curves and ranks [layers, ...] of the weights that fairseq's own call returns, with NumPy."""
+    loaded = load(path, cpu=True)
+    pad = loaded.task.source_dictionary.pad()
+    curves, ranks = [], []
+    for batch in batches(loaded):
+        for tokens in batch["net_input"]["src_tokens"]:
+            if tokens.ne(pad).sum() < length:
+                continue
+            weights = []
+            with torch.no_grad():
+                _, extra = loaded.model.decoder.extract_features(tokens[None, :length], None)
+                for layer, states in zip(loaded.model.decoder.layers, extra["inner_states"]):
+                    states = layer.self_attn_layer_norm(states) if layer.normalize_before else states
+                    mask = torch.full((length, length), -math.inf).triu(1)
+                    settings = dict(key=states, value=states, attn_mask=mask, need_head_weights=True)
+                    weights.append(layer.self_attn(states, **settings)[1][:, 0].double())
+            values = np.linalg.svd(torch.stack(weights).numpy(), compute_uv=False)  # [layers, H, n]
+            shares = values / values.sum(-1, keepdims=True)
+            curves.append(np.cumsum(shares, -1).mean(1))
+            ranks.append(np.exp(-(shares * np.log(shares)).sum(-1)))
+    return np.mean(curves, 0), np.mean(ranks, 0), len(curves)
+
+
+@pytest.mark.usefixtures("numbers_alone")
+@pytest.mark.parametrize("length", [7, 16])
+def test_the_numbers_are_those_of_the_returned_weights(length, lm_checkpoint, stock_lm_checkpoint, analysis, tmp_path):
+    paths = {"mixhead_lm": lm_checkpoint, "stock_lm": stock_lm_checkpoint}
+    flags = ["--length", length, "--windows", 1000, "--output", tmp_path]
+    status, printed, _ = analysis("spectrum", *paths.values(), *flags)
+    assert status == 0
+    found = json.loads((tmp_path / "spectrum.json").read_text())
+    assert found["length"] == length
+    for name, path in paths.items():
+        curves, ranks, number = by_hand(path, length)
+        model = found["models"][name]
+        assert model["windows"] == number > 1
+        assert list(model["places"]) == ["decoder-self"]
+        place = model["places"]["decoder-self"]
+        np.testing.assert_allclose([p["cumulative"] for p in place["layers"].values()], curves, rtol=1e-5)
+        np.testing.assert_allclose([p["effective_rank"] for p in place["layers"].values()], ranks, rtol=1e-4)
+        np.testing.assert_allclose(place["mean_cumulative"], curves.mean(0), rtol=1e-5)
+        assert place["mean_effective_rank"] == pytest.approx(ranks.mean(), rel=1e-4)
+        assert f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: {number}" in printed
+
+
+def test_pictures_are_written(lm_checkpoint, analysis, tmp_path):
+    status, printed, _ = analysis("spectrum", lm_checkpoint, "--length", 7, "--windows", 2, "--output", tmp_path)
+    assert status == 0
+    files = [f"{figure}.{suffix}" for figure in ("spectrum", "effective_rank") for suffix in ("png", "svg")]
+    assert all((tmp_path / file).stat().st_size > 5000 for file in files)
+    assert [line for line in printed.splitlines() if line.startswith("wrote ")] == [
+        f"wrote {tmp_path / file}" for file in [*files, "spectrum.json"]
+    ]
+
+
+@pytest.mark.usefixtures("numbers_alone")
+def test_all_places_and_the_source_heads(translation_checkpoint, stock_translation_checkpoint, analysis, tmp_path):
+    flags = ["--source", "--labels", "A,stock", "--output", tmp_path]
+    status, printed, _ = analysis("spectrum", translation_checkpoint, stock_translation_checkpoint, *flags)
+    assert status == 0
+    models = json.loads((tmp_path / "spectrum.json").read_text())["models"]
+    assert {name: list(model["places"]) for name, model in models.items()} == {
+        "A": ["encoder-self", "decoder-self", "cross"],
+        "A, before mixing": ["decoder-self", "cross"],  # only the decoder mixes
+        "stock": ["encoder-self", "decoder-self", "cross"],
+    }
+    mixed, source = (models[name]["places"]["cross"]["mean_effective_rank"] for name in ("A", "A, before mixing"))
+    assert mixed != pytest.approx(source, rel=1e-3)
+    assert "windows of 4 tokens from valid" in printed  # three words and the end, which all sentences have
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--length", 50], "--length 50: no sentence of valid has as many tokens; half of them have 16"),
+        (["--length", 0], "argument --length: 0: must be a whole number of at least 1"),
+        (["--labels", "a,b"], "--labels a,b: must be 1 names, with commas between them"),
+        (["--subset", "dev"], "--subset dev: not in "),
+    ],
+)
+def test_flags_that_cannot_be_used_are_named(flags, message, lm_checkpoint, analysis, tmp_path):
+    status, _, errors = analysis("spectrum", lm_checkpoint, *flags, "--output", tmp_path)
+    assert status in (1, 2)
+    assert errors.startswith(f"analysis spectrum: error: {message}")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.usefixtures("numbers_alone")
+def test_the_same_checkpoint_twice_needs_labels(lm_checkpoint, analysis, tmp_path):
+    status, _, errors = analysis("spectrum", lm_checkpoint, lm_checkpoint, "--output", tmp_path)
+    assert status == 1
+    assert "two inputs are called mixhead_lm" in errors and errors.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["transformer_iwslt_de_en", "mixhead_transformer_iwslt_de_en"])
+def test_checkpoints_of_real_trainings(arch, translation_data, analysis, tmp_path):
+    sizes = ["--encoder-layers", 1, "--decoder-layers", 1, "--encoder-embed-dim", 16, "--decoder-embed-dim", 16]
+    sizes += ["--encoder-ffn-embed-dim", 16, "--decoder-ffn-embed-dim", 16]
+    save, logs = tmp_path / "save", tmp_path / "train.log"
+    train(translation_data, arch, save, *sizes, "--log-file", logs, updates=4)
+    best = save / "checkpoint_best.pt"
+    assert analysis("spectrum", best, "--user-dir", PLUGIN, "--output", tmp_path)[0] == 0
+    assert analysis("mixing", best, "--output", tmp_path)[0] == (0 if arch.startswith("mixhead") else 1)
+    assert analysis("curves", logs, "--output", tmp_path)[0] == 0
+    assert list(json.loads((tmp_path / "curves.json").read_text())["runs"]) == [tmp_path.name]
