@@ -128,6 +128,8 @@ def test_what_has_no_kernel_is_refused_before_the_first_batch(monkeypatch, flags
     with pytest.raises(OptionError) as error:
         ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(**arguments))
     assert str(error.value) == f"--attention-impl triton: {message}; must be auto, blockwise or reference"
+    with pytest.raises(OptionError, match="--attention-impl triton: needs a GPU, --cpu takes none"):
+        ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(attention_impl="triton", cpu=True))
     fine = {**TINY["transformer"], "head_mixing": "position-wise", "attention_impl": "triton", "head_dim": 256}
     ARCH_CONFIG_REGISTRY["mixhead_transformer"](Namespace(**fine))
 

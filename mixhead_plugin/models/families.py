@@ -52,6 +52,8 @@ class FamilyModel(BaseFairseqModel):
         if args.mixing_lr_scale != 1 and (obstacle := _obstacle_to_own_learning_rate(args)):
             raise OptionError(f"--mixing-lr-scale {args.mixing_lr_scale}: {obstacle}")
         _check_quantisation(args, [shape for place, shape in shapes.items() if options.covers(place)])
+        if args.attention_impl == "triton" and getattr(args, "cpu", False):
+            raise OptionError("--attention-impl triton: needs a GPU, --cpu takes none; must be auto, or --cpu left out")
         for side in ("encoder", "decoder"):
             if getattr(args, f"{side}_xformers_att_config", None) is not None:
                 raise OptionError(

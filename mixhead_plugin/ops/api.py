@@ -7,6 +7,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
+from mixhead_plugin.ops.forward_mode import in_forward_mode
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import reference_attention
 from mixhead_plugin.ops.relative import RelativeScores
@@ -77,7 +78,8 @@ def attention(
         scale: of the scores; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`; only "auto" may choose, an explicit choice that cannot serve raises.
             Where there is dropout it does not ask whether gradients are on: activation checkpointing computes the same
-            attention without and with them, and has to drop the same weights. Only "reference" has second derivatives.
+            attention without and with them, and has to drop the same weights. Only "reference" has second derivatives;
+            "triton" rounds weights and `mixing` to the dtype of `query` before it multiplies them.
 
     Returns:
         [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
@@ -118,6 +120,8 @@ def _fastest(query: Tensor, key: Tensor, value: Tensor, options: Dict[str, Any])
     n_queries, n_keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
     if n_queries <= 1:  # a step of decoding
         return reference_attention
+    if in_forward_mode(query, key, value, *options.values()):
+        return reference_attention  # nothing else has forward-mode derivatives
     if fused.serves(query, key, value, **options):
         return fused.fused_attention
     if query.device.type != "cpu" and not (

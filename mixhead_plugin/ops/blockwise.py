@@ -12,8 +12,8 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.masks import Block, BlockMasks
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.reference import upcast
@@ -42,8 +42,7 @@ def blockwise_attention(
     scale: float,
 ) -> Tensor:
     """`ops.attention` by blocks: the same values in memory linear in Nq + Nk; arguments as there."""
-    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing, gain, *(relative or ())):
-        raise NotImplementedError("impl 'blockwise' has no forward-mode derivative; impl 'reference' has")
+    refuse_forward_mode("blockwise", query, key, value, mixing, gain, relative)
     seed = None
     if dropout_p > 0:
         # From torch's own generator, on the CPU: it repeats with torch.manual_seed and under activation checkpointing.
@@ -65,13 +64,6 @@ def blockwise_attention(
         dropout_p,
         scale,
     )
-
-
-def _in_forward_mode(*tensors: Optional[Tensor]) -> bool:
-    """Whether any carries a tangent: torch takes an operator without a forward-mode derivative for a constant."""
-    if forward_ad._current_level < 0:
-        return False
-    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)
 
 
 class _Call:

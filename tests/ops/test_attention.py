@@ -408,3 +408,19 @@ def test_a_mixing_that_does_not_fit_the_values_is_refused():
         attention(q, k, v, mixing=mixing[:, 1:])
     with pytest.raises(ValueError, match=r"value .* does not fit"):
         attention(q, k, v[:, 1:])
+
+
+@every_mixing
+@every_normalizer
+def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing_shape):
+    q, k, v, mixing = tensors(mixing_shape=mixing_shape, n_keys=9)
+    tangent = torch.randn_like(q)
+    results = [
+        torch.func.jvp(
+            lambda q, i=impl: attention(q, k, v, mixing=mixing, normalizer=normalizer, impl=i), (q,), (tangent,)
+        )
+        for impl in ("auto", "reference")
+    ]
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+    assert results[0][1].abs().max() > 0
