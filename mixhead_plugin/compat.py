@@ -5,6 +5,7 @@ Applied by `import mixhead_plugin`.
 
 import argparse
 import collections
+import logging
 import sys
 import types
 import typing
@@ -18,6 +19,8 @@ import torch
 from fairseq.distributed import utils as distributed
 
 from mixhead_plugin.options import OptionError
+
+logger = logging.getLogger(__name__)
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -118,8 +121,24 @@ def number_windows(task: Any) -> None:
     fairseq's truncated_bptt_lm has that number beside `net_input` alone, where no model sees it. A model with a memory
     could not know where a text begins: the memory of one epoch, or set, would go on into the next.
     """
-    if not isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
-        task._collate_fn = _NumberedWindows(task._collate_fn)
+    if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
+        return
+    task._collate_fn = _NumberedWindows(task._collate_fn)
+    stock = task.eval_lm_dataloader
+
+    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuses what fairseq-eval-lm takes for a perplexity of 1: a text of fewer windows than rows."""
+        if len(dataset) == 0:
+            raise OptionError(
+                f"--batch-size {task.cfg.batch_size}: the text has {len(dataset.data)} windows of --tokens-per-sample "
+                f"{task.cfg.tokens_per_sample} and each row needs one; must be at most as many"
+            )
+        left_out = len(dataset.data) - len(dataset) * task.cfg.batch_size
+        if left_out:
+            logger.warning(f"the last {left_out} windows fill no row and are left out; --batch-size 1 takes all")
+        return stock(dataset, *args, **kwargs)
+
+    task.eval_lm_dataloader = eval_lm_dataloader
 
 
 def apply() -> None:

@@ -255,7 +255,7 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             f"must be 1, or --head-mixing one of {trained}"
         )
 
-    _check_scope(options, shapes)
+    check_scope(options, shapes)
     _check_heads_per_layer(options, shapes)
     if scale_heads and "decoder-self" in parse_heads_per_layer(options.heads_per_layer):
         raise OptionError(
@@ -281,7 +281,8 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             )
 
 
-def _check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
+def check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
+    """Refuse an --attention-scope that a model of these attentions has no use for."""
     scope = options.attention_scope
     if not any(options.covers(place) for place in shapes):
         useful = [name for name, places in SCOPES.items() if any(place in shapes for place in places)]

@@ -18,6 +18,7 @@ from mixhead_plugin.options import (
     AttentionShape,
     OptionError,
     as_namespace,
+    check_scope,
     complete,
     option_name,
 )
@@ -82,6 +83,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
                 raise OptionError(f"--task {task}: Transformer-XL needs one with --tokens-per-sample, {TASK}")
             if getattr(args, "batch_size", None) is None and task == TASK:
                 raise OptionError(f"--batch-size is missing: --task {TASK} cuts the text into so many rows")
+        check_scope(cfg, cls.attention_shapes(args))  # before --d-head becomes a --head-dim, which scopes are good for
         if args.head_dim is None and "head_dim" not in FAMILIES[cls.family]:
             args.head_dim = cfg.d_head
         super().check_args(args)
@@ -92,7 +94,9 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         cls.check_args(args)
         cfg = TransformerXLConfig.from_namespace(args)
         if isinstance(task, FairseqTask):
-            _check_task(cfg, getattr(task.cfg, "_name", None) or type(task).__name__, type(task))
+            names = (name for name, registered in TASK_REGISTRY.items() if registered is type(task))
+            name = next(names, getattr(task.cfg, "_name", None) or type(task).__name__)
+            _check_task(cfg, name, type(task))
         lengths = [cfg.max_target_positions, cfg.tokens_per_sample, DEFAULT_MAX_TARGET_POSITIONS]
         cfg.max_target_positions = next(n for n in lengths if isinstance(n, int))
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
@@ -108,15 +112,19 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
 def _check_sizes(cfg: TransformerXLConfig) -> None:
     for name, least in LEAST.items():
         value = getattr(cfg, name)
-        if not isinstance(value, int) or value < least:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
     if cfg.d_model % 2:
         raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
     for name in ("dropout", "dropatt"):
         if not 0 <= getattr(cfg, name) < 1:
             raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be a probability, less than 1")
+    if not isinstance(cfg.clamp_len, int) or isinstance(cfg.clamp_len, bool):
+        raise OptionError(f"--clamp-len {cfg.clamp_len}: must be a distance, or 0 or less for none")
     shown = ",".join(map(str, cfg.cutoffs))
-    if any(start >= stop for start, stop in zip([0, *cfg.cutoffs], cfg.cutoffs)):
+    if not all(isinstance(cutoff, int) for cutoff in cfg.cutoffs) or any(
+        start >= stop for start, stop in zip([0, *cfg.cutoffs], cfg.cutoffs)
+    ):
         raise OptionError(f"--cutoffs {shown}: must be words greater than 0 in ascending order, as 20000,40000")
     if cfg.same_length and cfg.mem_len == 0:
         raise OptionError("--same-length: lets each token see --mem-len tokens, which must then be at least 1, not 0")

@@ -312,6 +312,7 @@ class MixheadAttention(MultiheadAttention):
         dropout_p: float,
         need_weights: bool,
         relative: Optional[RelativeScores] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
         weights: Optional[Tensor] = None
         if self.gates is not None:
@@ -321,7 +322,7 @@ class MixheadAttention(MultiheadAttention):
         if need_weights:
             with torch.autocast(q.device.type, enabled=False):  # the definition is float32 under --amp too
                 out, weights = self._attend_by_definition(
-                    q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, relative
+                    q, k, v, mixing, attn_mask, key_padding_mask, dropout_p, relative, causal
                 )
         else:
             out = attention(
@@ -330,6 +331,7 @@ class MixheadAttention(MultiheadAttention):
                 v,
                 normalizer=self.normalizer,
                 mixing=mixing,
+                causal=causal,
                 attn_mask=attn_mask,
                 key_padding_mask=key_padding_mask,
                 relative=relative,
@@ -342,7 +344,7 @@ class MixheadAttention(MultiheadAttention):
             out = self.gates.on_output(out)
         if self.watch is not None:
             out = self.watch(
-                self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask, relative))
+                self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask, relative, causal))
             )
         return out, weights
 
@@ -356,9 +358,12 @@ class MixheadAttention(MultiheadAttention):
         key_padding_mask: Optional[Tensor],
         dropout_p: float,
         relative: Optional[RelativeScores] = None,
+        causal: bool = False,
     ) -> Tuple[Tensor, Tensor]:
         """The reference's steps one by one, for whom needs the weights or a graph that TorchScript understands."""
-        weights = mix_heads(self._weights(q, k, attn_mask, key_padding_mask, relative), mixing)  # [B, H, Nq, Nk]
+        weights = mix_heads(
+            self._weights(q, k, attn_mask, key_padding_mask, relative, causal), mixing
+        )  # [B, H, Nq, Nk]
         out = torch.matmul(F.dropout(weights, dropout_p), upcast(v))  # [B, H, Nq, D]
         return out.to(v.dtype), weights
 
@@ -369,9 +374,10 @@ class MixheadAttention(MultiheadAttention):
         attn_mask: Optional[Tensor],
         key_padding_mask: Optional[Tensor],
         relative: Optional[RelativeScores] = None,
+        causal: bool = False,
     ) -> Tensor:
         """P [B, H, Nq, Nk], the weights before mixing and dropout, with the gains of their distances."""
-        mask = self._mask(q, k, attn_mask, key_padding_mask)
+        mask = self._mask(q, k, attn_mask, key_padding_mask, causal)
         weights = self.normalize(attention_scores(q, k, mask, self.scaling, relative))
         gain = self._gain(q, k)
         return weights if gain is None else weights * toeplitz(upcast(gain), q.size(2), k.size(2))
@@ -383,10 +389,15 @@ class MixheadAttention(MultiheadAttention):
         return self.relative_gain(q.size(2), k.size(2))
 
     def _mask(
-        self, q: Tensor, k: Tensor, attn_mask: Optional[Tensor], key_padding_mask: Optional[Tensor]
+        self,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        causal: bool = False,
     ) -> Optional[Tensor]:
         dtype = upcast(q).dtype
-        return additive_mask(False, attn_mask, key_padding_mask, q.size(2), k.size(2), q.device, dtype)
+        return additive_mask(causal, attn_mask, key_padding_mask, q.size(2), k.size(2), q.device, dtype)
 
     def _keys_and_values(
         self,

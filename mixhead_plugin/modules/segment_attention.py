@@ -33,12 +33,10 @@ def segment_mask(n_queries: int, n_keys: int, span: Optional[int], like: Tensor)
     Args:
         span: how many keys each query sees, itself among them; None for all up to itself
     """
-    place = torch.arange(n_keys, device=like.device)
-    distance = place[n_keys - n_queries :, None] - place  # [Nq, Nk]
-    hidden = distance < 0
-    if span is not None:
-        hidden = hidden | (distance >= span)
-    return like.new_zeros(n_queries, n_keys).masked_fill_(hidden, float("-inf"))
+    hidden = like.new_full((n_queries, n_keys), float("-inf"))
+    past = n_keys - n_queries
+    mask = hidden.triu(past + 1)
+    return mask if span is None else mask.add_(hidden.tril(past - span))
 
 
 class SegmentAttention(MixheadAttention):
@@ -79,7 +77,7 @@ class SegmentAttention(MixheadAttention):
                 how many keys the step sees and the cache holds, else Nk = M + Nq
             content_bias: u, [H, D]
             position_bias: v, [H, D]
-            attn_mask: added to the scores, [Nq, Nk]; -inf hides a key
+            attn_mask: added to the scores, [Nq, Nk]; -inf hides a key, beside those that come after the query
             incremental_state: keys and values of earlier steps, instead of `memory`
 
         Returns:
@@ -106,6 +104,7 @@ class SegmentAttention(MixheadAttention):
             float(self.dropout_module.p) if acts else 0.0,
             False,
             relative,
+            causal=True,
         )
         return self.out_proj(out.transpose(1, 2).flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
 

@@ -17,15 +17,16 @@ STATES, PLACE = "version_1.states", "version_1.place"
 class Memory(NamedTuple):
     states: List[Tensor]  # [M, B, C] for each layer: what went into it at the last M places, detached
     window: Optional[int]  # the number of the window that they end with, if the caller knows
+    before: List[Tensor]  # those that this window was computed with, for when it is computed again
 
 
 class SegmentMemory(nn.Module):
     """The memory of one decoder: one for training, one for evaluation, neither of which sees the other.
 
     A memory serves the window after the one it was made of, in the same mode and with as many rows; for every other
-    window it is empty: the first of a text, of another set or epoch, after a reset of the data loader, one that is
-    computed again. A caller that has no numbers for its windows goes on from call to call. The evaluation's memory ends
-    with each change from training to evaluation.
+    window it is empty: the first of a text, of another set or epoch, after a reset of the data loader. One that is
+    computed again, as after an overflow under --amp, has what it had. A caller that has no numbers for its windows goes
+    on from call to call. The evaluation's memory ends with each change from training to evaluation.
 
     A checkpoint has the training's memory, so that training resumed within an epoch goes on as if uninterrupted.
     It is that of the first worker, the only one to save: the other workers, whose text is another, start with
@@ -53,9 +54,9 @@ class SegmentMemory(nn.Module):
         memory = self._of_training if self.training else self._of_evaluation
         if memory is None or memory.states[0].size(1) != like.size(1):
             return []
-        if window is not None and (memory.window is None or window != memory.window + 1):
-            return []
-        return [states.to(like) for states in memory.states]
+        if window is None or (memory.window is not None and window == memory.window + 1):
+            return [states.to(like) for states in memory.states]
+        return [states.to(like) for states in memory.before] if window == memory.window else []
 
     def keep(self, window: Optional[int], before: List[Tensor], states: List[Tensor]) -> None:
         """Remember a window.
@@ -74,7 +75,7 @@ class SegmentMemory(nn.Module):
             if old:
                 parts.insert(0, before[i][-old:])
             kept.append(torch.cat(parts))  # a copy, so that nothing larger stays alive
-        memory = Memory(kept, window)
+        memory = Memory(kept, window, before)
         if self.training:
             self._of_training = memory
         else:
@@ -119,7 +120,7 @@ class SegmentMemory(nn.Module):
             if distributed.get_data_parallel_rank() > 0:
                 return
         held = min(held, self.length)
-        self._of_training = Memory([layer[-held:] for layer in states], window)
+        self._of_training = Memory([layer[-held:] for layer in states], window, [])
 
 
 def _workers() -> int:

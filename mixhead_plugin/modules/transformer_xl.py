@@ -15,6 +15,8 @@ from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_
 from mixhead_plugin.modules.segment_memory import SegmentMemory
 from mixhead_plugin.ops.reference import upcast
 
+ENDLESS = 10**9  # places are told by distance: no text is too long to be scored or continued
+
 
 class TransformerXLLayer(nn.Module):
     """Attention and feed-forward block, each followed by a layer norm of its sum with what went in.
@@ -128,7 +130,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         if incremental_state is None:
             memory = self.memory.recall(window, x)
             n_keys = x.size(0) + (memory[0].size(0) if memory else 0)
-            mask = segment_mask(x.size(0), n_keys, self.span, x)
+            if self.span is not None:
+                mask = segment_mask(x.size(0), n_keys, self.span, x)
         else:
             n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), self._farthest())
         positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))  # [Nk, C]
@@ -159,4 +162,4 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         return self.mem_len + self.max_target_positions if self.span is None else self.span
 
     def max_positions(self) -> int:
-        return self.max_target_positions
+        return ENDLESS

@@ -224,6 +224,30 @@ def test_batches_say_which_window_of_their_text_they_are(numbered):
     model(**found[0]["net_input"])
 
 
+def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, caplog):
+    made = bptt_task(text_data)
+    made.cfg.batch_size = 5
+    build_model(Namespace(arch="mixhead_transformer_xl", **TINY_XL), made)
+    made.load_dataset("valid")
+    dataset = made.dataset("valid")
+    left_out = len(dataset.data) % 5
+    assert left_out > 0
+    assert len(list(made.eval_lm_dataloader(dataset))) == len(dataset)
+    assert f"the last {left_out} windows fill no row" in caplog.text
+
+    made.cfg.batch_size = len(dataset.data) + 1
+    made.load_dataset("valid")
+    with pytest.raises(OptionError, match=f"--batch-size {len(dataset.data) + 1}: the text has {len(dataset.data)}"):
+        made.eval_lm_dataloader(made.dataset("valid"))
+
+
+def test_a_text_may_be_longer_than_the_windows_of_training():
+    model = build_xl(mem_len=0).eval()
+    assert model.max_positions() > 10**6
+    long = text(5 * TINY_XL["tokens_per_sample"])
+    assert log_probs(model, long).isfinite().all()
+
+
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
     """As fairseq-validate sets its task up, whose class knows no `from_checkpoint`, and would see half of the text."""
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
@@ -508,6 +532,10 @@ def test_flags_override_the_table():
             {"attention_scope": "encoder"},
             "--attention-scope encoder: this model has no such attention, only decoder-self",
         ),
+        ({"clamp_len": 2.5}, "--clamp-len 2.5: must be a distance"),
+        ({"mem_len": True}, "--mem-len True: must be a whole number"),
+        ({"cutoffs": [3.5, 9]}, "--cutoffs 3.5,9: must be words"),
+        ({"attention_scope": "decoder", "head_mixing": "none"}, "--attention-scope decoder: has no effect"),
         ({"attention_impl": "triton"}, "--attention-impl triton: lacks relative positions"),
         ({"head_mixing": "best"}, "--head-mixing best: must be one of none"),
         (

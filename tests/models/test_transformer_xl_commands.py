@@ -54,7 +54,7 @@ def outputs(text_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("xl")
     flags = [text_data, *TRAINING, "--criterion", "adaptive_loss", "--dropout", "0.1", "--dropatt", "0.1"]
     of_model = [text_data, "--user-dir", PLUGIN, *TASK, "--path", folder / "parts" / "checkpoint_last.pt"]
-    (folder / "typed").write_text("dog sees\nman hears cat\n")
+    (folder / "typed").write_text("dog sees\n" + "man hears cat " * 5 + "\n")
     commands = {
         "whole": ["fairseq-train", *flags, "--save-dir", folder / "whole", "--max-update", "22"],
         "first": ["fairseq-train", *flags, "--save-dir", folder / "parts", "--max-update", "7"],
@@ -125,7 +125,7 @@ def test_generate_continues_windows(outputs):
 
 def test_interactive_continues_what_is_typed(outputs):
     first, second = re.findall(r"^H-\d+\t\S+\t(.*)$", outputs["interactive"], re.M)
-    assert first.startswith("dog sees ") and second.startswith("man hears cat")
+    assert first.startswith("dog sees ") and second.startswith("man hears cat " * 5)  # longer than a window
 
 
 def two_workers(*arguments):

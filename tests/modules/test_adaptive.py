@@ -114,6 +114,14 @@ def test_every_parameter_has_a_gradient_whatever_the_words():
     assert all(parameter.grad is not None for parameter in [*embedding.parameters(), *softmax.parameters()])
 
 
+@pytest.mark.parametrize("token", [-1, 29, 100])
+@pytest.mark.parametrize("cutoffs", [[29], [7, 29], [7, 20, 29]])
+def test_a_token_of_another_vocabulary_is_an_error(cutoffs, token):
+    embedding, *_ = modules(cutoffs)
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([[1, token]]))
+
+
 def test_words_are_tied_and_projections_are_not():
     embedding, softmax = modules([4, 7, 12])
     for band, part in zip(embedding.bands, [softmax.head, *softmax.tail], strict=True):

@@ -40,6 +40,14 @@ def test_the_next_window_sees_the_one_before():
         assert torch.equal(found, expected)
 
 
+def test_a_window_computed_again_has_what_it_had():
+    memory, first = fed(window=3)
+    again = states()
+    memory.keep(4, memory.recall(4, first[0]), again)
+    for found, expected in zip(memory.recall(4, again[0]), first, strict=True):
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("window", [0, 3, 5])
 def test_every_other_window_sees_nothing(window):
     memory, _ = fed(window=3)

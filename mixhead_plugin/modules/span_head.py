@@ -1,0 +1,49 @@
+"""The head that finds answers: which token of a text is the first of the answer, and which the last."""
+
+import logging
+from typing import Any, Dict, Optional
+
+from torch import Tensor, nn
+
+from mixhead_plugin.options import OptionError
+
+logger = logging.getLogger(__name__)
+
+
+class SpanHead(nn.Module):
+    """A linear map of each token's features to the logits of being first and last (Devlin et al. 2019, section 4.2).
+
+    It stands where RoBERTa and BERT have the head of their masked language model: it acts inside the model's `forward`,
+    as data parallel training wants it, and no parameter goes unused.
+    """
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.out_proj = nn.Linear(embed_dim, 2)
+        nn.init.normal_(self.out_proj.weight, std=0.02)  # as BERT's other weights
+        nn.init.zeros_(self.out_proj.bias)
+
+    def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None, **unused: Any) -> Tensor:
+        """[B, N, C] to [B, N, 2]; `masked_tokens` is what fairseq passes to the head of a language model, None here."""
+        return self.out_proj(features)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Drop a language model's head from a checkpoint; without a span head in it, this one stays as it is."""
+        own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
+        for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
+            del state_dict[key]
+        if not own.keys() <= state_dict.keys():
+            logger.info("the checkpoint has no head for answers: it starts at random")
+            state_dict.update(own)
+
+
+def install_span_head(model: nn.Module) -> None:
+    """Let a RoBERTa or BERT, any architecture of theirs, return [B, N, 2].
+
+    Raises:
+        OptionError: it is another model
+    """
+    encoder = getattr(model, "encoder", None)
+    if getattr(encoder, "lm_head", None) is None:
+        raise OptionError(f"--task squad: needs an architecture of BERT or RoBERTa, not a {type(model).__name__}")
+    encoder.lm_head = SpanHead(model.args.encoder_embed_dim)
