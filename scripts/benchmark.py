@@ -13,10 +13,22 @@ what was there; `grid` the attention alone, time and memory beside FlashAttentio
 --grid-lengths and --grid-head-dims; `wiki103` the training step of mixhead_transformer_lm_wiki103 beside that of
 transformer_lm_wiki103, by fairseq's trainer. `gpu` stands for grid, module and wiki103, and for other defaults:
 --device cuda --dtype bfloat16 --rounds 31 --tokens 16384.
+In the grid `speedup_over_eager` says how many times as fast as the formula in PyTorch, `memory_ratio_statistics` the
+peak of Mixhead B by that of FlashAttention and [batch, length, heads, heads] numbers, which its mixing's gradient has.
 Every contender first has to give the right values and gradients; where one does not, it is not timed. Contenders take
 turns, so that a change in the machine's speed meets all of them; percentiles are over the rounds. Results go to
 `benchmark.csv` and `benchmark.svg` in --out and, as a table, to the terminal; what cannot run here is there too, with
 the reason. `module`, `step`, `decoding` and `wiki103` need fairseq.
+
+The CSV is written after each table, and in the grid after each check, so that a command that is stopped keeps what it
+had. A grid that is too long for one command is split by --providers and --grid-lengths, each part with its own --out,
+or it would write over the others':
+
+    scripts/benchmark.py grid --device cuda --dtype bfloat16 --grid-lengths 1024 --providers triton eager --out runs/a
+    scripts/benchmark.py grid --device cuda --dtype bfloat16 --grid-lengths 4096 --providers triton --out runs/b
+
+torch's own are measured in each part, so every part has its ratios; `speedup_over_eager` needs eager in the same part.
+The files have the same columns: all but the first without its first line, one after the other, are the CSV of all.
 """
 
 import argparse
@@ -34,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from benchmarks import cases, core, grid, memory, models, modules, wiki103
-from benchmarks.cases import Row, Shape
+from benchmarks.cases import Row, Shape, Unfinished
 from benchmarks.output import machine, print_table, write_csv
 from benchmarks.plot import draw
 
@@ -169,19 +181,21 @@ def main(arguments: Optional[List[str]] = None) -> None:
     if burner:
         burner.start()
     options.out.mkdir(parents=True, exist_ok=True)
-    rows: List[Row] = []
+    rows: List[Row] = [cases.level_left_out(level, reason) for level, reason in options.left_out.items()]
+    path = options.out / "benchmark.csv"
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
     try:
         for table in run(options):
-            print_table(table)
-            rows += table
-            write_csv(options.out / "benchmark.csv", rows, about)  # each time: a run that is stopped keeps what it has
+            write_csv(path, rows + table, about)  # each time: a run that is stopped keeps what it has
+            if not isinstance(table, Unfinished):
+                print_table(table)
+                rows += table
         draw(options.out / "benchmark.svg", rows, about)
     finally:
         if burner:
             burner.kill()
         logging.disable(logging.NOTSET)
-    print(f"\n{options.out}/benchmark.csv, {options.out}/benchmark.svg")
+    print(f"\n{path}, {options.out}/benchmark.svg")
     failed = [row for row in rows if row.get("reason", "").startswith(cases.FAILED)]
     if failed:
         raise SystemExit(f"{len(failed)} failed: {'; '.join(dict.fromkeys(row['name'] for row in failed))}")

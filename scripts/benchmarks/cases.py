@@ -15,6 +15,10 @@ FAILED = "failed: "  # how the reason of a row starts where something is wrong, 
 Row = Dict[str, Any]  # of a table and of the CSV; one with a `reason` was not measured
 
 
+class Unfinished(List[Row]):
+    """What is known of a table so far: to be kept if the command is stopped, until the next table replaces it."""
+
+
 class Contender(NamedTuple):
     """Something to be timed, and its forward pass alone if there is another."""
 
@@ -48,6 +52,11 @@ def triton_problem(device: str) -> str:
 
 def unmeasured(level: str, shape: Shape, reasons: Dict[str, str]) -> List[Row]:
     return [dict(level=level, name=name, **shape._asdict(), reason=reason) for name, reason in reasons.items()]
+
+
+def level_left_out(level: str, reason: str) -> Row:
+    """For a whole level that cannot be, whose sizes nobody has asked for"""
+    return dict(level=level, name="everything", reason=reason)
 
 
 def one_line(error: BaseException) -> str:

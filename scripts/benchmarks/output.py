@@ -2,6 +2,7 @@
 
 import csv
 import importlib.metadata
+import os
 import platform
 from argparse import Namespace
 from pathlib import Path
@@ -42,7 +43,7 @@ def _version(package: str) -> str:
 COLUMNS = (
     "level name batch heads length head_dim passes p20_ms p50_ms p80_ms peak_mib ratio measured_by "
     "dtype busy device python torch fairseq "
-    "provider memory_ratio memory_ratio_statistics tokens_per_second reason cuda triton"
+    "provider memory_ratio memory_ratio_statistics tokens_per_second reason cuda triton speedup_over_eager"
 ).split()
 
 
@@ -57,6 +58,7 @@ SHOWN = {
     "p80_ms": ("p80", _milliseconds),
     "tokens_per_second": ("tokens/s", "{:.0f}".format),
     "ratio": ("ratio", "{:.2f}".format),
+    "speedup_over_eager": ("by eager", "{:.2f}x".format),
     "peak_mib": ("peak", "{:.1f} MiB".format),
     "memory_ratio": ("ratio", "{:.2f}".format),
     "memory_ratio_statistics": ("with M's", "{:.2f}".format),
@@ -85,9 +87,12 @@ def print_table(rows: List[Row]) -> None:
 
 
 def write_csv(path: Path, rows: List[Row], about: Dict[str, str]) -> None:
-    with path.open("w", newline="") as file:
+    """Whole or not at all: what was there before stays until all is written."""
+    unfinished = path.with_name(f"{path.name}.new")
+    with unfinished.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         for row in rows:
             rounded = {key: f"{value:.3f}" if isinstance(value, float) else value for key, value in row.items()}
             writer.writerow({**about, "provider": row["name"].partition(":")[0], **rounded})
+    os.replace(unfinished, path)

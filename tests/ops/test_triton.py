@@ -1,11 +1,13 @@
 """The fused kernels: through Triton's interpreter on a CPU, as they are on a GPU."""
 
+import contextlib
 import importlib.util
 import itertools
 import os
 import subprocess
 import sys
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +35,7 @@ from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
 os.environ.pop("TRITON_INTERPRET", None)  # other tests start processes
 
 INF = float("inf")
+TF32 = 2.0**-10  # from 1 to the next number of tf32, which tensor cores may cut off to
 B, H, NQ, NK, D, DV = 2, 3, 19, 37, 12, 20
 DEVICE = "cuda" if ON_GPU else "cpu"
 
@@ -196,10 +199,14 @@ def must_be_right(tensors, **options):
 
 
 def must_be_as_exact_as(by_formula, exact, tensors, **options):
-    got = with_gradients(fused, tensors, **options)
+    must_agree(tensors, with_gradients(fused, tensors, **options), by_formula, exact)
+
+
+def must_agree(names, got, by_formula, exact):
     largest = max(right.abs().max() for right in exact)
-    for name, value, formula, right in zip(["output", *tensors], got, by_formula, exact, strict=True):
-        rounding = torch.finfo(value.dtype).eps + 4 * torch.finfo(torch.float32).eps  # of the result, and of sums
+    for name, value, formula, right in zip(["output", *names], got, by_formula, exact, strict=True):
+        eps = TF32 if value.dtype == torch.float32 and operators._allows_tf32() else torch.finfo(value.dtype).eps
+        rounding = eps + 4 * torch.finfo(torch.float32).eps  # of the result, and of sums
         # the only key of a row has no gradient: what is left of one is rounding
         size = right.abs().max() if right.any() else largest
         allowed = 2 * (formula - right).abs().max() + rounding * size
@@ -260,6 +267,48 @@ def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
 def test_any_number_of_heads(heads, head_dim, mixed):
     tensors = inputs(mixed, batch=1, heads=heads, n_queries=17, n_keys=18, head_dim=head_dim, value_dim=head_dim)
     must_be_right(tensors, normalizer="sigsoftmax", causal=True)
+
+
+def candidates():
+    """Dtype, heads, head size and place of every entry of the tables in tuning.py"""
+    for dtype, itemsize in ((torch.bfloat16, 2), (torch.float32, 4)):
+        mixed = [table[itemsize] for table in tuning._MIXED.values()]
+        for heads, head_dim in dict.fromkeys(sizes for table in mixed for sizes in table):
+            for at in range(max(len(table.get((heads, head_dim), ())) for table in mixed)):
+                yield dtype, heads, head_dim, MIXED[at % 2], at
+                if at == 0:
+                    yield dtype, heads, head_dim, MIXED[1], at
+        apart = [table[itemsize] for table in tuning._APART.values()]
+        for head_dim in dict.fromkeys(size for table in apart for size in table):
+            for at in range(max(len(table[head_dim]) for table in apart)):
+                yield dtype, 2, head_dim, None, at
+
+
+@pytest.mark.parametrize(
+    "dtype, heads, head_dim, mixed, at",
+    [case if case == (torch.bfloat16, 8, 64, "per query", 0) else slow(*case) for case in candidates()],
+    ids=str,
+)
+@as_they_are
+def test_every_tile_of_the_tables(monkeypatch, dtype, heads, head_dim, mixed, at):
+    """What a GPU would run, one after the other: with `at` 0 what it tries first."""
+    twice = {}
+    start = operators.start
+
+    def watched(kernel, programs, arguments, tile):
+        if "TWICE" in arguments:
+            twice[kernel.fn.__name__] = arguments["TWICE"]
+        start(kernel, programs, arguments, tile)
+
+    monkeypatch.setattr(operators, "start", watched)
+    for name, table in TABLES.items():
+        monkeypatch.setattr(tuning, name, lambda *shape, table=table: table(*shape)[at:] or table(*shape)[-1:])
+    # more queries and keys than a tile has, unless it has many
+    n_queries, n_keys = (131, 133) if mixed is None else (35, 37) if heads <= 8 else (17, 18)
+    shape = dict(batch=1, heads=heads, n_queries=n_queries, n_keys=n_keys, head_dim=head_dim, value_dim=head_dim)
+    must_be_right(inputs(mixed, dtype, **shape), normalizer="softmax", causal=True)
+    if mixed and dtype == torch.bfloat16 and heads <= 8 and head_dim <= 128 and at == 0:
+        assert twice == {"query_grad_kernel": True, "key_grad_kernel": True}
 
 
 # All heads in one program, some at a time, or a group of them in each program.
@@ -421,6 +470,16 @@ def test_nothing_gives_nothing(mixed, sizes):
         assert (tensor == 0).all()
 
 
+@pytest.mark.parametrize("normalizer, mixed", [("softmax", "per query"), slow("sigsoftmax", "shared"), ("l2", None)])
+def test_heads_of_size_0_weigh_all_keys_alike(normalizer, mixed):
+    tensors = inputs(mixed, n_queries=5, n_keys=6, head_dim=0)
+    options = dict(normalizer=normalizer, causal=True, scale=1.0)
+    results = [with_gradients(attention, tensors, **options, impl=impl) for impl in ("triton", "reference")]
+    assert results[1][0].any()
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 @pytest.mark.parametrize("normalizer, mixed", [("softmax", "shared"), ("l2", "per query")])
 def test_the_deltas_add_up_to_what_the_output_says(normalizer, mixed):
     """sum_j delta_j = sum_i dO_i . O_i, two ways to the same number"""
@@ -557,8 +616,15 @@ def test_it_goes_through_activation_checkpointing_with_dropout(mixed):
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
-@pytest.mark.parametrize("mixed", [slow(None), slow("shared"), "per query"])
-def test_it_compiles_without_a_break(mixed):
+@pytest.mark.parametrize(
+    "mixed, backend",
+    [
+        ("per query", "aot_eager"),
+        *(slow(mixed, "aot_eager") for mixed in (None, "shared")),
+        *(slow(mixed, "inductor") for mixed in MIXINGS),
+    ],
+)
+def test_it_compiles_without_a_break(mixed, backend):
     tensors = inputs(mixed, n_queries=5, n_keys=6)
     names, mask = list(tensors), padding(6)
 
@@ -566,7 +632,7 @@ def test_it_compiles_without_a_break(mixed):
         out = fused(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
         return (out.transpose(1, 2).flatten(2) * 2).sin()
 
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
     results = [with_gradients(lambda f=f, **t: f(*t.values()), tensors) for f in (compiled, run)]
     torch.testing.assert_close(*results)
 
@@ -577,6 +643,16 @@ def test_torch_finds_no_fault_in_the_operators(mixed):
     named = [tensors.get(name) for name in ("query", "key", "value", "mixing")]
     arguments = (*named, holes(4, 5), padding(5), torch.tensor(5, device=DEVICE), "sigsoftmax", True, 0.2, 0.5)
     torch.library.opcheck(torch.ops.mixhead_plugin.triton, arguments)
+
+
+@pytest.mark.parametrize("mixed", [slow("per query"), None, slow("shared")])
+def test_torch_finds_no_fault_in_the_operator_of_the_backward_pass(mixed):
+    tensors = inputs(mixed, n_queries=4, n_keys=5)
+    named = [tensors[name].detach() if name in tensors else None for name in ("query", "key", "value", "mixing")]
+    arguments = (*named, holes(4, 5), padding(5), torch.tensor(5, device=DEVICE), "l2", True, 0.2, 0.5)
+    out, rows = torch.ops.mixhead_plugin.triton(*arguments)
+    given = (torch.randn_like(out), rows, out if mixed is None else None, *arguments)
+    torch.library.opcheck(torch.ops.mixhead_plugin.triton_backward, given)
 
 
 def test_only_the_output_has_a_gradient():
@@ -647,6 +723,31 @@ def test_an_old_triton_is_refused_in_words(monkeypatch, installed, problem):
     assert triton._package_problem() == problem
 
 
+@pytest.mark.parametrize(
+    "capability, hip, problem",
+    [
+        ((7, 5), None, "needs a GPU of compute capability 8.0, the current one has 7.5"),
+        ((9, 4), "6.4.43482", "needs an NVIDIA GPU, this torch is built for AMD's (ROCm 6.4.43482)"),
+        ((8, 0), None, ""),
+        ((12, 0), None, ""),
+    ],
+)
+def test_another_gpu_is_refused_before_there_are_tensors(monkeypatch, capability, hip, problem):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    major, minor = capability
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda index: asked.append(index) or SimpleNamespace(major=major, minor=minor),
+    )
+    assert triton.machine_problem() == problem
+    assert asked == ([] if hip else [None])
+    assert triton._device_problem("cuda", 1) == ("" if major >= 8 else problem.replace("the current one", "cuda:1"))
+
+
 @pytest.mark.skipif(ON_GPU, reason="needs a machine without a CUDA device")
 def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
@@ -659,7 +760,9 @@ def test_the_package_is_imported_without_triton_and_says_so():
         "import importlib.util as u, sys; find = u.find_spec\n"
         "sys.modules['fairseq'] = None\n"
         "u.find_spec = lambda name, *a: None if name in ('triton', 'fairseq') else find(name, *a)\n"
-        "import torch, mixhead_plugin\n"
+        "import torch; lazy_init, torch.cuda._lazy_init = torch.cuda._lazy_init, None\n"
+        "import mixhead_plugin\n"
+        "torch.cuda._lazy_init = lazy_init\n"
         "from mixhead_plugin.ops import attention, implementation_problem\n"
         "x = torch.randn(1, 2, 3, 4)\n"
         "attention(x, x, x, normalizer='l2')\n"
@@ -786,23 +889,97 @@ def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
         torch.testing.assert_close(got, expected)
 
 
-# heads, length, head size, normalizer, dtype; a case compiles a dozen kernels
-FULL_SIZE = [
-    *((8, 1024, 64, name, torch.bfloat16) for name in triton.NORMALIZERS),
-    *((8, 1000, 64, "softmax", dtype) for dtype in (torch.float16, torch.float32)),
-    (8, 777, 128, "sigsoftmax", torch.bfloat16),
-    (16, 512, 64, "l2", torch.bfloat16),
-    (64, 512, 8, "softmax", torch.bfloat16),
-    (8, 512, 256, "softmax", torch.bfloat16),
-]
+# A case compiles a dozen kernels. Where nothing else is said: 8 heads of 64, causal, in bfloat16.
+FULL_SIZE = {
+    **{f"1024 {name}": dict(length=1024, normalizer=name) for name in triton.NORMALIZERS},
+    "1000 float16": dict(length=1000, dtype=torch.float16),
+    "1000 float32": dict(length=1000, dtype=torch.float32),
+    "1000 tf32": dict(length=1000, dtype=torch.float32, tf32=True),
+    "777 x 128": dict(length=777, head_dim=128, normalizer="sigsoftmax"),
+    "16 heads": dict(length=512, heads=16, normalizer="l2"),
+    "64 heads of 8": dict(length=512, heads=64, head_dim=8),
+    "512 x 256": dict(length=512, head_dim=256),
+    "512 x 80": dict(length=512, head_dim=80, normalizer="l2"),
+    "500 x 100 float16": dict(length=500, head_dim=100, dtype=torch.float16),
+    "values of 128": dict(length=512, value_dim=128, normalizer="sigsoftmax"),
+    "values of 40": dict(length=700, head_dim=96, value_dim=40),
+    "more keys": dict(length=300, n_keys=1000, normalizer="l2"),
+    "more queries": dict(length=1000, n_keys=300),
+    "more keys, float32": dict(length=129, n_keys=517, head_dim=33, value_dim=65, dtype=torch.float32),
+}
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, allowed
+    try:
+        assert operators._allows_tf32() == allowed
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def full_size(mixed, length, heads=8, head_dim=64, dtype=torch.bfloat16, n_keys=None, value_dim=None, **more):
+    shape = dict(heads=heads, n_queries=length, n_keys=n_keys or length, head_dim=head_dim)
+    return inputs(mixed, dtype, **shape, value_dim=value_dim or head_dim, **more)
 
 
 @pytest.mark.gpu
 @every_mixing
-@pytest.mark.parametrize("heads, length, head_dim, normalizer, dtype", FULL_SIZE, ids=str)
-def test_full_size(heads, length, head_dim, normalizer, dtype, mixed):
-    shape = dict(heads=heads, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
-    must_be_right(inputs(mixed, dtype, **shape), normalizer=normalizer, causal=True, key_padding_mask=padding(length))
+@pytest.mark.parametrize("case", FULL_SIZE)
+def test_full_size(case, mixed):
+    case = dict(FULL_SIZE[case])
+    options = dict(normalizer=case.pop("normalizer", "softmax"), causal=True)
+    with tf32(case.pop("tf32", False)):
+        tensors = full_size(mixed, **case)
+        must_be_right(tensors, **options, key_padding_mask=padding(tensors["key"].shape[2]))
+
+
+def must_be_right_in(sentences, tensors, **options):
+    """As `must_be_right`, but for some sentences, one at a time, because all weights in float64 are many.
+
+    The output of the others has no gradient here, so theirs are 0; what is shared gets the sum over the sentences.
+    """
+    formulas, exacts = [], []
+    for b in sentences:
+        one = {name: t.detach()[b : b + 1] if t.dim() == 4 else t.detach() for name, t in tensors.items()}
+        one = {name: t.requires_grad_() for name, t in one.items()}
+        formulas.append(with_gradients(eager, one, **options))
+        exacts.append(with_gradients(attention, in_float64(one), **options, impl="reference"))
+    out = fused(**tensors, **options)
+    d_out = torch.zeros_like(out)
+    of_one = torch.randn(out[:1].shape, generator=torch.Generator().manual_seed(1))  # as `with_gradients` draws it
+    d_out[sentences] = of_one.to(out.device, out.dtype)
+    got = [out.detach(), *torch.autograd.grad(out, list(tensors.values()), d_out)]
+    others = [b for b in range(len(out)) if b not in sentences]
+    by_sentence = [tensor.dim() == 4 for tensor in got]
+    assert not any(tensor[others].any() for tensor, is_ in zip(got[1:], by_sentence[1:]) if is_)
+    together = [
+        [torch.cat(parts) if is_ else sum(parts) for is_, parts in zip(by_sentence, zip(*found))]
+        for found in (formulas, exacts)
+    ]
+    must_agree(tensors, [t[sentences] if is_ else t for is_, t in zip(by_sentence, got)], *together)
+
+
+@pytest.mark.parametrize("mixed", [slow(None), "shared", slow("per query")])
+def test_sentences_may_be_checked_one_at_a_time(monkeypatch, mixed):
+    tensors = inputs(mixed, torch.bfloat16, batch=3, n_queries=9, n_keys=9, value_dim=D)
+    must_be_right_in([0, 2], tensors, normalizer="softmax", causal=True)
+    right = attention
+    monkeypatch.setitem(globals(), "fused", lambda **given: 1.1 * right(**given, impl="reference"))
+    with pytest.raises(AssertionError, match="output is wrong by"):
+        must_be_right_in([0, 2], tensors, normalizer="softmax", causal=True)
+
+
+@pytest.mark.gpu
+@every_mixing
+@pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_batch_of_long_sentences(head_dim, normalizer, mixed):
+    """The largest size that speed is asked for: the last sentence is where an address would overflow."""
+    tensors = full_size(mixed, 4096, head_dim=head_dim, batch=16)
+    must_be_right_in([0, 15], tensors, normalizer=normalizer, causal=True)
 
 
 FULL_MASKS = {
@@ -820,17 +997,17 @@ FULL_MASKS = {
 @pytest.mark.parametrize("masks", FULL_MASKS)
 @pytest.mark.parametrize("length, head_dim", [(1024, 64), (777, 128)])
 def test_full_size_with_masks(length, head_dim, masks, mixed):
-    shape = dict(n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
-    must_be_right(inputs(mixed, torch.bfloat16, heads=8, **shape), normalizer="softmax", **FULL_MASKS[masks](length))
+    must_be_right(full_size(mixed, length, head_dim=head_dim), normalizer="softmax", **FULL_MASKS[masks](length))
 
 
 @pytest.mark.gpu
 @every_mixing
 @pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
-@pytest.mark.parametrize("length, head_dim", [(1024, 64), (777, 128)])
-def test_full_size_with_dropout(length, head_dim, normalizer, mixed):
-    shape = dict(n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
-    tensors, p = inputs(mixed, torch.bfloat16, heads=8, **shape), 0.1
+@pytest.mark.parametrize(
+    "length, head_dim, dtype", [(1024, 64, torch.bfloat16), (777, 128, torch.bfloat16), (500, 64, torch.float16)]
+)
+def test_full_size_with_dropout(length, head_dim, dtype, normalizer, mixed):
+    tensors, p = full_size(mixed, length, head_dim=head_dim, dtype=dtype), 0.1
     # Which weights are kept depends on nothing but the seed and the place; equal scores let none vanish.
     equal = torch.zeros(B, 8, length, 16, device=DEVICE)
     kept = torch.cat(

@@ -83,6 +83,13 @@ def test_the_grid_has_every_size_in_one_file(tmp_path):
         "torch: softmax, is_causal",
         "torch: softmax, is_causal, dropout 0.1",
     }
+    for row in measured(rows):
+        speedup = row["speedup_over_eager"]
+        if row["provider"] == "eager":
+            assert float(speedup) == 1
+        else:  # the formula with dropout is not in the grid
+            assert (float(speedup) > 0) if "dropout" not in row["name"] else speedup == ""
+    assert grid.UNTIMED not in {row["reason"] for row in rows}
     (why,) = {row["reason"] for row in rows if row["provider"] == "triton"}
     assert why == ("needs --device cuda" if torch.cuda.is_available() else "needs a CUDA device and none is visible")
     assert (tmp_path / "benchmark.svg").stat().st_size > 1000
@@ -105,6 +112,52 @@ def test_one_that_is_wrong_is_not_timed_and_fails_the_command_but_not_the_others
     assert rows["blockwise: Mixhead A", ""]["reason"].startswith("failed: blockwise: Mixhead A: output is wrong by")
     assert float(rows["blockwise: sigsoftmax", "full"]["p50_ms"]) > 0
     assert ("blockwise: Mixhead A", "full") not in rows
+
+
+@pytest.mark.parametrize("stopped", ["while it checks", "while it times"])
+def test_a_grid_that_is_stopped_keeps_what_it_had(tmp_path, monkeypatch, stopped):
+    def stop_at(number, module, name):
+        function, calls = getattr(module, name), []
+
+        def counted(*arguments):
+            calls.append(arguments)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return function(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
+
+    command = ["grid", *TINY_GRID, "--grid-head-dims", "4", "--providers", "blockwise", "triton"]
+    if stopped == "while it checks":
+        stop_at(3, grid, "refusal")  # two by torch, and blockwise
+    else:
+        stop_at(2, grid, "measure")
+    with pytest.raises(KeyboardInterrupt):
+        benchmark.main([*command, "--out", str(tmp_path)])
+    rows = rows_in(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["benchmark.csv"]
+    done = {row["name"] for row in measured(rows)}
+    right = {row["name"]: row["length"] for row in rows if row["reason"] == grid.UNTIMED}
+    if stopped == "while it checks":
+        assert not done and right == dict.fromkeys(
+            ("torch: softmax, is_causal", "torch: softmax, is_causal, dropout 0.1"), "24"
+        )
+        assert len(rows) == 4  # and FlashAttention, which a CPU has not
+    else:
+        chosen = {core_.name for core_ in grid.cores(0.1, ["blockwise"]) if core_.provider != "flash"}
+        assert done == chosen and right == dict.fromkeys(chosen, "40")
+        assert {row["length"] for row in measured(rows)} == {"24"}
+
+
+def test_a_level_that_is_left_out_has_a_row_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(cases, "HAS_FAIRSEQ", False)
+    sizes = ["--grid-lengths", "24", "--grid-head-dims", "4", "--providers", "blockwise"]
+    benchmark.main(["gpu", *TINY_GRID, *sizes, "--out", str(tmp_path)])
+    rows = rows_in(tmp_path)
+    left_out = [(row["level"], row["name"], row["reason"]) for row in rows if row["level"] != "grid"]
+    why = "needs fairseq, which is not installed"
+    assert left_out == [("module", "everything", why), ("wiki103", "everything", why)]
+    assert measured(rows)
 
 
 def inputs_of_three():
@@ -160,11 +213,11 @@ def test_long_batches_are_checked_in_their_first_and_last_sentence():
 
 def test_memory_is_beside_that_of_flash_attention_with_and_without_the_statistics():
     shape = cases.Shape(16, 8, 1024, 64)
-    names = ["flash: softmax, is_causal", "triton: sigsoftmax", "triton: Mixhead B"]
+    names = ["flash: softmax, is_causal", "triton: sigsoftmax", "triton: Mixhead B", "triton: Mixhead A"]
     times = {name: {"full": [1.0, 2.0], "forward": [1.0, 1.0]} for name in names}
     rows = measuring.rows_of("grid", shape, times, dict.fromkeys(names, names[0]))
     peaks = dict(
-        zip(names, [dict(full=100.0, forward=40.0), dict(full=110.0, forward=40.0), dict(full=150.0, forward=60.0)])
+        zip(names, (dict(full=full, forward=40.0 if full < 150 else 60.0) for full in (100.0, 110.0, 150.0, 120.0)))
     )
     grid.add_memory(rows, peaks, 20.0)
     found = {(row["name"], row["passes"]): row for row in rows}
@@ -172,7 +225,26 @@ def test_memory_is_beside_that_of_flash_attention_with_and_without_the_statistic
     assert found["triton: Mixhead B", "full"]["memory_ratio_statistics"] == 1.25
     assert found["triton: Mixhead B", "forward"]["memory_ratio"] == 1.5
     assert "memory_ratio_statistics" not in found["triton: Mixhead B", "forward"]
-    assert "memory_ratio_statistics" not in found["triton: sigsoftmax", "full"]
+    assert found["triton: Mixhead A", "full"]["memory_ratio"] == 1.2
+    for name in ("triton: sigsoftmax", "triton: Mixhead A"):  # which hold no such gradient
+        assert "memory_ratio_statistics" not in found[name, "full"]
+
+
+def test_how_much_faster_than_the_formula_of_the_same_variant():
+    shape = cases.Shape(16, 8, 1024, 64)
+    chosen = [core.Core("flash", causal_flag=True), core.Core("eager"), core.Core("eager", mixing="B")]
+    chosen += [core.Core("triton", mixing="B"), core.Core("triton", mixing="A")]
+    times = dict(zip([c.name for c in chosen], [dict(full=[ms] * 3) for ms in (1.0, 3.0, 8.0, 2.0, 2.0)]))
+    rows = measuring.rows_of("grid", shape, times, {c.name: grid.baseline(c, "cuda").name for c in chosen})
+    grid.add_speedups(rows, times, chosen)
+    found = {row["name"]: row.get("speedup_over_eager") for row in rows}
+    assert found == {
+        "flash: softmax, is_causal": 3.0,
+        "eager: softmax": 1.0,
+        "eager: Mixhead B": 1.0,
+        "triton: Mixhead B": 4.0,
+        "triton: Mixhead A": None,
+    }
 
 
 def test_what_has_no_measure_has_no_ratio():
@@ -316,7 +388,7 @@ def test_levels_that_need_fairseq_say_so(monkeypatch, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("normalizer", ["softmax", "sigsoftmax", "l2"])
 def test_flex_attention_is_told_the_same_formula(normalizer):
-    query, key, value = torch.randn(3, 1, 2, 33, 16)
+    query, key, value = torch.randn(3, 1, 2, 33, 32)
     future = torch.full((33, 33), float("-inf")).triu(1)
     expected = core.eager(query, key, value, None, normalizer, future, 0.0)
     with warnings.catch_warnings():

@@ -8,8 +8,8 @@ from typing import Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.relative import RelativeScores
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2")
@@ -39,10 +39,17 @@ _PACKAGE_PROBLEM = _package_problem()  # here, where torch.compile need not foll
 
 
 def machine_problem() -> str:
-    """Why no kernel can run on this machine, in a few words; empty if they can."""
-    if not torch.cuda.is_available() and not _interpreted():
+    """Why no kernel can run on this machine's current device, in a few words; empty if they can.
+
+    It initialises CUDA, so it is for those who are about to use it, and not for imports.
+    """
+    if _interpreted():
+        return _PACKAGE_PROBLEM
+    if torch.version.hip is not None:
+        return f"needs an NVIDIA GPU, this torch is built for AMD's (ROCm {torch.version.hip})"
+    if not torch.cuda.is_available():
         return "needs a CUDA device and none is visible"
-    return _PACKAGE_PROBLEM
+    return _PACKAGE_PROBLEM or _capability_problem(None)
 
 
 def _interpreted() -> bool:
@@ -53,9 +60,15 @@ def _interpreted() -> bool:
 def _device_problem(type_: str, index: Optional[int]) -> str:
     if type_ != "cuda":
         return "" if type_ == "cpu" and _interpreted() else f"needs tensors on a CUDA device, not on {type_}"
+    return _capability_problem(index)
+
+
+def _capability_problem(index: Optional[int]) -> str:
+    """Of a CUDA device, None for the current one"""
     device = torch.cuda.get_device_properties(index)
     if device.major < MIN_CAPABILITY:
-        return f"needs a GPU of compute capability {MIN_CAPABILITY}.0, this one has {device.major}.{device.minor}"
+        which = "the current one" if index is None else f"cuda:{index}"
+        return f"needs a GPU of compute capability {MIN_CAPABILITY}.0, {which} has {device.major}.{device.minor}"
     return ""
 
 
@@ -119,8 +132,7 @@ def triton_attention(
     """`ops.attention` by fused kernels, for what has no `problem`; arguments as there."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    if not torch.compiler.is_compiling() and _in_forward_mode(query, key, value, mixing):
-        raise NotImplementedError("impl 'triton' has no forward-mode derivative; impl 'reference' has")
+    refuse_forward_mode("triton", query, key, value, mixing)
     seed = None
     if dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing; that of
@@ -129,10 +141,3 @@ def triton_attention(
     return torch.ops.mixhead_plugin.triton(
         query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
     )[0]
-
-
-def _in_forward_mode(*tensors: Optional[Tensor]) -> bool:
-    """Whether any carries a tangent: torch takes an operator without a forward-mode derivative for a constant."""
-    if forward_ad._current_level < 0:
-        return False
-    return any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors)

@@ -3,12 +3,13 @@
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
-import triton
 from torch import Tensor
 
 from mixhead_plugin.ops.triton import heads_apart, heads_mixed, tuning
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
-from mixhead_plugin.ops.triton.tuning import Tile
+from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, names_of, power_of_2
+
+Launch = Tuple[int, Dict[str, Any]]  # programs, and what they take by the names of a kernel's arguments
 
 
 class _Call:
@@ -31,12 +32,13 @@ class _Call:
         self.batch, self.heads, self.n_queries, head_dim = query.shape
         self.n_keys, value_dim = value.shape[2:]
         self.query, self.mixing, self.device = query, mixing, query.device
-        self.padded_dim, self.padded_value_dim = (max(16, triton.next_power_of_2(d)) for d in (head_dim, value_dim))
+        self.padded_dim, self.padded_value_dim = (max(16, power_of_2(d)) for d in (head_dim, value_dim))
         mask = None if attn_mask is None else attn_mask[(None,) * (4 - attn_mask.dim())]
         if mask is not None:
             mask = _unexpanded(mask)
             mask = mask.float() if mask.dtype == torch.float64 else mask
-        self.nothing = 0 in (*query.shape, *value.shape[2:])
+        # Not where the head size is 0: such scores are 0 and their weights are not.
+        self.nothing = 0 in (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
         self.arguments = dict(
             q=query,
             k=key,
@@ -72,14 +74,12 @@ class _Call:
         )
         masks = (key_padding_mask is not None, causal, dropout_p > 0, normalizer, self.arguments["PRECISION"])
         masks += (None if mask is None else (mask.dtype, self.arguments["MASK_HEADS"]),)
-        length = triton.next_power_of_2(max(self.n_queries, self.n_keys))
+        length = power_of_2(max(self.n_queries, self.n_keys))
         mixes = None if mixing is None else (mixing.dim(), mixing.dtype)
         self.key = (query.dtype, self.heads, head_dim, value_dim, length, mixes, *masks)
 
-    def run(
-        self, module: Any, name: str, arguments: Callable[[Tile], Dict[str, Any]], parts: Callable[[Tile], int]
-    ) -> Any:
-        """Start a kernel with the tile that suits it; `parts` programs for each sentence."""
+    def run(self, module: Any, name: str, launch_of: Callable[[Tile], Launch]) -> Dict[str, Any]:
+        """Start a kernel with the tile that suits it; `launch_of` counts the programs of one sentence."""
         kernel = getattr(module, f"{name}_kernel")
         head_dim, itemsize = max(self.padded_dim, self.padded_value_dim), self.query.element_size()
         if module is heads_apart:
@@ -88,11 +88,18 @@ class _Call:
             tiles = tuning.mixed(name, self.heads, head_dim, itemsize)
 
         def launch(tile: Tile) -> Dict[str, Any]:
-            given = {**self.arguments, **arguments(tile)}
-            start(kernel, self.batch * parts(tile), {n: given[n] for n in kernel.arg_names if n in given}, tile)
-            return given
+            programs, more = launch_of(tile)
+            self.start(kernel, programs, more, tile)
+            return more
 
         return tuning.run((module.__name__, name, self.key), tiles, launch, self.device)
+
+    def start(self, kernel: Any, programs: int, more: Dict[str, Any], tile: Tile) -> None:
+        """Of the arguments and of `more` what the kernel takes; `programs` for each sentence"""
+        names, _ = names_of(kernel.fn)
+        given = {name: value for name, value in self.arguments.items() if name in names}
+        given.update((name, value) for name, value in more.items() if name in names)
+        start(kernel, self.batch * programs, given, tile)
 
     def forward(self) -> Tuple[Tensor, Tensor]:
         """O [B, H, Nq, Dv], and of each row its largest exponent and what normalizes it, [2, B, H, Nq]"""
@@ -131,57 +138,52 @@ class _Call:
         return grads
 
     def _tiles(self, name: str, tile: Tile) -> int:
-        return triton.cdiv(*((self.n_keys, tile.BN) if name == "key_grad" else (self.n_queries, tile.BM)))
+        return ceil_div(self.n_keys, tile.BN) if name == "key_grad" else ceil_div(self.n_queries, tile.BM)
 
     def _one_head(self, name: str, arguments: Dict[str, Any]) -> None:
-        self.run(
-            heads_apart,
-            name,
-            lambda tile: {**arguments, "n_tiles": self._tiles(name, tile)},
-            lambda tile: self.heads * self._tiles(name, tile),
-        )
+        def launch_of(tile: Tile) -> Launch:
+            tiles = self._tiles(name, tile)
+            return self.heads * tiles, {**arguments, "n_tiles": tiles}
+
+        self.run(heads_apart, name, launch_of)
 
     def _mixed(self, name: str, arguments: Dict[str, Any]) -> None:
-        def more(tile: Tile) -> Dict[str, Any]:
-            groups = triton.cdiv(self.heads, tile.HG)
+        def launch_of(tile: Tile) -> Launch:
+            tiles, groups = self._tiles(name, tile), ceil_div(self.heads, tile.HG)
             all_heads = groups == 1 and tile.HC == tile.HG
             # A tile that is used both ways round is not fetched ahead by the compiler: it takes two that each are.
             twice = tile.stages > 1 and self.heads <= tile.HC and (all_heads or name == "query_grad")
-            counts = dict(n_tiles=self._tiles(name, tile), n_groups=groups)
-            return {**arguments, **counts, "ALL_HEADS": all_heads, "TWICE": twice}
+            counts = dict(n_tiles=tiles, n_groups=groups)
+            return tiles * groups, {**arguments, **counts, "ALL_HEADS": all_heads, "TWICE": twice}
 
-        self.run(heads_mixed, name, more, lambda t: self._tiles(name, t) * triton.cdiv(self.heads, t.HG))
+        self.run(heads_mixed, name, launch_of)
 
     def _delta(self, out: Tensor, d_out: Tensor) -> Tensor:
         delta = torch.empty(self.batch, self.heads, self.n_queries, dtype=torch.float32, device=self.device)
         tile = Tile(64, 16, 4, 1)
-        given = {**self.arguments, **_strides("o", "bhnd", out), **_strides("g", "bhnd", d_out)}
-        given.update(out=out, d_out=d_out, delta=delta, n_tiles=self._tiles("delta", tile))
-        kernel = heads_apart.delta_kernel
-        named = {n: given[n] for n in kernel.arg_names if n in given}
-        start(kernel, self.batch * self.heads * given["n_tiles"], named, tile)
+        tiles = self._tiles("delta", tile)
+        given = dict(out=out, d_out=d_out, delta=delta, n_tiles=tiles)
+        given.update(**_strides("o", "bhnd", out), **_strides("g", "bhnd", d_out))
+        self.start(heads_apart.delta_kernel, self.heads * tiles, given, tile)
         return delta
 
     def _mixing_grad(self, given: Dict[str, Any], d_mixing: Tensor) -> Tensor:
         """delta [B, H, Nq]; dM into `d_mixing`, of mixing's shape"""
 
-        def more(tile: Tile) -> Dict[str, Any]:
-            tiles, groups = self._tiles("mixing_grad", tile), triton.cdiv(self.heads, tile.HG)
+        def launch_of(tile: Tile) -> Launch:
+            tiles = self._tiles("mixing_grad", tile)
+            groups, chunks = ceil_div(self.heads, tile.HG), ceil_div(self.heads, tile.HC)
             rows = (self.batch, self.heads, self.n_queries)
             delta = torch.empty(groups, *rows, dtype=torch.float32, device=self.device)
             d_m = d_mixing
             if d_mixing.dim() == 2:
                 shape = (self.batch, tiles, self.heads, self.heads)
                 d_m = torch.empty(shape, dtype=torch.float32, device=self.device)
-            counts = dict(n_tiles=tiles, n_groups=groups, n_chunks=triton.cdiv(self.heads, tile.HC))
+            counts = dict(n_tiles=tiles, n_groups=groups, n_chunks=chunks)
             more = dict(delta=delta, s_db=delta.stride(0), d_m=d_m, **_mixing_strides("y", d_m))
-            return {**given, **counts, **more}
+            return tiles * chunks * groups, {**given, **counts, **more}
 
-        def parts(tile: Tile) -> int:
-            chunks = triton.cdiv(self.heads, tile.HC) * triton.cdiv(self.heads, tile.HG)
-            return self._tiles("mixing_grad", tile) * chunks
-
-        found = self.run(heads_mixed, "mixing_grad", more, parts)
+        found = self.run(heads_mixed, "mixing_grad", launch_of)
         if d_mixing.dim() == 2:
             d_mixing.copy_(found["d_m"].sum((0, 1)))
         delta = found["delta"]
@@ -231,7 +233,7 @@ def _spans(mask: Optional[Tensor]) -> Optional[Tensor]:
     spans = torch.empty(rows, 4, dtype=torch.int32, device=mask.device)
     tile = Tile(16, 256, 4, 1)
     strides = dict(s_m=mask.stride(2), s_n=mask.stride(3))
-    start(spans_kernel, triton.cdiv(rows, tile.BM), dict(mask=mask, spans=spans, rows=rows, n=n, **strides), tile)
+    start(spans_kernel, ceil_div(rows, tile.BM), dict(mask=mask, spans=spans, rows=rows, n=n, **strides), tile)
     return spans
 
 

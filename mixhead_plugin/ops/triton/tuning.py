@@ -4,12 +4,33 @@ The tables give a few candidates for each kernel, head size and dtype, the likel
 first call on a GPU times them, and its choice is kept for the process.
 """
 
+import functools
+import inspect
 import statistics
-from typing import Any, Callable, Dict, Hashable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
-import triton
 from triton.runtime.errors import OutOfResources
+
+
+def ceil_div(a: int, b: int) -> int:
+    """triton.cdiv takes 40 times as long, at every call of the attention."""
+    return -(-a // b)
+
+
+def power_of_2(n: int) -> int:
+    """The smallest that is at least n; triton.next_power_of_2 takes as long."""
+    return 1 << (n - 1).bit_length() if n > 1 else 1
+
+
+@functools.lru_cache(None)
+def names_of(function: Callable[..., Any]) -> Tuple[FrozenSet[str], Tuple[str, ...]]:
+    """The names of a kernel's arguments, and those among them that a tile sets
+
+    Of the function that triton compiles: hashing what it makes of that takes a microsecond.
+    """
+    names = frozenset(inspect.signature(function).parameters)
+    return names, tuple(name for name in ("BM", "BN", "HC", "HK", "HG") if name in names)
 
 
 class Tile(NamedTuple):
@@ -29,8 +50,9 @@ class Tile(NamedTuple):
 
     def options(self, kernel: Any) -> Dict[str, int]:
         """The kernel's own sizes and the compiler's options"""
-        sizes = {name: getattr(self, name) for name in ("BM", "BN", "HC", "HK", "HG") if name in kernel.arg_names}
-        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
+        options = {name: getattr(self, name) for name in names_of(kernel.fn)[1]}
+        options.update(num_warps=self.warps, num_stages=self.stages)
+        return options
 
 
 # Heads apart: (BM, BN, warps, stages) by the padded head size, for two and for four bytes a number.
@@ -142,7 +164,7 @@ def mixed(kernel: str, heads: int, head_dim: int, itemsize: int) -> List[Tile]:
     """Tiles of the kernels in heads_mixed.py for a padded head size"""
     table = _MIXED[kernel][itemsize]
     sizes = next(sizes for limits, sizes in table.items() if heads <= limits[0] and head_dim <= limits[1])
-    together = triton.next_power_of_2(heads)
+    together = power_of_2(heads)
     return [Tile(*rest, min(chunk, together), min(group, together)) for *rest, chunk, group in sizes]
 
 
