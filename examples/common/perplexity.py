@@ -23,6 +23,20 @@ class Counts(NamedTuple):
     words: int
 
 
+class Cut(NamedTuple):
+    """How fairseq-eval-lm cuts a set."""
+
+    task: str = "language_modeling"
+    tokens: int = 1024  # of a window
+
+    def without_target(self, counts: Counts) -> int:
+        """How many tokens are never predicted.
+
+        fairseq's truncated_bptt_lm looks no further than its window: what stands first in one is only read.
+        """
+        return math.ceil(counts.tokens / self.tokens) if self.task == "truncated_bptt_lm" else 0
+
+
 class Perplexity(NamedTuple):
     """Both are of the same likelihood."""
 
@@ -36,6 +50,8 @@ class Unknown(Exception):
 
 def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
     """The likelihood of the whole set per token and per word, from the output of fairseq-eval-lm.
+
+    Tokens that are only read (`Cut.without_target`) count as if they were as likely as the mean of the others.
 
     Raises:
         Unknown: the output lacks a figure, or is of a part of the set: fairseq leaves out what is too long for a model
@@ -75,6 +91,17 @@ def _echo(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
+def _cut(args: argparse.Namespace) -> Cut:
+    if not re.fullmatch("[1-9][0-9]*", args.tokens_per_sample):
+        raise Unknown(f"--tokens-per-sample {args.tokens_per_sample}: must be a number such as 64")
+    if args.task == "truncated_bptt_lm" and args.context_window != "0":
+        raise Unknown(
+            f"--context-window {args.context_window}: must be 0 with --task {args.task}; what a word sees before its "
+            "window is in --model-overrides, such as \"{'mem_len': 640}\""
+        )
+    return Cut(args.task, int(args.tokens_per_sample))
+
+
 def main(
     count: Callable[[Path, str], Counts] = counts_of_index,
     report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
@@ -83,14 +110,23 @@ def main(
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("data", type=Path)
     arguments.add_argument("--gen-subset", default="test")
+    arguments.add_argument("--task", default=Cut().task)
+    arguments.add_argument("--tokens-per-sample", default=str(Cut().tokens))
+    arguments.add_argument("--context-window", default="0")
     args, _ = arguments.parse_known_args()
-    try:
-        counts = count(args.data, args.gen_subset)  # before hours of evaluation; fairseq ends for want of a reader
+    try:  # before hours of evaluation; fairseq ends for want of a reader
+        cut = _cut(args)
+        counts = count(args.data, args.gen_subset)
         sys.stdin.reconfigure(newline="")  # a bar's lines end in \r
         result = perplexity(list(_echo(sys.stdin)), counts)
     except Unknown as reason:
         print(f"evaluate: error: {reason}", file=sys.stderr)
         return 1
+    if read := cut.without_target(counts):
+        print(
+            f"{args.gen_subset}: {counts.tokens - read:,} of {counts.tokens:,} tokens are predicted, all but the first "
+            f"of every {cut.tokens}"
+        )
     for line in report(args.data, args.gen_subset, counts, result):
         print(line)
     return 0

@@ -137,6 +137,13 @@ max_tokens() { # TOKENS: the --max-tokens of each worker, rounded up, where the 
     printf '%s' $((($1 + count - 1) / count))
 }
 
+rows() { # ROWS: the --batch-size of each worker, rounded up. Under truncated_bptt_lm the rows are the texts that are read
+    # side by side, each with a memory: --update-freq would read fewer of them, by several windows an update.
+    local count
+    count=$(workers) || exit
+    printf '%s' $((($1 + count - 1) / count))
+}
+
 machine() { # "$@": flags of fairseq for the processors that are here, on the one or many machines that take part
     local here count argument precision=${PRECISION:-fp16}
     here=$(gpus) || exit # inside $(...) a failure ends nothing by itself, whatever `set -e` says
@@ -211,6 +218,12 @@ check_subset() { # FOLDER SUFFIX "$@": ends unless FOLDER has <--gen-subset>SUFF
     done
     fail "--gen-subset $name: $1 has ${names[*]:-none}"
 }
+
+# As the published Transformer-XL is evaluated: windows of 64 words, each with the 640 before it. Of one row, or fairseq
+# leaves out the windows that the rows cannot share evenly.
+# shellcheck disable=SC2034 # for evaluate.sh
+TRANSFORMER_XL=(--task truncated_bptt_lm --tokens-per-sample 64 --batch-size 1 --softmax-batch 1024
+    --model-overrides "{'mem_len': 640, 'clamp_len': 400, 'same_length': True}")
 
 evaluate_lm() { # MODULE FOLDER FLAG...: fairseq-eval-lm, whose log MODULE reads (common.perplexity or one like it)
     if [[ ${DRY_RUN:-} ]]; then

@@ -12,10 +12,15 @@ arch=$default_arch
 form=$(form "$arch")
 prepared "$DATA/$form"
 check_subset "$DATA/$form" .idx "$@"
-if [[ $form == word ]]; then length=512; else length=256; fi
+
+if has_memory "$arch"; then # as its authors: windows as in training, 128 words of memory
+    flags=("${TRANSFORMER_XL[@]}" --tokens-per-sample 32 --model-overrides "{'mem_len': 128, 'same_length': True}")
+else
+    if [[ $form == word ]]; then length=512; else length=256; fi
+    flags=(--tokens-per-sample "$length" --sample-break-mode none --max-tokens 4096 --required-batch-size-multiple 1)
+fi
 machine=$(machine)
 
 # shellcheck disable=SC2086 # $machine is no flag or one
 evaluate_lm lm1b.perplexity "$DATA/$form" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
-    --gen-subset test --tokens-per-sample "$length" --sample-break-mode none --softmax-batch 1024 \
-    --max-tokens 4096 --required-batch-size-multiple 1 "$@"
+    --gen-subset test --softmax-batch 1024 "${flags[@]}" "$@"

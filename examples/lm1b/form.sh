@@ -1,12 +1,15 @@
 # shellcheck shell=bash
-# Which of the two forms of the text, words or subwords, an architecture is trained on; sourced after recipe.sh.
-#   MODEL=baevski  words: Mixhead table 3, adaptive inputs (the default)
-#   MODEL=fixhead  subwords: low-rank bottleneck paper, figure 1
+# Which of the two forms of the text, words or subwords, an architecture is trained on, and whether in order; sourced
+# after recipe.sh.
+#   MODEL=baevski         words: Mixhead table 3, adaptive inputs (the default)
+#   MODEL=transformer-xl  words: Mixhead table 3
+#   MODEL=fixhead         subwords: low-rank bottleneck paper, figure 1
 
 case ${MODEL:=baevski} in
     baevski) default_arch=mixhead_transformer_lm_gbw_512 ;;
+    transformer-xl) default_arch=mixhead_transformer_xl_lm1b ;;
     fixhead) default_arch=fixhead_transformer_lm_lm1b ;;
-    *) fail "MODEL=$MODEL: must be baevski or fixhead" ;;
+    *) fail "MODEL=$MODEL: must be one of baevski, transformer-xl, fixhead" ;;
 esac
 
 form() { # ARCHITECTURE
@@ -14,4 +17,8 @@ form() { # ARCHITECTURE
         *_transformer_lm_lm1b) printf subword ;;
         *) printf word ;;
     esac
+}
+
+has_memory() { # ARCHITECTURE: whether it reads a text in order, window after window
+    [[ $1 == *_transformer_xl* ]]
 }

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# WikiText-103, 512 tokens: Mixhead table 1, column B (19.47 on test with adaptive inputs, 28.67 with MODEL=vanilla).
-#   MODEL=baevski  adaptive inputs (Baevski & Auli), 16 layers, 8 heads of 128; half of their batch: 8 x 4608 tokens
-#   MODEL=vanilla  fairseq's transformer_lm, 6 layers, 8 heads of 64; 32 x 2048 tokens
+# WikiText-103: Mixhead table 1, column B.
+#   MODEL=baevski         adaptive inputs (Baevski & Auli), 16 layers, 8 heads of 128, 512 tokens; half of their batch:
+#                         8 x 4608 tokens an update; 19.47 on test
+#   MODEL=vanilla         fairseq's transformer_lm, 6 layers, 8 heads of 64, 512 tokens; 32 x 2048 tokens; 28.67 on test
+#   MODEL=transformer-xl  16 layers, 10 heads of 41, 150 tokens and as many of memory; 60 x 150 tokens; 22.92 on test
+#   MODEL=synthesizer     as baevski, scores without query-key products; 22.77 on test
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}
@@ -9,13 +12,15 @@ prepared "$data"
 
 machine=$(machine "$@")
 case ${MODEL:=baevski} in
-    baevski)
-        save=$(save_folder mixhead_transformer_lm_wiki103_512 "$@")
+    baevski | synthesizer)
+        arch=mixhead_transformer_lm_wiki103_512
+        if [[ $MODEL == synthesizer ]]; then arch=mixhead_synthesizer_lm_wiki103; fi
+        save=$(save_folder "$arch" "$@")
         update_freq=$(update_freq 8 "$@")
         # shellcheck disable=SC2086 # $machine is several flags
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task language_modeling --tokens-per-sample 512 --sample-break-mode none \
-            --arch mixhead_transformer_lm_wiki103_512 --criterion adaptive_loss --ddp-backend legacy_ddp \
+            --arch "$arch" --criterion adaptive_loss --ddp-backend legacy_ddp \
             --optimizer nag --clip-norm 0.1 --lr 1.0 --lr-scheduler cosine --lr-period-updates 270000 --t-mult 2 \
             --lr-shrink 0.75 --min-lr 0.0001 --stop-min-lr 1e-09 --warmup-updates 16000 --warmup-init-lr 1e-07 \
             --max-tokens 4608 --update-freq "$update_freq" --max-update 286000 --required-batch-size-multiple 1 \
@@ -33,5 +38,16 @@ case ${MODEL:=baevski} in
             --max-tokens 2048 --update-freq "$update_freq" --max-update 50000 --required-batch-size-multiple 1 \
             --keep-last-epochs 5 --log-interval 100 "$@"
         ;;
-    *) fail "MODEL=$MODEL: must be baevski or vanilla" ;;
+    transformer-xl)
+        save=$(save_folder mixhead_transformer_xl_wiki103 "$@")
+        rows=$(rows 60)
+        # shellcheck disable=SC2086
+        run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
+            --task truncated_bptt_lm --tokens-per-sample 150 --batch-size "$rows" \
+            --arch mixhead_transformer_xl_wiki103 --criterion adaptive_loss --ddp-backend legacy_ddp \
+            --optimizer adam --clip-norm 0.25 \
+            --lr 0.00025 --lr-scheduler cosine --warmup-updates 0 --min-lr 0.0 --max-update 200000 \
+            --seed 1 --keep-last-epochs 5 --log-interval 100 "$@"
+        ;;
+    *) fail "MODEL=$MODEL: must be one of baevski, vanilla, transformer-xl, synthesizer" ;;
 esac

@@ -4,14 +4,16 @@ import argparse
 import os
 import shlex
 import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import hydra
-from fairseq import options
+from fairseq import checkpoint_utils, options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, merge_with_parent
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq_cli.train import cli_main as fairseq_train
 from omegaconf import OmegaConf
 
 import mixhead_plugin  # noqa: F401 (the architectures that the YAML files and commands name)
@@ -44,6 +46,14 @@ def dry_run(line, **environment):
     commands = [shlex.split(command) for command in output.splitlines() if command.startswith("fairseq-")]
     assert commands, line
     return commands
+
+
+def train_here(command, monkeypatch):
+    """Run train.sh's command in this process, which has imported everything."""
+    # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's
+    monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
+    monkeypatch.setattr(sys, "argv", command)
+    fairseq_train()
 
 
 def parse(command):
@@ -94,7 +104,9 @@ def _model(cfg):
         if OmegaConf.is_config(cfg.model):
             cfg.model = merge_with_parent(model, cfg.model)  # in its place, or it could not look into other groups
             values = cfg.model
-        return {field.name: values[field.name] for field in fields(model)}
+        args = argparse.Namespace(**{field.name: values[field.name] for field in fields(model)})
+        ARCH_MODEL_REGISTRY[name].check_args(args)  # on the command line it is done already; completes --head-dim
+        return vars(args)
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     ARCH_MODEL_REGISTRY[name].add_args(parser)
     flags = {action.dest for action in parser._actions} - {"help"}

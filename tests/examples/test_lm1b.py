@@ -1,5 +1,6 @@
 """The One Billion Word recipe, on an archive of the same layout that is made here."""
 
+import ast
 import hashlib
 import io
 import json
@@ -21,9 +22,8 @@ from common.perplexity import Counts, Unknown, perplexity
 from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
-from fairseq_cli.train import cli_main as fairseq_train
 from lm1b import architecture, prepare, shards
-from recipes import dry_run, parse, refusal, script
+from recipes import dry_run, parse, refusal, script, train_here
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "examples" / "lm1b"
@@ -472,10 +472,22 @@ def test_the_architecture_decides_and_the_batch_stays(model, arch, form, length,
     assert (Path(evaluation.data).name, evaluation.tokens_per_sample) == (form, length)
 
 
+def test_every_transformer_xl_reads_the_words_in_order():
+    for found in (
+        parse(command("train", MODEL="transformer-xl", GPUS=8)),
+        parse(command("train", "--arch", "l2_transformer_xl_lm1b", GPUS=8)),
+    ):
+        assert (Path(found.data).name, found.task, found.tokens_per_sample) == ("word", "truncated_bptt_lm", 32)
+        assert (found.batch_size, found.mem_len, found.criterion) == (28, 32, "adaptive_loss")
+    evaluation = parse(command("evaluate", MODEL="transformer-xl"))
+    assert (evaluation.task, evaluation.tokens_per_sample, evaluation.batch_size) == ("truncated_bptt_lm", 32, 1)
+    assert ast.literal_eval(evaluation.model_overrides) == {"mem_len": 128, "same_length": True}
+
+
 def test_another_model_is_refused():
     for step in ("train", "evaluate"):
         message = refusal(script(f"{RECIPE}/{step}.sh", check=False, MODEL="xl"))
-        assert message == f"{step}: error: MODEL=xl: must be baevski or fixhead"
+        assert message == f"{step}: error: MODEL=xl: must be one of baevski, transformer-xl, fixhead"
 
 
 TINY = {
@@ -491,8 +503,7 @@ def trained_and_evaluated(form: str, monkeypatch, *window: str) -> tuple[list[st
     """What evaluate.sh prints: the lines for the user, and the log. train.sh's command runs in this process."""
     flags = f"{TINY[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
     save = {"SAVE": str(data().parent / form)}
-    monkeypatch.setattr(sys, "argv", command("train", *flags.split(), "--warmup-updates", "1", **save))
-    fairseq_train()
+    train_here(command("train", *flags.split(), "--warmup-updates", "1", **save), monkeypatch)
     result = script(f"{RECIPE}/evaluate.sh {' '.join(window)}", **save)
     return result.stdout.splitlines(), result.stderr
 

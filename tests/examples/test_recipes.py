@@ -147,9 +147,13 @@ def test_hydra_takes_every_command_of_the_readmes(path, line):
 # The command that each YAML file stands for.
 YAML = {
     "wikitext2/wikitext2": "GPUS=1 PRECISION=fp32 examples/wikitext2/train.sh",
+    "wikitext2/transformer_xl": "GPUS=1 PRECISION=fp32 MODEL=transformer-xl examples/wikitext2/train.sh",
     "wikitext103/baevski": "GPUS=1 PRECISION=fp32 examples/wikitext103/train.sh",
     "wikitext103/vanilla": "GPUS=1 PRECISION=fp32 MODEL=vanilla examples/wikitext103/train.sh",
+    "wikitext103/transformer_xl": "GPUS=1 PRECISION=fp32 MODEL=transformer-xl examples/wikitext103/train.sh",
+    "wikitext103/synthesizer": "GPUS=1 PRECISION=fp32 MODEL=synthesizer examples/wikitext103/train.sh",
     "lm1b/word": "GPUS=8 examples/lm1b/train.sh",
+    "lm1b/transformer_xl": "GPUS=8 MODEL=transformer-xl examples/lm1b/train.sh",
     "lm1b/subword": "GPUS=8 MODEL=fixhead examples/lm1b/train.sh",
     "iwslt14_de_en/train": "GPUS=1 PRECISION=fp32 examples/iwslt14_de_en/train.sh"
     " --arch mixhead_transformer_iwslt_de_en_h64 --attention-scope self",
@@ -189,6 +193,17 @@ def test_the_tokens_of_an_update_do_not_depend_on_the_gpus(recipe):
         assert ("--cpu" in command, "--fp16" in command) == (gpus == 0, gpus > 0)
         found[gpus] = max(1, gpus) * int(flag(command, "--max-tokens")) * int(flag(command, "--update-freq"))
     assert all(found[1] <= number < found[1] + max(1, gpus) for gpus, number in found.items())
+
+
+@pytest.mark.parametrize("recipe, rows", [("wikitext103", 60), ("wikitext2", 32), ("lm1b", 224)])
+def test_the_rows_of_a_text_with_memory_are_shared_and_rounded_up(recipe, rows):
+    """The rows go on from update to update: fewer of them, and more windows an update, is another training."""
+    for gpus in (0, 1, 2, 4, 8):
+        (command,) = dry_run(f"MODEL=transformer-xl examples/{recipe}/train.sh", GPUS=gpus)
+        assert "--update-freq" not in command and "--max-tokens" not in command
+        assert int(flag(command, "--batch-size")) == -(-rows // max(1, gpus))
+    (command,) = dry_run(f"MODEL=transformer-xl examples/{recipe}/train.sh --batch-size 7", GPUS=3)
+    assert parse(command).batch_size == 7
 
 
 @pytest.mark.parametrize("recipe, batches", [("wikitext2", 8), ("wikitext103", 8), ("lm1b", 32)])
@@ -236,8 +251,14 @@ def test_paths_are_taken_from_where_the_user_stands(tmp_path):
     [
         ("examples/wikitext2/train.sh", "/nowhere/lines: no such folder; examples/wikitext2/prepare.sh makes it"),
         ("ARCHIVES=/no/archives examples/wikitext2/prepare.sh", "ARCHIVES=/no/archives: no such folder"),
-        ("MODEL=gpt DRY_RUN=1 examples/wikitext103/train.sh", "MODEL=gpt: must be baevski or vanilla"),
-        ("MODEL=gpt DRY_RUN=1 examples/wikitext103/evaluate.sh", "MODEL=gpt: must be baevski or vanilla"),
+        *(
+            (f"MODEL=gpt DRY_RUN=1 examples/{recipe}/{step}.sh", f"MODEL=gpt: must be {models}")
+            for recipe, models in (
+                ("wikitext103", "one of baevski, vanilla, transformer-xl, synthesizer"),
+                ("wikitext2", "vanilla or transformer-xl"),
+            )
+            for step in ("train", "evaluate")
+        ),
         (
             "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",
             "--cpu: on this machine, which has GPUs, GPUS=0 says so to everything",

@@ -1,5 +1,6 @@
 """WikiText-2 and WikiText-103: preparation from archives of the same layout, and all three scripts on the real text."""
 
+import io
 import os
 import re
 import shutil
@@ -9,13 +10,14 @@ import zipfile
 
 import pytest
 import torch
-from common import archives, wikitext
+from common import archives, perplexity, wikitext
+from common.perplexity import Counts, Cut
 from common.wikitext import articles, found_counts
 from fairseq import options
 from fairseq.data import Dictionary, data_utils
+from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from fairseq_cli.train import cli_main as fairseq_train
-from recipes import EXAMPLES, ROOT, dry_run, refusal, script
+from recipes import EXAMPLES, ROOT, dry_run, refusal, script, train_here
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
 
@@ -241,9 +243,8 @@ def test_two_processes_log_what_one_does(corpus, tmp_path, monkeypatch, caplog):
     log = result.stdout + result.stderr
     assert "'distributed_world_size': 2," in log
     (command,) = dry_run(f"{line} 2", SAVE=tmp_path, GPUS=0)
-    monkeypatch.setattr(sys, "argv", command)
     with caplog.at_level("INFO"):
-        fairseq_train()  # one process: this one, which has imported everything
+        train_here(command, monkeypatch)
     assert "'distributed_world_size': 1," in caplog.text
     assert len(set(losses(log))) == 2
     assert losses(log) == losses(caplog.text)
@@ -271,6 +272,48 @@ def test_two_processes_log_what_one_does_with_twice_the_update_freq(own_text, tm
     assert re.fullmatch(r"perplexity = [\d.]+\n", result.stdout)
 
 
+TINY_XL = """--n-layer 1 --d-model 16 --n-head 2 --d-head 4 --d-inner 16 --cutoffs 4,8 --mem-len 8 --tokens-per-sample 8
+    --batch-size 2 --max-update 2 --num-workers 0"""
+TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cutoff 4,8 --tokens-per-sample 8
+    --max-tokens 32 --max-update 2 --update-freq 1 --warmup-updates 1 --lr 0.01"""
+
+
+@pytest.mark.parametrize(
+    "corpus, model, train, evaluate",
+    [
+        ("wikitext2", "transformer-xl", TINY_XL, "--tokens-per-sample 8"),
+        pytest.param("wikitext103", "transformer-xl", TINY_XL, "--tokens-per-sample 8", marks=pytest.mark.slow),
+        pytest.param(
+            "wikitext103",
+            "synthesizer",
+            TINY_SYNTHESIZER,
+            "--tokens-per-sample 8 --context-window 4",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    indirect=["corpus"],
+)
+def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, tmp_path, monkeypatch):
+    """The memory of the evaluation is another than that of the training, as its authors have it."""
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    recipe = corpus.name.replace("-", "")
+    environment = {"MODEL": model, "SAVE": tmp_path / "save", "OMP_NUM_THREADS": 1, "GPUS": 0}
+    (command,) = dry_run(f"examples/{recipe}/train.sh {' '.join(train.split())}", **environment)
+    train_here(command, monkeypatch)
+    result = script(f"examples/{recipe}/evaluate.sh {evaluate}", **environment)
+    *title, last = result.stdout.splitlines()
+    assert last == f"perplexity = {re.search(r'Perplexity: (.+)', result.stderr)[1]}"
+    if model == "synthesizer":
+        assert title == []
+        return
+    assert title == ["test: 50 of 58 tokens are predicted, all but the first of every 8"]
+    assert "'mem_len': 640" in result.stderr
+    # hardly trained, it knows little more than how many words there are
+    words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
+    assert 0.3 * words < float(last.rpartition(" = ")[2]) < 3 * words
+
+
 # ---- perplexity ------------------------------------------------------------------------------------------------------
 
 
@@ -278,10 +321,9 @@ def evaluated(tmp_path, *figures):
     """evaluate.sh, whose fairseq-eval-lm prints these figures: tokens, loss, perplexity."""
     program = tmp_path / "bin" / "fairseq-eval-lm"
     program.parent.mkdir(exist_ok=True)
-    tokens, loss, perplexity = figures
+    tokens, loss, found = figures
     program.write_text(
-        f"#!/bin/sh\necho 'Evaluated {tokens} tokens in 0.1s' >&2\n"
-        f"echo 'Loss (base 2): {loss}, Perplexity: {perplexity}'\n"
+        f"#!/bin/sh\necho 'Evaluated {tokens} tokens in 0.1s' >&2\necho 'Loss (base 2): {loss}, Perplexity: {found}'\n"
     )
     program.chmod(0o755)
     if not (tmp_path / "examples").exists():  # seen from there, no environment of the checkout goes before the PATH
@@ -307,6 +349,50 @@ def test_only_the_perplexity_of_the_whole_set_is_one(corpus, tmp_path, monkeypat
         result = evaluated(tmp_path, *figures)
         assert (result.stdout, result.returncode) == ("", 1)
         assert refusal(result) == f"evaluate: error: {message}"
+
+
+def figures_of(tmp_path, monkeypatch, *flags):
+    """What evaluate.sh lets read a Transformer-XL's log, in this process; its exit status."""
+    log = b"Evaluated 58 tokens in 0.1s\nLoss (base 2): 3.0000, Perplexity: 8.01\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "data" / "lines"), "--task", "truncated_bptt_lm", *flags])
+    return perplexity.main()
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeypatch, capsys):
+    """As many targets as truncated_bptt_lm really has, for windows that fill the text and that do not."""
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    for window in (1, 8, 29, 64):
+        folder = str(tmp_path / "data" / "lines")
+        cut = {"tokens_per_sample": window, "batch_size": 1}
+        one_worker = {"data_parallel_rank": 0, "data_parallel_size": 1}
+        task = TruncatedBPTTLMTask(TruncatedBPTTLMConfig(data=folder, **cut, **one_worker))
+        task.load_dataset("test")
+        batches = list(task.eval_lm_dataloader(task.dataset("test")))
+        assert sum(batch["ntokens"] for batch in batches) == 58  # all of them, with one row
+        targets = sum(int(batch["target"].ne(task.dictionary.pad()).sum()) for batch in batches)
+        assert Cut("truncated_bptt_lm", window).without_target(Counts(58, 58)) == 58 - targets
+    assert Cut("language_modeling", 8).without_target(Counts(58, 58)) == 0
+
+    assert figures_of(tmp_path, monkeypatch, "--tokens-per-sample=8") == 0
+    title = "test: 50 of 58 tokens are predicted, all but the first of every 8"
+    assert capsys.readouterr().out == f"{title}\nperplexity = 8.01\n"
+
+
+@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
+def test_flags_that_leave_no_perplexity_are_refused(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
+    prepare(corpus, tmp_path / "data", monkeypatch)
+    capsys.readouterr()
+    for flags, message in {
+        "--context-window 4": "--context-window 4: must be 0 with --task truncated_bptt_lm; what a word sees before "
+        "its window is in --model-overrides, such as \"{'mem_len': 640}\"",
+        "--tokens-per-sample 0": "--tokens-per-sample 0: must be a number such as 64",
+    }.items():
+        assert figures_of(tmp_path, monkeypatch, *flags.split()) == 1
+        assert capsys.readouterr() == ("", f"evaluate: error: {message}\n")
 
 
 # ---- the real text ---------------------------------------------------------------------------------------------------
