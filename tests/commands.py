@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,42 @@ def preprocess(corpus, data, *flags):
     prefixes = [flag for split in ("train", "valid", "test") for flag in (f"--{split}pref", corpus / split)]
     run("fairseq-preprocess", "--user-dir", PLUGIN, *prefixes, "--destdir", data, *flags)
     return data
+
+
+# fairseq's commands one after the other in one process, as their names are typed; saves the seconds of their imports.
+SEVERAL = """
+import importlib, json, sys
+for command, arguments in json.load(sys.stdin):
+    print("=====", flush=True)
+    sys.argv = [command, *arguments]
+    importlib.import_module(command.replace("fairseq-", "fairseq_cli.").replace("-", "_")).cli_main()
+"""
+
+
+def several(*commands):
+    lines = json.dumps([[command, [str(a) for a in arguments]] for command, *arguments in commands])
+    result = subprocess.run(
+        [sys.executable, "-c", SEVERAL], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert result.returncode == 0, result.stdout[-5000:]
+    return result.stdout.split("=====\n")[1:]
+
+
+def logged(output, kind="train_inner"):
+    return [json.loads(line) for line in re.findall(rf"\| {kind} \| (\{{.*\}})", output)]
+
+
+def two_workers(*arguments):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).parent / "fairseq-train"), *map(str, arguments)]
+    command += ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
+    command += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
+    workers = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in (0, 1)
+    ]
+    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    return outputs[0]

@@ -43,7 +43,8 @@ class BucketedBias(nn.Module):
     """A learned number for each head and distance, added to the score; far distances share one (T5).
 
     Raffel et al. 2020, section 2.1: half of the buckets are a distance each, the other half grow with its logarithm up
-    to 128, beyond which all is one. T5 shares them among its layers; here each attention has its own, which start at 0.
+    to 128, beyond which all is one. T5 shares them among its layers; here each attention has its own. They start at 0,
+    which only where all inputs are the same is a place that l2 weights cannot leave by gradients.
     """
 
     def __init__(self, num_heads: int, head_dim: int, causal: bool):

@@ -1,47 +1,21 @@
 """Transformer-XL in fairseq's real commands."""
 
-import json
 import math
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 
-from tests.commands import PLUGIN, run
+from tests.commands import PLUGIN, logged, run, several, two_workers
 from tests.xl import XL_SIZES
 
-# fairseq's commands one after the other in one process, as their names are typed; saves the seconds of their imports.
-SEVERAL = """
-import importlib, json, sys
-for command, arguments in json.load(sys.stdin):
-    print("=====", flush=True)
-    sys.argv = [command, *arguments]
-    importlib.import_module(command.replace("fairseq-", "fairseq_cli.").replace("-", "_")).cli_main()
-"""
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
 TRAINING = [*TASK, "--tokens-per-sample", "8", "--arch", "mixhead_transformer_xl", "--user-dir", PLUGIN, *XL_SIZES]
 TRAINING += ["--mem-len", "6", "--optimizer", "adam", "--lr", "0.01", "--seed", "1"]
 TRAINING += ["--log-format", "json", "--log-interval", "1", "--no-epoch-checkpoints", "--ddp-backend", "legacy_ddp"]
 WORDS = 8  # in a window
-
-
-def several(*commands):
-    lines = json.dumps([[command, [str(a) for a in arguments]] for command, *arguments in commands])
-    result = subprocess.run(
-        [sys.executable, "-c", SEVERAL], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert result.returncode == 0, result.stdout[-5000:]
-    return result.stdout.split("=====\n")[1:]
-
-
-def logged(output, kind="train_inner"):
-    return [json.loads(line) for line in re.findall(rf"\| {kind} \| (\{{.*\}})", output)]
 
 
 def losses(output):
@@ -126,22 +100,6 @@ def test_generate_continues_windows(outputs):
 def test_interactive_continues_what_is_typed(outputs):
     first, second = re.findall(r"^H-\d+\t\S+\t(.*)$", outputs["interactive"], re.M)
     assert first.startswith("dog sees ") and second.startswith("man hears cat " * 5)  # longer than a window
-
-
-def two_workers(*arguments):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "fairseq-train"), *map(str, arguments)]
-    command += ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
-    command += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
-    workers = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in (0, 1)
-    ]
-    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
-    return outputs[0]
 
 
 def test_two_workers_share_a_text_as_one_worker_has_it(text_data, tmp_path):

@@ -1,0 +1,246 @@
+#!/usr/bin/env python
+"""Which attentions see where they are, of nothing but distances: n zeros in, 1 .. n out (the l2 essay's probe).
+
+    examples/position_probe/run.py                  minutes on a CPU
+    examples/position_probe/run.py --quick          seconds, to see that it works
+    examples/position_probe/run.py --attentions softmax l2 --relative-position t5 --models decoder
+
+Every attention is put into fairseq's encoder and into its language model, with --relative-position rotary and t5 and no
+other positions, trained on up to n zeros and tested on more. That an attention cannot see places is not left to the
+training: its states are compared from place to place at random weights, in float64. The exit status is 1 if these do
+not agree with the theory. Writes results.json, position_probe.png and position_probe.svg to --output.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from position_probe.figure import draw
+from position_probe.probe import KINDS, POSITIONS, VARIANTS, Outcome, Setting, examine, random_spread, train
+
+DEFAULTS = dict(n=16, seeds=3, steps=800)
+QUICK = dict(n=6, seeds=1, steps=100)
+AT_LEAST = dict(n=2, seeds=1, steps=1, jobs=1)
+FACTORS = (1.5, 2, 4)
+EQUAL = 1e-10  # states that differ by less are equal; rounding makes 1e-15
+
+
+def fail(message: str) -> NoReturn:
+    sys.exit(f"position_probe: error: {message}")
+
+
+def parse(arguments: Optional[list[str]]) -> Namespace:
+    parser = argparse.ArgumentParser(
+        prog="position_probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    named = "\n".join(f"  {name:14}{_flags(name)}" for name in VARIANTS)
+    parser.epilog = f"attentions and their flags:\n{named}"
+    every = {"nargs": "+", "metavar": "NAME"}
+    parser.add_argument("--attentions", choices=VARIANTS, default=list(VARIANTS), help="some of those below", **every)
+    parser.add_argument("--relative-position", choices=POSITIONS, default=list(POSITIONS), help="rotary, t5", **every)
+    parser.add_argument("--models", choices=KINDS, default=list(KINDS), help="encoder, decoder (causal)", **every)
+    parser.add_argument("--n", type=int, help=f"the longest row that is trained on ({DEFAULTS['n']})")
+    parser.add_argument("--seeds", type=int, help=f"models of each kind ({DEFAULTS['seeds']})")
+    parser.add_argument(
+        "--steps", type=int, help=f"of the training, the decoder has half as many ({DEFAULTS['steps']})"
+    )
+    parser.add_argument("--learning-rate", type=float, default=0.01, help="(%(default)s)")
+    parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)")
+    parser.add_argument("--quick", action="store_true", help="other defaults: --n 6 --seeds 1 --steps 100")
+    parser.add_argument("--output", type=Path, default=Path("runs/position_probe"), help="(%(default)s)")
+    options = parser.parse_args(arguments)
+    for name, value in (QUICK if options.quick else DEFAULTS).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    for name, least in AT_LEAST.items():
+        if getattr(options, name) < least:
+            fail(f"--{name} {getattr(options, name)}: must be at least {least}")
+    if not 0 < options.learning_rate < math.inf:
+        fail(f"--learning-rate {options.learning_rate}: must be above 0")
+    return options
+
+
+def _flags(name: str) -> str:
+    variant = VARIANTS[name]
+    return "; ".join(filter(None, [variant.flags.format(n="n"), variant.what])) or "fairseq's own"
+
+
+def longer(n: int) -> list[int]:
+    return [round(factor * n) for factor in FACTORS]
+
+
+def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, float]:
+    """One model: what it learned, and its spread at random weights."""
+    torch.set_num_threads(1)  # the model is too small to be shared out
+    outcome = examine(train(setting, options.steps, options.learning_rate), setting.n, longer(setting.n))
+    return setting, outcome, random_spread(setting)
+
+
+def measure_all(plan: list[Setting], options: Namespace) -> list[tuple[Setting, Outcome, float]]:
+    """In the order of `plan`."""
+    found = {}
+    with tqdm(total=len(plan), desc="models", disable=None) as bar:
+        for result in _results(plan, options):
+            found[result[0]] = result
+            bar.set_postfix_str(f"{result[0].kind}, {result[0].variant}, {result[0].position}", refresh=False)
+            bar.update()
+    return [found[setting] for setting in plan]
+
+
+def _results(plan: list[Setting], options: Namespace) -> Iterator[tuple[Setting, Outcome, float]]:
+    if options.jobs == 1:
+        yield from map(partial(measure, options=options), plan)
+        return
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(measure, setting, options) for setting in plan]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        finally:  # at an error or Ctrl-C, what has not begun does not begin
+            pool.shutdown(cancel_futures=True)
+
+
+def planned(options: Namespace) -> list[Setting]:
+    """Every model to be trained."""
+    return [
+        Setting(kind, name, position, options.n, seed)
+        for kind in options.models
+        for name in options.attentions
+        # a causal model does not see a marker at the end
+        if not (KINDS[kind].causal and VARIANTS[name].markers == "end")
+        for position in options.relative_position
+        for seed in range(options.seeds)
+    ]
+
+
+def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
+    """A row for every model, attention and position, over the seeds."""
+    groups: dict[tuple[str, str, str], list[tuple[Setting, Outcome, float]]] = {}
+    for result in found:
+        groups.setdefault(result[0][:3], []).append(result)
+    rows = []
+    for (kind, name, position), results in groups.items():
+        outcomes = [outcome for _, outcome, _ in results]
+        rows.append(
+            {
+                "model": kind,
+                "attention": name,
+                "position": position,
+                "flags": " ".join(results[0][0].flags()),
+                "markers": VARIANTS[name].markers,
+                "blind": VARIANTS[name].blind(KINDS[kind].causal),
+                "spread_at_random_weights": [random for *_, random in results],
+                "spread_trained": [outcome.spread for outcome in outcomes],
+                "passed": [outcome.passed for outcome in outcomes],
+                "right": [outcome.right for outcome in outcomes],
+                "error": [outcome.error for outcome in outcomes],
+                "worst": [outcome.worst for outcome in outcomes],
+                "error_of_longer": {
+                    str(length): [outcome.longer[length] for outcome in outcomes] for length in outcomes[0].longer
+                },
+                "answers": {
+                    str(length): [round(answer, 3) for answer in row] for length, row in outcomes[0].answers.items()
+                },
+            }
+        )
+    return rows
+
+
+def against_theory(rows: list[dict[str, Any]]) -> list[str]:
+    """What is not as it must be: blind attentions have equal states at all weights, the others at no random ones."""
+    problems = []
+    for row in rows:
+        where = f"{row['model']}, {row['attention']}, {row['position']}"
+        for weights in ("at_random_weights", "trained"):
+            spreads = row[f"spread_{weights}"]
+            if row["blind"] and not all(spread < EQUAL for spread in spreads):
+                problems.append(f"{where}: states differ by {max(spreads):.1e} ({weights.replace('_', ' ')})")
+        if not row["blind"] and not all(spread > EQUAL for spread in row["spread_at_random_weights"]):
+            problems.append(f"{where}: states are equal at random weights")
+        if row["blind"] and any(row["passed"]):
+            problems.append(f"{where}: passed, which it cannot")
+    return problems
+
+
+def table(rows: list[dict[str, Any]], kind: str) -> str:
+    """Markdown: a line for every attention and position of a model, means over the seeds."""
+    rows = [row for row in rows if row["model"] == kind]
+    lengths = list(rows[0]["error_of_longer"])
+    n = len(next(iter(rows[0]["answers"].values())))
+    titles = ["attention", "positions", "states differ by", "passed", "right", f"error, 1..{n}", *lengths]
+    lines = [f"| {' | '.join(titles)} |", "|---|---|" + "---:|" * (len(titles) - 2)]
+    for row in rows:
+        spreads = row["spread_at_random_weights"]
+        apart = f"{max(spreads):.0e}" if row["blind"] else f"{min(spreads):.2g}"
+        cells = [
+            row["attention"],
+            row["position"],
+            apart,
+            f"{sum(row['passed'])}/{len(row['passed'])}",
+            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",  # 100 is for all
+            f"{statistics.mean(row['error']):.2f}",
+            *(f"{statistics.mean(row['error_of_longer'][length]):.1f}" for length in lengths),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Optional[list[str]] = None) -> None:
+    options = parse(arguments)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"--output {options.output}: cannot be made a folder: {error.strerror}")
+    begin = time.monotonic()
+    plan = planned(options)
+    if not plan:
+        fail("--attentions end-marker: needs --models encoder, a causal model does not see the end")
+    rows = rows_of(measure_all(plan, options))
+    for kind in dict.fromkeys(row["model"] for row in rows):
+        causal = "causal" if KINDS[kind].causal else "bidirectional"
+        print(f"\n{kind} ({causal}), trained on 1 to {options.n} zeros\n\n{table(rows, kind)}")
+    settings = {name: getattr(options, name) for name in (*DEFAULTS, "learning_rate", "jobs")}
+    problems = against_theory(rows)
+    results = {
+        "settings": settings,
+        "torch": torch.__version__,
+        "seconds": round(time.monotonic() - begin),
+        "against_theory": problems,
+        "rows": rows,
+    }
+    text = json.dumps(_plain(results), indent=1, allow_nan=False)
+    (options.output / "results.json").write_text(text + "\n")
+    draw(options.output, rows, options.n)
+    print(f"\n{results['seconds']} s; results.json, position_probe.png and .svg: {options.output}")
+    if problems:
+        fail("not as the theory says: " + "; ".join(problems))
+
+
+def _plain(value: Any) -> Any:
+    """A training that ran away leaves numbers that JSON does not have: None."""
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    main()
