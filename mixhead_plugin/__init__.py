@@ -9,6 +9,6 @@ from importlib.util import find_spec
 __version__ = "0.1.0"
 
 if find_spec("fairseq") is not None:
-    from mixhead_plugin import compat, criterions, models  # noqa: F401 (registers with fairseq)
+    from mixhead_plugin import compat, criterions, models, tasks  # noqa: F401 (registers with fairseq)
 
     compat.apply()

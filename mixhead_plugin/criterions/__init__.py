@@ -1,5 +1,6 @@
-"""fairseq's criteria with penalties on the heads; importing this package registers them with fairseq."""
+"""fairseq's criteria with penalties on the heads, and those of the plugin's tasks; importing this registers them."""
 
+from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion, OrthogonalBertPretraining
 from mixhead_plugin.criterions.orthogonal import (
     OrthogonalAdaptiveLoss,
     OrthogonalCrossEntropy,
@@ -7,11 +8,15 @@ from mixhead_plugin.criterions.orthogonal import (
     OrthogonalMaskedLm,
     OrthogonalSentencePrediction,
 )
+from mixhead_plugin.criterions.squad import SquadCriterion
 
 __all__ = [
+    "BertPretrainingCriterion",
     "OrthogonalAdaptiveLoss",
+    "OrthogonalBertPretraining",
     "OrthogonalCrossEntropy",
     "OrthogonalLabelSmoothedCrossEntropy",
     "OrthogonalMaskedLm",
     "OrthogonalSentencePrediction",
+    "SquadCriterion",
 ]

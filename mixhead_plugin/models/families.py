@@ -96,10 +96,12 @@ def _obstacle_to_own_learning_rate(args: Any) -> str:
 def check_data(args: Any) -> None:
     """Refuse a data folder that is not there or was not prepared, where fairseq would fail later and vaguely.
 
-    Only for what was typed on this command line: a checkpoint names the data of another day and machine.
+    Only for what was typed on the line of a command of fairseq's: a checkpoint names the data of another day and
+    machine.
     """
     data = getattr(args, "data", None)
-    if data is None or data not in sys.argv or "://" in data:
+    command = os.path.abspath(sys.argv[0]).split(os.sep)[-2:]
+    if not any(part.startswith("fairseq") for part in command) or data not in sys.argv or "://" in data:
         return
     subsets = [args.train_subset] if getattr(args, "train_subset", None) else []
     valid = "" if getattr(args, "disable_validation", False) else getattr(args, "valid_subset", None) or ""

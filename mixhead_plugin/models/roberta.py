@@ -1,6 +1,6 @@
 """RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and `<family>_xlm`."""
 
-from typing import Any, Dict
+from typing import Any, ClassVar, Dict, Type
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import model as stock
@@ -22,6 +22,8 @@ class RobertaEncoder(stock.RobertaEncoder):
 
 class RobertaModel(FamilyModel, stock.RobertaModel):
     """fairseq's RoBERTa with the plugin's attention."""
+
+    encoder_type: ClassVar[Type[RobertaEncoder]] = RobertaEncoder
 
     def __init__(self, args: Any, encoder: RobertaEncoder):
         super().__init__(args, encoder)
@@ -59,7 +61,7 @@ class RobertaModel(FamilyModel, stock.RobertaModel):
             )
         if getattr(args, "max_positions", None) is None:
             args.max_positions = args.tokens_per_sample
-        return cls(args, RobertaEncoder(args, task.source_dictionary))
+        return cls(args, cls.encoder_type(args, task.source_dictionary))
 
 
 MODELS = register_families(RobertaModel, "roberta")

@@ -1,0 +1,271 @@
+"""BERT (Devlin et al., 2018): architectures `<family>_bert*`.
+
+fairseq's RoBERTa with what BERT has beside it: token types, a pooler over [CLS], the epsilon of its layer norms.
+fairseq's dictionary calls [CLS] <s>, [SEP] </s>, [PAD] <pad>, [UNK] <unk> and [MASK] <mask>.
+"""
+
+import logging
+from functools import partial
+from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from fairseq.models.roberta import model as stock
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from torch import Tensor, nn
+
+from mixhead_plugin.models.families import register_families
+from mixhead_plugin.models.roberta import RobertaEncoder, RobertaModel
+from mixhead_plugin.options import OptionError
+
+logger = logging.getLogger(__name__)
+
+TOKEN_TYPES = 2
+# The head of pre-training; class 0: B goes on where A ends, as in published checkpoints.
+NEXT_SENTENCE = "next_sentence"
+
+
+def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
+    """Token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator, itself included, 1 after it.
+
+    Args:
+        tokens: [B, N], int64
+        separator: the index of [SEP]
+        pad: the index of [PAD], which has type 0
+
+    Returns:
+        [B, N], int64
+    """
+    separators = tokens.eq(separator).long()
+    earlier = separators.cumsum(1) - separators  # [B, N], how many separators stand before each token
+    return (earlier.gt(0) & tokens.ne(pad)).long()
+
+
+class Pooler(nn.Module):
+    """The state of [CLS] as heads for whole sentences see it."""
+
+    def __init__(self, embed_dim: int):
+        super().__init__()
+        self.dense = nn.Linear(embed_dim, embed_dim)
+        self.apply(init_bert_params)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """features [B, N, C] -> [B, C]"""
+        return torch.tanh(self.dense(features[:, 0]))
+
+
+class ClassificationHead(nn.Module):
+    """A linear layer over what the pooler gives."""
+
+    def __init__(self, embed_dim: int, num_classes: int, dropout: float):
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.out_proj = nn.Linear(embed_dim, num_classes)
+        self.apply(init_bert_params)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """pooled [B, C] -> [B, classes]"""
+        return self.out_proj(self.dropout(pooled))
+
+
+class BertEncoder(RobertaEncoder):
+    """Embeddings, layers and the head of the masked language model."""
+
+    def __init__(self, args: Any, dictionary: Any):
+        super().__init__(args, dictionary)
+        self.segment_embeddings = nn.Embedding(TOKEN_TYPES, args.encoder_embed_dim)
+        for module in self.modules():
+            if type(module).__name__.endswith("LayerNorm"):  # torch's or apex's; fairseq's layers have no option
+                module.eps = args.layer_norm_eps
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        masked_tokens: Optional[Tensor] = None,
+        segments: Optional[Tensor] = None,
+        **unused: Any,
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        """As in fairseq's RoBERTa.
+
+        Args:
+            src_tokens: [B, N], int64
+            features_only: give the states of the last layer instead of the logits of the language model
+            return_all_hiddens: also give the states of all layers, `inner_states`, each [N, B, C]
+            masked_tokens: bool [B, N], of which alone logits are wanted
+            segments: the token types, int64 [B, N]; None for those of `infer_segments`
+
+        Returns:
+            features [B, N, C] or logits [B, N, V] or, with `masked_tokens`, [masked, V]; and a dictionary
+        """
+        if segments is None:
+            segments = infer_segments(src_tokens, self.dictionary.eos(), self.dictionary.pad())
+        # What fairseq's encoder takes for the embeddings of tokens; it adds the positions and normalises.
+        embeddings = self.sentence_encoder.embed_tokens(src_tokens) + self.segment_embeddings(segments)  # [B, N, C]
+        features, extra = self.extract_features(src_tokens, return_all_hiddens, token_embeddings=embeddings)
+        if features_only:
+            return features, extra
+        return self.output_layer(features, masked_tokens=masked_tokens), extra
+
+
+class BertModel(RobertaModel):
+    """BERT with the plugin's attention.
+
+    The pooler comes with the first of `classification_heads`: without any, as under the task masked_lm, it would be
+    parameters without a gradient, which data parallel training refuses.
+    """
+
+    encoder_type: ClassVar[type] = BertEncoder
+
+    def __init__(self, args: Any, encoder: BertEncoder):
+        super().__init__(args, encoder)
+        self.pooler: Optional[Pooler] = None
+
+    @staticmethod
+    def add_args(parser: Any) -> None:
+        RobertaModel.add_args(parser)
+        parser.add_argument("--layer-norm-eps", type=float, metavar="E", help="epsilon of layer norms (default: 1e-12)")
+
+    @classmethod
+    def check_args(cls, args: Any) -> None:
+        super().check_args(args)
+        if not 0 < args.layer_norm_eps < 1:
+            raise OptionError(f"--layer-norm-eps {args.layer_norm_eps}: must be a small number greater than 0")
+        length = getattr(args, "tokens_per_sample", None)
+        if length is not None and length > args.max_positions:
+            raise OptionError(
+                f"--tokens-per-sample {length}: more than --max-positions {args.max_positions}, for which the model "
+                "learns positions"
+            )
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        features_only: bool = False,
+        return_all_hiddens: bool = False,
+        classification_head_name: Optional[str] = None,
+        beside: Optional[str] = None,
+        **kwargs: Any,
+    ) -> Tuple[Tensor, Dict[str, Any]]:
+        """As `BertEncoder.forward`, with heads.
+
+        Args:
+            classification_head_name: a key of `classification_heads` whose output is wanted instead of logits
+            beside: another one, whose output is wanted too, as `extra["beside"]`: so that one pass serves both
+                objectives of pre-training
+        """
+        name = classification_head_name
+        if name is None and beside is None:
+            return self.encoder(src_tokens, features_only, return_all_hiddens, **kwargs)
+        masked_tokens = kwargs.pop("masked_tokens", None)
+        features, extra = self.encoder(src_tokens, True, return_all_hiddens, **kwargs)
+        if beside is not None:
+            extra["beside"] = self._classify(beside, features)
+        if name is not None:
+            return self._classify(name, features), extra
+        return features if features_only else self.encoder.output_layer(features, masked_tokens=masked_tokens), extra
+
+    def _classify(self, name: str, features: Tensor) -> Tensor:
+        return self.classification_heads[name](self.pooler(features))
+
+    def register_classification_head(
+        self, name: str, num_classes: int, inner_dim: Optional[int] = None, dropout: Optional[float] = None
+    ) -> None:
+        """Give the model a new head for whole sentences, over the pooler that all such heads share.
+
+        Args:
+            name: what `forward` calls it
+            num_classes: how many numbers it gives for each sentence
+            inner_dim: fairseq's argument; BERT's heads have the size of the pooler
+            dropout: of what the pooler gives; None for --pooler-dropout
+        """
+        embed_dim = self.args.encoder_embed_dim
+        if inner_dim not in (None, embed_dim):
+            raise ValueError(f"inner_dim {inner_dim}: the pooler of BERT gives {embed_dim}")
+        if name in self.classification_heads:
+            logger.warning(f"head {name}: replaces the one that the model has")
+        if self.pooler is None:
+            self.pooler = Pooler(embed_dim)
+        dropout = self.args.pooler_dropout if dropout is None else dropout
+        self.classification_heads[name] = ClassificationHead(embed_dim, num_classes, dropout)
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        # fairseq takes every head of a checkpoint for one of RoBERTa's, with a pooler of its own
+        prefix = f"{name}." if name else ""
+        found = _pop(state_dict, f"{prefix}classification_heads.")
+        super().upgrade_state_dict_named(state_dict, name)  # puts the model's own heads into `state_dict`
+        for head in dict.fromkeys(key.partition(".")[0] for key in found):
+            self._take_head(head, found, state_dict, f"{prefix}classification_heads.")
+        pooler = _pop(state_dict, f"{prefix}pooler.")
+        if self.pooler is None:
+            return
+        if not pooler:
+            logger.warning("the checkpoint has no pooler: it starts anew")
+            pooler = self.pooler.state_dict()
+        state_dict.update({f"{prefix}pooler.{key}": value for key, value in pooler.items()})
+
+    def _take_head(self, head: str, found: Dict[str, Tensor], state_dict: Dict[str, Tensor], prefix: str) -> None:
+        """Let the head of a checkpoint, among `found`, replace the model's in `state_dict` if it fits."""
+        entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
+        shapes = {key: value.shape for key, value in entries.items()}
+        embed_dim = self.args.encoder_embed_dim
+        classes = len(entries.get(f"{head}.out_proj.bias", ()))
+        fits = shapes == {f"{head}.out_proj.weight": (classes, embed_dim), f"{head}.out_proj.bias": (classes,)}
+        if fits and head not in self.classification_heads and getattr(self.args, "load_checkpoint_heads", False):
+            self.register_classification_head(head, classes)
+        if head not in self.classification_heads:
+            logger.warning(f"the checkpoint's head {head} is left out, this model has none of that name")
+        elif fits and classes == self.classification_heads[head].out_proj.out_features:
+            state_dict.update({f"{prefix}{key}": value for key, value in entries.items()})
+        else:
+            logger.warning(f"the checkpoint's head {head} is left out, this model's has another shape and starts anew")
+
+
+def _pop(state_dict: Dict[str, Tensor], prefix: str) -> Dict[str, Tensor]:
+    """Take the entries of a module out of `state_dict`; their names begin after `prefix`."""
+    return {key[len(prefix) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+
+
+class BertArchitecture(NamedTuple):
+    """The sizes of a BERT; every value gives way to the user's flag."""
+
+    encoder_layers: int
+    encoder_embed_dim: int
+    encoder_ffn_embed_dim: int
+    encoder_attention_heads: int
+    head_dim: Optional[int]  # None: what the family says
+    source: str
+
+
+def _fixed(embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str) -> Tuple[str, BertArchitecture]:
+    name = f"bert_d{embed_dim}_h{heads}_k{head_dim}"
+    return name, BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}")
+
+
+# The inner size of table 2 follows from its counts of parameters: that of BERT large, for an embedding of 512 too.
+BERT_ARCHITECTURES: Dict[str, BertArchitecture] = {
+    "bert": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
+    "bert_base": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
+    "bert_large": BertArchitecture(24, 1024, 4096, 16, None, "Devlin et al., large"),
+    **dict(_fixed(1024, 4096, heads, 1024 // heads, "1") for heads in (8, 16, 32)),
+    **dict(_fixed(512, 4096, heads, 128, "2A") for heads in (8, 12, 16, 32)),
+    **dict(_fixed(512, 4096, 8, head_dim, "2B") for head_dim in (32, 64, 256)),
+    **dict(_fixed(768, 3072, heads, 128, "3A") for heads in (8, 12, 16, 20)),
+}
+
+
+def base_architecture(args: Any, sizes: BertArchitecture = BERT_ARCHITECTURES["bert"]) -> None:
+    """Give `args` (Namespace or DictConfig, changed in place) every value that it lacks."""
+    values = {name: value for name, value in sizes._asdict().items() if name != "source" and value is not None}
+    values |= {"max_positions": 512, "layer_norm_eps": 1e-12, "pooler_dropout": 0.1}
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+    stock.base_architecture(args)
+
+
+MODELS = register_families(
+    BertModel,
+    "bert",
+    architectures={name: partial(base_architecture, sizes=sizes) for name, sizes in BERT_ARCHITECTURES.items()},
+)

@@ -1,0 +1,439 @@
+#!/usr/bin/env python
+"""BERT of Hugging Face's `transformers` into a checkpoint of this plugin's BERT, and back.
+
+    scripts/convert_bert.py to-fairseq bert-base-uncased bert.base
+    scripts/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base --head-mixing none
+    scripts/convert_bert.py to-huggingface bert.base/model.pt out
+
+`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes model.pt, for
+--restore-file, dict.txt, for fairseq-preprocess --srcdict, and beside them copies of vocab.txt and
+tokenizer_config.json, which a WordPiece tokenizer needs. Flags that follow are those of fairseq-train. Heads that mix
+start at the identity: whatever the flags of the attention, model.pt has the tensors of BERT alone and goes into every
+family; --head-mixing random and average, which cannot be told again, are kept.
+
+`to-huggingface` writes the same files as it reads, of a BERT with softmax attention and no mixing but the identity.
+Both leave out, and name, the tensors that the other side has no place for. Needs the package safetensors.
+"""
+
+import argparse
+import json
+import pickle
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from omegaconf import OmegaConf
+from torch import Tensor
+
+import mixhead_plugin  # noqa: F401 (registers the architectures)
+from mixhead_plugin.models.bert import NEXT_SENTENCE, TOKEN_TYPES, BertModel
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.options import STOCK_MODEL, OptionError, model_options, option_name
+
+State = Dict[str, Tensor]
+
+ENCODER = "encoder.sentence_encoder."
+SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
+HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
+# [CLS] [PAD] [SEP] [UNK] open fairseq's dictionary, [MASK] closes it.
+OPENING = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
+CLOSING = {"[MASK]": "<mask>"}
+SPECIAL = {**OPENING, **CLOSING}
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+# The number of a config, and the flag that says the same.
+SIZES = {
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+    "max_position_embeddings": "max_positions",
+    "layer_norm_eps": "layer_norm_eps",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+POSITION_OFFSET = 2  # fairseq's positions begin after that of padding, 1
+COPIED = ("vocab.txt", "tokenizer_config.json")
+
+
+def modules(layers: int) -> Iterator[Tuple[str, str]]:
+    """Modules with a weight and a bias: their names in `transformers` and here."""
+    yield "bert.embeddings.LayerNorm", f"{ENCODER}layernorm_embedding"
+    for number in range(layers):
+        theirs, ours = f"bert.encoder.layer.{number}.", f"{ENCODER}layers.{number}."
+        for their, our in (
+            ("attention.self.query", "self_attn.q_proj"),
+            ("attention.self.key", "self_attn.k_proj"),
+            ("attention.self.value", "self_attn.v_proj"),
+            ("attention.output.dense", "self_attn.out_proj"),
+            ("attention.output.LayerNorm", "self_attn_layer_norm"),
+            ("intermediate.dense", "fc1"),
+            ("output.dense", "fc2"),
+            ("output.LayerNorm", "final_layer_norm"),
+        ):
+            yield theirs + their, ours + our
+    yield "bert.pooler.dense", "pooler.dense"
+    yield "cls.predictions.transform.dense", "encoder.lm_head.dense"
+    yield "cls.predictions.transform.LayerNorm", "encoder.lm_head.layer_norm"
+    for theirs, name in HEADS.items():
+        yield theirs, f"classification_heads.{name}.out_proj"
+
+
+def rename(state: State, layers: int, back: bool = False) -> State:
+    """What of `state` has the same numbers on both sides, under its name on the other side."""
+    names = {"bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
+    for theirs, ours in modules(layers):
+        names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
+    if back:
+        names = {ours: theirs for theirs, ours in names.items()}
+    return {names[name]: tensor for name, tensor in state.items() if name in names}
+
+
+def safetensors() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise OptionError("model.safetensors: needs the package safetensors (pip install safetensors)") from error
+    return safetensors.torch
+
+
+def read_words(path: Path) -> List[str]:
+    """vocab.txt: one word in each line."""
+    words = path.read_text(encoding="utf-8").split("\n")
+    words = words[:-1] if words[-1] == "" else words
+    missing = [word for word in SPECIAL if word not in words]
+    if missing:
+        raise OptionError(f"{path}: has no {', '.join(missing)}; must be the vocabulary of a BERT")
+    return words
+
+
+def read_tensors(folder: Path) -> State:
+    """The tensors of model.safetensors or pytorch_model.bin under their present names, in float32."""
+    if (folder / "model.safetensors").exists():
+        state = safetensors().load_file(folder / "model.safetensors")
+    elif (folder / "pytorch_model.bin").exists():
+        state = load_safely(folder / "pytorch_model.bin")
+    else:
+        raise OptionError(f"{folder}: has neither model.safetensors nor pytorch_model.bin")
+    renamed = {}
+    for name, tensor in state.items():
+        # as the first ports from TensorFlow called them
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        # without heads a model has no prefix
+        name = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+        renamed[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return renamed
+
+
+def load_safely(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise OptionError(f"{path}: is no file of tensors alone, and nothing else is loaded") from error
+
+
+def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
+    """The flags of fairseq-train that describe the model of config.json."""
+
+    def demand(name: str, valid: Any, default: Any) -> None:
+        if config.get(name, default) not in valid:
+            raise OptionError(f"{path}: {name} {config[name]}, must be {' or '.join(map(str, valid))}")
+
+    demand("model_type", ["bert"], "bert")
+    demand("position_embedding_type", ["absolute"], "absolute")
+    demand("type_vocab_size", [TOKEN_TYPES], TOKEN_TYPES)
+    demand("hidden_act", list(ACTIVATIONS), "gelu")
+    demand("is_decoder", [False], False)
+    missing = [name for name in SIZES if name not in config]
+    if missing:
+        raise OptionError(f"{path}: has no {', '.join(missing)}")
+    values = {flag: config[name] for name, flag in SIZES.items()}
+    values["tokens_per_sample"] = values["max_positions"]
+    dropout = config.get("classifier_dropout")
+    values["pooler_dropout"] = config["hidden_dropout_prob"] if dropout is None else dropout
+    values["activation_fn"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
+    return [part for name, value in values.items() for part in (option_name(name), str(value))]
+
+
+def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
+    config_path = folder / "config.json"
+    for path in (config_path, folder / "vocab.txt"):
+        if not path.exists():
+            raise OptionError(f"{folder}: has no {path.name}")
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    own_flags = flags_of(config, config_path)
+    words = read_words(folder / "vocab.txt")
+    theirs = read_tensors(folder)
+    embedding = _take(theirs, "bert.embeddings.word_embeddings.weight", folder)
+    if len(words) != len(embedding):
+        raise OptionError(f"{folder / 'vocab.txt'}: has {len(words)} words, the model {len(embedding)}")
+
+    out.mkdir(parents=True, exist_ok=True)
+    dictionary = write_dictionary(words, out / "dict.txt")
+    order = torch.tensor([words.index(word) for word in OPENING] + [i for i, w in enumerate(words) if w not in SPECIAL])
+    order = torch.cat([order, torch.tensor([words.index(word) for word in CLOSING])])  # [V], fairseq's index -> theirs
+
+    # The folder has no text, which the check of the data would look for.
+    arguments = ["", "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", arch]
+    args = options.parse_args_and_arch(options.get_training_parser(), [*arguments, *own_flags, *flags])
+    args.data = str(out)
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    assert task.source_dictionary.symbols == dictionary.symbols
+    model = task.build_model(cfg.model)
+
+    layers = config["num_hidden_layers"]
+    ours = rename(theirs, layers)
+    positions = _take(theirs, "bert.embeddings.position_embeddings.weight", folder)
+    ours[f"{ENCODER}embed_positions.weight"] = torch.cat(
+        [positions.new_zeros(POSITION_OFFSET, len(positions[0])), positions]
+    )
+    ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
+    for name in (
+        "cls.predictions.bias",
+        "cls.predictions.decoder.bias",
+    ):  # two names of one tensor; a file may have one
+        if name in theirs:
+            ours["encoder.lm_head.bias"] = theirs[name][order]
+    if not torch.equal(theirs.get("cls.predictions.decoder.weight", embedding), embedding):
+        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not that of the embeddings, here they are one")
+    if "classifier.weight" in theirs:
+        model.register_classification_head(SENTENCE_HEAD, len(theirs["classifier.weight"]))
+    load(model, ours, folder)
+    _say_left_out(folder, set(theirs) - _known_names(layers))
+
+    state = model.state_dict()
+    if HEAD_MIXINGS[args.head_mixing].trained or args.head_mixing == "none":
+        # without a record of its attention, tensors alone, as a stock model's
+        state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
+    save(state, cfg, out / "model.pt")
+    _copy(folder, out)
+
+
+def write_dictionary(words: List[str], path: Path) -> Dictionary:
+    """dict.txt in the order of `words`, without the special symbols, which fairseq has itself.
+
+    Raises:
+        OptionError: fairseq reads something else than was written
+    """
+    lines = [f"{word} 1\n" for word in words if word not in SPECIAL]
+    path.write_text("".join(lines), encoding="utf-8")
+    problem = f"{path}: fairseq cannot tell the words of this vocabulary apart"
+    try:
+        dictionary = Dictionary.load(str(path))
+    except (RuntimeError, ValueError) as error:
+        raise OptionError(f"{problem} ({str(error).splitlines()[0]})") from error
+    dictionary.add_symbol("<mask>")
+    expected = [*OPENING.values(), *(word for word in words if word not in SPECIAL), *CLOSING.values()]
+    if dictionary.symbols != expected:
+        raise OptionError(problem)
+    return dictionary
+
+
+def load(model: BertModel, ours: State, folder: Path) -> None:
+    """Everything that BERT has must be there, but for a head and its pooler, which then start anew."""
+    own = model.state_dict()
+    fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
+    missing = [name for name in own if name not in ours and name not in fresh and ".head_mixing." not in name]
+    missing = [name for name in missing if not name.endswith(".version")]
+    if missing:
+        raise OptionError(
+            f"{folder}: lacks what becomes {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
+        )
+    for name, tensor in ours.items():
+        if tensor.shape != own[name].shape:
+            raise OptionError(
+                f"{folder}: what becomes {name} has the shape {list(tensor.shape)}, "
+                f"the flags ask for {list(own[name].shape)}"
+            )
+    anew = [name for name in fresh if name not in ours]
+    if anew:
+        print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}: they start anew")
+    model.load_state_dict({**own, **ours})  # a dict alone: tensors without a record of the attention
+
+
+def save(state: State, cfg: Any, path: Path) -> None:
+    """A checkpoint as fairseq's trainer writes it, before any update."""
+    checkpoint = {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": state,
+        "optimizer_history": [
+            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
+        ],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }
+    torch.save(checkpoint, path)
+
+
+def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]) -> None:
+    if not checkpoint.exists():
+        raise OptionError(f"{checkpoint}: no such file")
+    try:
+        loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise OptionError(f"{checkpoint}: is no checkpoint of fairseq that can be loaded safely") from error
+    state = {name: tensor.float() for name, tensor in loaded["model"].items()}
+    args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
+    words = theirs_order(
+        dict_path or checkpoint.parent / "dict.txt", vocab_path or checkpoint.parent / "vocab.txt", state
+    )
+    symbols = [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
+    place = {word: index for index, word in enumerate(symbols)}
+    order = torch.tensor([place[word] for word in words])  # [V], their index -> fairseq's
+
+    theirs = rename(state, args.encoder_layers, back=True)
+    theirs["bert.embeddings.word_embeddings.weight"] = state[f"{ENCODER}embed_tokens.weight"][order]
+    theirs["bert.embeddings.position_embeddings.weight"] = state[f"{ENCODER}embed_positions.weight"][POSITION_OFFSET:]
+    theirs["cls.predictions.bias"] = state["encoder.lm_head.bias"][order]
+    known = set(rename(theirs, args.encoder_layers)) | {"encoder.lm_head.weight", "encoder.lm_head.bias"}
+    known |= {f"{ENCODER}{name}" for name in ("version", "embed_tokens.weight", "embed_positions.weight")}
+    _say_left_out(checkpoint, {name for name in state if ".head_mixing." not in name} - known)
+
+    out.mkdir(parents=True, exist_ok=True)
+    config = config_of(args, theirs, words)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    tokenizer = checkpoint.parent / "tokenizer_config.json"
+    if tokenizer.exists():
+        shutil.copy(tokenizer, out)
+    theirs = {name: tensor.contiguous() for name, tensor in theirs.items()}
+    safetensors().save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
+    """The complete flags of a checkpoint's model; refuse one that `transformers` has no BERT for."""
+    arch = getattr(model, "arch", None) or getattr(model, "_name", None)
+    given = model_options(model)
+    if given is None or given is STOCK_MODEL or "encoder.segment_embeddings.weight" not in state:
+        raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
+    ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file says no more than differs
+    head_dim = given.encoder_embed_dim // given.encoder_attention_heads
+    valid = {
+        "attention_normalizer": ["softmax"],
+        "head_dim": [None, head_dim],
+        "relative_position": ["none"],
+        "relative_gain": [0],
+        "heads_per_layer": [None],
+        "encoder_normalize_before": [False],
+        "untie_weights_roberta": [False],
+    }
+    for name, values in valid.items():
+        value = getattr(given, name, values[0])
+        if value not in values:
+            raise OptionError(
+                f"{checkpoint}: {option_name(name)} {value}, transformers has BERT with {values[-1]} alone"
+            )
+    build = HEAD_MIXINGS[given.head_mixing].build
+    identity = (
+        {}
+        if build is None
+        else build(given.encoder_attention_heads, head_dim, given.encoder_attention_heads).identity()
+    )
+    for name, tensor in state.items():
+        kind = name.rpartition(".head_mixing.")[2]
+        if ".head_mixing." in name and not (kind in identity and torch.equal(tensor, identity[kind])):
+            raise OptionError(
+                f"{checkpoint}: --head-mixing {given.head_mixing}, which transformers has not; {name} is no identity"
+            )
+    return given
+
+
+def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
+    """The words in the order of vocab.txt, where there is one, else with the special ones first."""
+    if not dict_path.exists():
+        raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
+    dictionary = Dictionary.load(str(dict_path))
+    own = [word for word in dictionary.symbols[dictionary.nspecial :] if word != SPECIAL["[MASK]"]]
+    if len(own) + len(SPECIAL) != len(state["encoder.lm_head.bias"]):
+        raise OptionError(
+            f"--dict {dict_path}: has {len(own) + len(SPECIAL)} symbols, the model {len(state['encoder.lm_head.bias'])}"
+        )
+    if not vocab_path.exists():
+        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
+    words = read_words(vocab_path)
+    if [word for word in words if word not in SPECIAL] != own:
+        raise OptionError(f"--vocab {vocab_path}: must have the words of {dict_path} in the same order")
+    return words
+
+
+def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any]:
+    activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
+    config = {"model_type": "bert", "vocab_size": len(words), "hidden_act": activation, "type_vocab_size": TOKEN_TYPES}
+    config |= {name: getattr(args, flag) for name, flag in SIZES.items()}
+    config["max_position_embeddings"] = len(theirs["bert.embeddings.position_embeddings.weight"])
+    config |= {"classifier_dropout": args.pooler_dropout, "initializer_range": 0.02}
+    config["pad_token_id"] = words.index("[PAD]")
+    architecture = "BertForMaskedLM"
+    if "cls.seq_relationship.weight" in theirs:
+        architecture = "BertForPreTraining"
+    elif "classifier.weight" in theirs:
+        architecture = "BertForSequenceClassification"
+    if "classifier.weight" in theirs:
+        config["id2label"] = {str(i): f"LABEL_{i}" for i in range(len(theirs["classifier.weight"]))}
+    return {"architectures": [architecture], **config}
+
+
+def _take(state: State, name: str, folder: Path) -> Tensor:
+    if name not in state:
+        raise OptionError(f"{folder}: its model has no {name}; must be a BERT")
+    return state[name]
+
+
+def _known_names(layers: int) -> set:
+    names = {f"{theirs}.{kind}" for theirs, _ in modules(layers) for kind in ("weight", "bias")}
+    names |= {f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
+    names |= {f"cls.predictions.{name}" for name in ("bias", "decoder.weight", "decoder.bias")}
+    return names | {"bert.embeddings.position_ids"}  # 0, 1, 2, ...
+
+
+def _say_left_out(where: Path, names: set) -> None:
+    if names:
+        print(f"convert_bert.py: of {where} left out: {', '.join(sorted(names))}")
+
+
+def _copy(folder: Path, out: Path) -> None:
+    for name in COPIED:
+        if (folder / name).exists() and folder.resolve() != out.resolve():
+            shutil.copy(folder / name, out)
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    there = commands.add_parser("to-fairseq", help="further flags are those of fairseq-train")
+    there.add_argument("folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin")
+    there.add_argument("out", type=Path, help="folder to write to")
+    there.add_argument("--arch", default="mixhead_bert_base", help="its sizes are overridden (default: %(default)s)")
+    back = commands.add_parser("to-huggingface")
+    back.add_argument("checkpoint", type=Path)
+    back.add_argument("out", type=Path, help="folder to write to")
+    back.add_argument("--dict", type=Path, help="of the model (default: dict.txt beside the checkpoint)")
+    back.add_argument(
+        "--vocab", type=Path, help="order of the words (default: vocab.txt beside the checkpoint, if any)"
+    )
+    given, flags = parser.parse_known_args(arguments)
+    if flags and given.command != "to-fairseq":
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    try:
+        if given.command == "to-fairseq":
+            to_fairseq(given.folder, given.out, given.arch, flags)
+        else:
+            to_huggingface(given.checkpoint, given.out, given.dict, given.vocab)
+    except OptionError as error:
+        print(f"convert_bert.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""BERT: token types, pooler and heads; sizes and counts of the papers; that mixing starts as the stock model."""
+
+import copy
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import options
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
+from fairseq.models.roberta import model as stock
+from omegaconf import OmegaConf
+
+from mixhead_plugin.models import bert, roberta
+from mixhead_plugin.models.bert import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.options import FAMILIES, OptionError
+from tests.helpers import TINY, shake, task
+
+BOS, PAD, EOS = 0, 1, 2
+
+
+def build(arch="mixhead_bert_base", seed=1, **flags):
+    sizes = {**TINY["roberta_base"], "dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+    torch.manual_seed(seed)
+    return build_model(Namespace(arch=arch, **{**sizes, **flags}), task())
+
+
+def pairs():
+    """[CLS] a [SEP] b [SEP], of different lengths"""
+    rows = [[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]]
+    return torch.tensor(rows)
+
+
+class Vocabulary:
+    """The published 30,522 words, without the words."""
+
+    def __len__(self):
+        return 30_522
+
+    def pad(self):
+        return PAD
+
+
+# By architecture: how many parameters it has, and how many millions the paper prints (tables 1, 2A, 2B, 3A).
+COUNTS = {
+    "bert_base": (110_107_964, 110),  # as BERT's authors say
+    "bert_large": (336_228_156, 336),
+    "bert_d1024_h8_k128": (336_228_156, 336),
+    "bert_d1024_h16_k64": (336_228_156, 336),
+    "bert_d1024_h32_k32": (336_228_156, 336),
+    "bert_d512_h8_k128": (167_691_068, 168),
+    "bert_d512_h12_k128": (192_893_756, 193),
+    "bert_d512_h16_k128": (218_096_444, 218),
+    "bert_d512_h32_k128": (318_907_196, 319),
+    "bert_d512_h8_k32": (129_887_036, 130),
+    "bert_d512_h8_k64": (142_488_380, 142),
+    "bert_d512_h8_k256": (218_096_444, 218),
+    "bert_d768_h8_k128": (214_055_228, 214),
+    "bert_d768_h12_k128": (251_840_828, 252),
+    "bert_d768_h16_k128": (289_626_428, 290),
+    "bert_d768_h20_k128": (327_412_028, 327),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
+    """Embeddings, pooler and both heads of pre-training included."""
+    for module in (stock, roberta, bert):  # it copies values, and nothing here has any
+        monkeypatch.setattr(module, "init_bert_params", lambda module: None)
+    args = Namespace(arch=f"fixhead_{name}", tokens_per_sample=128)
+    if BERT_ARCHITECTURES[name].head_dim is None:
+        args.head_dim = 64
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    with torch.device("meta"):
+        model = build_model(args, SimpleNamespace(source_dictionary=Vocabulary()))
+        model.register_classification_head(NEXT_SENTENCE, num_classes=2)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert (count, round(count / 1e6)) == COUNTS[name]
+    attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
+    sizes = BERT_ARCHITECTURES[name]
+    assert len(attentions) == sizes.encoder_layers == (12 if name == "bert_base" else 24)
+    assert {(m.num_heads, m.head_dim) for m in attentions} == {(sizes.encoder_attention_heads, sizes.head_dim or 64)}
+
+
+def test_every_size_is_counted():
+    assert set(COUNTS) == set(BERT_ARCHITECTURES) - {"bert"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", BERT_ARCHITECTURES)
+def test_every_architecture_trains_in_every_family(name, family):
+    model = build(f"{family}_{name}", head_dim=6)
+    assert type(model) is ARCH_MODEL_REGISTRY[f"{family}_{name}"]
+    attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
+    assert {m.head_mixing_kind for m in attentions} == {FAMILIES[family].get("head_mixing", "none")}
+    assert {m.normalizer for m in attentions} == {FAMILIES[family].get("attention_normalizer", "softmax")}
+    model(pairs())[0].square().mean().backward()
+    assert all(m.q_proj.weight.grad.abs().sum() > 0 for m in attentions)
+
+
+def command(arch, *flags):
+    """What fairseq-train understands."""
+    arguments = ["data", "--task", "masked_lm", "--arch", arch, "--tokens-per-sample", "128", *flags]
+    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+
+
+@pytest.mark.parametrize("name", BERT_ARCHITECTURES)
+def test_the_command_line_gets_the_sizes_and_a_flag_overrides_them(name):
+    sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
+    args = command(f"mixhead_{name}")
+    assert {option: getattr(args, option) for option in sizes} == sizes
+    assert (args.max_positions, args.layer_norm_eps, args.activation_fn) == (512, 1e-12, "gelu")
+    assert (args.dropout, args.attention_dropout, args.pooler_dropout) == (0.1, 0.1, 0.1)
+    flags = [part for option, value in sizes.items() for part in (f"--{option.replace('_', '-')}", str(2 * value))]
+    args = command(f"mixhead_{name}", *flags, "--layer-norm-eps", "1e-6", "--max-positions", "256")
+    assert {option: getattr(args, option) for option in sizes} == {k: 2 * v for k, v in sizes.items()}
+    assert (args.max_positions, args.layer_norm_eps) == (256, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
+def test_a_yaml_file_gets_the_sizes(name):
+    small = {"encoder_layers": 1, "encoder_ffn_embed_dim": 8}
+    cfg = OmegaConf.create({"model": {"_name": f"mixhead_{name}", "head_mixing": "none", **small}})
+    model = build_model(cfg.model, task())
+    (layer,) = model.encoder.sentence_encoder.layers
+    sizes = BERT_ARCHITECTURES[name]
+    assert layer.fc1.weight.shape == (8, sizes.encoder_embed_dim)
+    assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (
+        sizes.encoder_attention_heads,
+        sizes.head_dim or 64,
+    )
+    assert layer.self_attn.head_mixing is None
+    assert model.max_positions() == 512
+
+
+def test_token_types_change_after_the_first_separator():
+    found = infer_segments(pairs(), EOS, PAD)
+    assert found.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
+    single = torch.tensor([[BOS, 5, 6, EOS, PAD]])
+    assert infer_segments(single, EOS, PAD).sum() == 0
+
+
+@torch.no_grad()
+def test_token_types_are_inferred_where_none_are_given():
+    model = build().eval()
+    types = infer_segments(pairs(), EOS, PAD)
+    torch.testing.assert_close(model(pairs())[0], model(pairs(), segments=types)[0], rtol=0, atol=0)
+    real = pairs().ne(PAD)
+    assert (model(pairs(), segments=1 - types)[0] - model(pairs())[0])[real].abs().amax(-1).min() > 1e-4
+
+
+@torch.no_grad()
+def test_padding_changes_nothing():
+    model = shake(build(attention_normalizer="sigsoftmax")).eval()
+    together = model(pairs())[0]
+    torch.testing.assert_close(model(pairs()[1:, :5])[0][0], together[1, :5])
+
+
+def test_layer_norms_have_berts_epsilon_and_the_embeddings_are_tied():
+    model = build()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-12} and len(norms) == 2 + 2 * 2
+    assert model.encoder.lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
+    assert {norm.eps for norm in build(layer_norm_eps=1e-3).modules() if isinstance(norm, torch.nn.LayerNorm)} == {1e-3}
+
+
+@torch.no_grad()
+def test_heads_see_the_pooled_first_token():
+    model = build().eval()
+    model.register_classification_head("kinds", num_classes=3)
+    states, _ = model(pairs(), features_only=True)
+    pooled = torch.tanh(states[:, 0] @ model.pooler.dense.weight.T + model.pooler.dense.bias)
+    head = model.classification_heads["kinds"].out_proj
+    expected = pooled @ head.weight.T + head.bias
+    torch.testing.assert_close(model(pairs(), classification_head_name="kinds", features_only=True)[0], expected)
+    masked = torch.zeros_like(pairs()).bool()
+    masked[0, 2] = masked[1, 1] = True
+    words, extra = model(pairs(), masked_tokens=masked, beside="kinds")
+    torch.testing.assert_close(extra["beside"], expected)
+    torch.testing.assert_close(words, model(pairs())[0][masked])
+
+
+@pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
+def test_a_fine_tuned_model_starts_as_bert_and_its_first_loss_and_gradients_are_berts(mixing):
+    found = {}
+    for kind in ("none", mixing):
+        model = build(head_mixing=kind, seed=2).train()
+        model.register_classification_head("kinds", num_classes=3)
+        with torch.no_grad():
+            for i, parameter in enumerate(model.classification_heads.parameters()):
+                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) / (i + 1))
+            model.pooler.dense.weight.copy_(torch.linspace(-1, 1, 16 * 16).view(16, 16))
+        logits = model(pairs(), classification_head_name="kinds")[0]
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 2]))
+        loss.backward()
+        found[kind] = loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found[mixing][0] == pytest.approx(found["none"][0], rel=1e-6)
+    for name, gradient in found["none"][1].items():
+        torch.testing.assert_close(found[mixing][1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+    assert any(".head_mixing." in name and gradient.abs().sum() > 0 for name, gradient in found[mixing][1].items())
+
+
+def test_the_mixing_has_its_own_learning_rate():
+    steps = {}
+    for factor in (1, 20):
+        model = build(mixing_lr_scale=factor)
+        model.register_classification_head("kinds", num_classes=2)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+        model(pairs(), classification_head_name="kinds")[0][:, 0].sum().backward()
+        optimizer.step()
+        steps[factor] = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+    mixed = [name for name in steps[1] if ".head_mixing." in name]
+    assert len(mixed) == 4
+    for name, step in steps[1].items():
+        torch.testing.assert_close(steps[20][name], (20 if name in mixed else 1) * step, rtol=1e-3, atol=1e-6, msg=name)
+    assert min(steps[1][name].abs().max() for name in mixed) > 5e-5
+
+
+def with_heads(**heads):
+    model = build(seed=3)
+    for name, classes in heads.items():
+        model.register_classification_head(name, num_classes=classes)
+    return model
+
+
+@pytest.mark.parametrize(
+    "trained, wanted, kept",
+    [
+        ({"kinds": 3}, {"kinds": 3}, True),
+        ({"kinds": 3}, {"kinds": 2}, False),
+        ({"next_sentence": 2}, {"kinds": 2}, False),
+        ({}, {"kinds": 2}, False),
+        ({"next_sentence": 2}, {}, False),
+    ],
+)
+def test_a_checkpoint_gives_what_fits(trained, wanted, kept, caplog):
+    """The pooler goes on from pre-training to another task; a head only where it is the same."""
+    state = copy.deepcopy(shake(with_heads(**trained)).state_dict())
+    state = {k: v + 1 if k.startswith(("pooler", "classification_heads")) else v for k, v in state.items()}
+    model = with_heads(**wanted)
+    before = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        if name.startswith("classification_heads"):
+            assert torch.equal(value, state[name] if kept else before[name]), name
+        elif name.startswith("pooler"):
+            assert torch.equal(value, state[name] if trained else before[name]), name
+    assert torch.equal(model.encoder.lm_head.dense.weight, state["encoder.lm_head.dense.weight"])
+    assert ("starts anew" in caplog.text) == (
+        bool(wanted) and (not trained or trained.keys() == wanted.keys()) and not kept
+    )
+    assert ("left out" in caplog.text) == (bool(trained) and not kept)
+
+
+def test_all_heads_of_a_checkpoint_come_along_when_asked_for():
+    trained = with_heads(kinds=3, next_sentence=2)
+    model = build(seed=4, load_checkpoint_heads=True)
+    model.load_state_dict(copy.deepcopy(trained.state_dict()))
+    expected = trained.eval()(pairs(), classification_head_name="kinds")[0]
+    assert torch.equal(model.eval()(pairs(), classification_head_name="kinds")[0], expected)
+
+
+def test_without_heads_every_parameter_is_trained():
+    """Data parallel training refuses parameters without a gradient."""
+    model = build()
+    model(pairs(), masked_tokens=pairs().gt(4))[0].log_softmax(-1)[:, 5].sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision_is_finite_and_close(dtype):
+    model = with_heads(kinds=2).eval()
+    expected, extra = shake(model)(pairs(), beside="kinds")
+    found, half = model.to(dtype)(pairs(), beside="kinds")
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(half["beside"].float(), extra["beside"], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"layer_norm_eps": 0.0}, "--layer-norm-eps 0.0: must be a small number greater than 0"),
+        ({"tokens_per_sample": 65}, "--tokens-per-sample 65: more than --max-positions 64"),
+        ({"encoder_attention_heads": 3}, "--encoder-attention-heads 3"),
+        ({"mixing_lr_scale": 2.0, "fp16": True}, "--mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten-grads"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(flags, message):
+    with pytest.raises(OptionError, match=message) as error:
+        build(**flags)
+    assert "\n" not in str(error.value)
+
+
+def test_other_sizes_than_the_poolers_are_refused():
+    with pytest.raises(ValueError, match="inner_dim 7: the pooler of BERT gives 16"):
+        build().register_classification_head("kinds", 2, inner_dim=7)

@@ -1,0 +1,474 @@
+"""Pre-training of BERT: what the pairs are, that their order is reproducible, and fairseq's real commands."""
+
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq import checkpoint_utils, options
+from fairseq.data import Dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from fairseq_cli import preprocess
+
+from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion
+from mixhead_plugin.data.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
+from mixhead_plugin.models.bert import infer_segments
+from mixhead_plugin.options import OptionError
+from mixhead_plugin.tasks import BertPretrainingTask
+from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several, two_workers
+from tests.models.test_bert import build, pairs
+
+BOS, PAD, EOS = 0, 1, 2
+LENGTH = 24
+
+
+def vocabulary(size=4000):
+    words = Dictionary()
+    for i in range(size):
+        words.add_symbol(f"w{i}")
+    return words
+
+
+def documents(number=40, seed=0):
+    """Lines of words that are all different, so that a word tells where it stood; an empty line after each document"""
+    rng, lines, word = random.Random(seed), [], 4
+    for _ in range(number):
+        for _ in range(rng.choice([1, 2, 5, 9])):
+            length = rng.choice([1, 3, 6, 30])
+            lines.append([*range(word, word + length), EOS])
+            word += length
+        lines.append([EOS])
+    return lines
+
+
+def dataset(lines=None, length=LENGTH, seed=1, **flags):
+    lines = [torch.tensor(line) for line in (documents() if lines is None else lines)]
+    words = vocabulary()
+    masking = flags.pop("masking", Masking(words.add_symbol("<mask>")))
+    return SentencePairs(lines, [len(line) for line in lines], words, length, masking, seed, **flags)
+
+
+def whole(item):
+    """The tokens of a pair before masking, A and B"""
+    tokens = torch.where(item["target"].ne(PAD), item["target"], item["tokens"]).tolist()
+    assert tokens[0] == BOS and tokens[-1] == EOS and tokens.count(EOS) == 2
+    middle = tokens.index(EOS)
+    return tokens[1:middle], tokens[middle + 1 : -1]
+
+
+def places(lines):
+    """By word, its document"""
+    found, document = {}, 0
+    for line in lines:
+        document += len(line) == 1
+        found |= dict.fromkeys(line[:-1], document)
+    return found
+
+
+def test_spans_cover_every_word_once_and_stay_within_a_document():
+    lines = documents()
+    found = dataset(lines, masking=Masking(4004, keep=1.0, replace=0.0), short_probability=0.3)
+    seen = []
+    for index in range(len(found)):
+        start, stop = found.span_start[index], found.span_stop[index]
+        seen += found._tokens(start, stop).tolist()
+        assert found.sizes[index] == stop_length(found, start, stop) + 3 <= LENGTH
+    alone = {line[0] for line in lines if len(line) == 2}  # one word alone may end up in a span of its own
+    assert len(seen) == len(set(seen))
+    assert {w for line in lines for w in line[:-1]} - set(seen) <= alone
+
+
+def stop_length(found, start, stop):
+    return int(found.unit_length[start:stop].sum())
+
+
+def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
+    lines = documents(200)
+    document, found = places(lines), dataset(lines)
+    relations = []
+    for index in range(len(found)):
+        item = found[index]
+        a, b = whole(item)
+        assert a and b and len(a) + len(b) + 3 == len(item["tokens"]) <= found.sizes[index]
+        assert a == list(range(a[0], a[0] + len(a))) and b == list(range(b[0], b[0] + len(b)))  # words stand in order
+        assert (b[0] == a[-1] + 1) == (item["relation"] == FOLLOWS)
+        assert (document[a[0]] == document[b[0]]) == (item["relation"] == FOLLOWS)
+        assert len({document[word] for word in a}) == len({document[word] for word in b}) == 1
+        expected = infer_segments(item["tokens"][None], EOS, PAD)[0]
+        assert torch.equal(item["segments"], expected)
+        relations.append(item["relation"])
+    assert len(relations) > 500
+    assert abs(np.mean(np.array(relations) == RANDOM) - 0.5) < 0.06
+
+
+def test_lines_are_cut_whole_where_possible():
+    """A begins where a line, or the part of one that is longer than half a pair, begins; A and B part there too."""
+    lines = documents(100)
+    found = dataset(lines)
+    beginnings = {line[i] for line in lines for i in range(0, len(line) - 1, (LENGTH - 3) // 2)}
+    for index in range(len(found)):
+        a, b = whole(found[index])
+        assert a[0] in beginnings
+        if found.span_stop[index] - found.span_start[index] > 1:
+            assert b[0] in beginnings and a[-1] + 1 in beginnings
+
+
+def test_masking_is_that_of_bert():
+    lines = [line for _ in range(3) for line in documents(300)]
+    found = dataset(lines, length=128)
+    masked = kept = replaced = total = 0
+    for index in range(len(found)):
+        item = found[index]
+        chosen = item["target"].ne(PAD)
+        assert not (chosen & (item["tokens"].eq(BOS) | item["tokens"].eq(EOS))).any()
+        assert chosen.sum() == max(1, round(0.15 * len(item["tokens"])))
+        seen, hidden = item["tokens"][chosen], item["target"][chosen]
+        masked += seen.eq(4004).sum().item()
+        kept += seen.eq(hidden).sum().item()
+        replaced += (seen.ne(4004) & seen.ne(hidden)).sum().item()
+        total += len(hidden)
+        assert seen[seen.ne(4004)].ge(4).all()
+    assert total > 4000
+    assert [round(n / total, 1) for n in (masked, kept, replaced)] == [0.8, 0.1, 0.1]
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in ("tokens", "target", "segments"))
+
+
+def test_pairs_depend_on_seed_epoch_and_number_alone():
+    found, again = dataset(), dataset()
+    forwards = [found[i] for i in range(len(found))]
+    backwards = [again[i] for i in reversed(range(len(again)))][::-1]
+    assert all(same(a, b) for a, b in zip(forwards, backwards, strict=True))
+    found.set_epoch(2)
+    second = [found[i] for i in range(len(found))]
+    assert sum(same(a, b) for a, b in zip(forwards, second, strict=True)) < 0.1 * len(found)
+    found.set_epoch(1)
+    assert all(same(a, found[i]) for i, a in enumerate(forwards))
+    other = dataset(seed=2)
+    assert sum(same(other[i], forwards[i]) for i in range(min(len(other), len(found)))) < 0.1 * len(found)
+
+
+def test_some_pairs_are_short():
+    lines = [line for line in documents(400) if len(line) != 2]
+    full, short = dataset(lines, short_probability=0.0), dataset(lines, short_probability=1.0)
+    assert short.sizes.mean() < 0.85 * full.sizes.mean()
+    assert short.sizes.max() <= LENGTH
+
+
+def test_text_without_empty_lines_has_documents_of_so_many_lines():
+    lines = [line for line in documents() if len(line) > 1]
+    assert dataset(lines).documents == 1
+    assert dataset(lines, lines_per_document=7).documents == math.ceil(len(lines) / 7)
+
+
+def test_batches_are_padded_on_the_right_and_grouped_by_length():
+    found = dataset()
+    order = found.ordered_indices()
+    assert sorted(order) == list(range(len(found))) and (np.diff(found.sizes[order]) >= 0).all()
+    items = [found[i] for i in (0, 1, 2, 3, 4)]
+    batch = found.collater(items)
+    longest = max(len(item["tokens"]) for item in items)
+    assert batch["ntokens"] == sum(len(item["tokens"]) for item in items) and batch["nsentences"] == 5
+    assert batch["next_sentence"].tolist() == [item["relation"] for item in items]
+    for row, item in enumerate(items):
+        fill = [0] * (longest - len(item["tokens"]))
+        assert batch["net_input"]["src_tokens"][row].tolist() == item["tokens"].tolist() + [PAD for _ in fill]
+        assert batch["net_input"]["segments"][row].tolist() == item["segments"].tolist() + fill
+        assert batch["target"][row].tolist() == item["target"].tolist() + [PAD for _ in fill]
+
+
+def test_the_loss_is_the_sum_of_both_means_where_pairs_have_as_many_masked_words():
+    model = build().eval()
+    model.register_classification_head("next_sentence", num_classes=2)
+    target = torch.full_like(pairs(), PAD)
+    target[0, 2], target[0, 5], target[1, 1], target[1, 3] = 6, 8, 10, 11
+    net_input = {"src_tokens": pairs(), "segments": infer_segments(pairs(), EOS, PAD)}
+    sample = {"net_input": net_input, "target": target, "next_sentence": torch.tensor([0, 1])}
+    sample |= {"ntokens": 13, "nsentences": 2}
+    task = type("Task", (), {"target_dictionary": type("Words", (), {"pad": lambda self: PAD})()})()
+    loss, size, log = BertPretrainingCriterion(task)(model, sample)
+    words, extra = model(**net_input, beside="next_sentence")
+    word_loss = F.cross_entropy(words[target.ne(PAD)], target[target.ne(PAD)])
+    relation_loss = F.cross_entropy(extra["beside"], sample["next_sentence"])
+    torch.testing.assert_close(loss / size, word_loss + relation_loss)
+    torch.testing.assert_close(log["mlm_loss"] / size, word_loss)
+    torch.testing.assert_close(log["nsp_loss"] / 2, relation_loss)
+    assert log["nsp_correct"] == extra["beside"].argmax(1).eq(torch.tensor([0, 1])).sum()
+    alone = [
+        BertPretrainingCriterion(task)(
+            model,
+            {
+                **sample,
+                "net_input": {name: value[i : i + 1] for name, value in net_input.items()},
+                "target": target[i : i + 1],
+                "next_sentence": sample["next_sentence"][i : i + 1],
+            },
+        )
+        for i in (0, 1)
+    ]
+    torch.testing.assert_close(alone[0][0] + alone[1][0], loss)  # one by one is the same sum
+    assert alone[0][1] + alone[1][1] == size
+
+
+def test_both_objectives_are_learned_by_heart():
+    model = build(max_positions=LENGTH, tokens_per_sample=LENGTH, encoder_embed_dim=32).train()
+    model.register_classification_head("next_sentence", num_classes=2, dropout=0.0)
+    lines = [[4 + word % 20 for word in line[:-1]] + [EOS] for line in documents(6)]
+    found = dataset(lines, masking=Masking(28))
+    found.words = range(4, 24)
+    batch = found.collater([found[i] for i in range(12)])
+    task = type("Task", (), {"target_dictionary": vocabulary(0)})()
+    optimizer, log = torch.optim.Adam(model.parameters(), lr=3e-3), None
+    for _ in range(150):
+        loss, size, log = BertPretrainingCriterion(task)(model, batch)
+        optimizer.zero_grad()
+        (loss / size).backward()
+        optimizer.step()
+    assert 0 < batch["next_sentence"].sum() < 12
+    assert log["nsp_correct"] == 12
+    assert log["mlm_loss"] / size < 1
+
+
+# A language in which a document is about one of a few things: words go together, and what follows is about the same.
+TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "star")}
+
+
+def sentence(topic, rng):
+    return f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the {rng.choice(TOPICS[topic])}"
+
+
+def binarise(texts, out, *flags):
+    """fairseq-preprocess, without its imports"""
+    prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", str(path))]
+    arguments = ["--only-source", *prefixes, "--destdir", str(out), *flags]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    return out
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("pretraining"), random.Random(0)
+    for split, number in (("train", 48), ("valid", 12), ("test", 4)):
+        texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
+        (folder / split).write_text("\n".join(texts))
+    return binarise({split: folder / split for split in ("train", "valid", "test")}, folder / "bin")
+
+
+@pytest.fixture(scope="module")
+def sentences(data):
+    """A small task: whether a sentence is about farms or ships, as rarely as one in three."""
+    folder, rng = data.parent / "kinds", random.Random(1)
+    for split, number in (("train", 96), ("valid", 48)):
+        topics = [["town", "ship", "farm"][i % 3] for i in range(number)]
+        for part, lines in {
+            "input0": [sentence(topic, rng) for topic in topics],
+            "label": ["same" if topic == "ship" else "other" for topic in topics],
+        }.items():
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+    for part, words in (("input0", ["--srcdict", str(data / "dict.txt")]), ("label", [])):
+        texts = {split: folder / part / f"{split}.txt" for split in ("train", "valid")}
+        binarise(texts, folder / "bin" / part, *words)
+    return folder / "bin"
+
+
+SHORT = ["--max-positions", "32", "--dropout", "0.1", "--arch", "mixhead_bert_base", *ROBERTA_SIZES]
+OPTIMISER = ["--optimizer", "adam", "--seed", "1", "--cpu", "--num-workers", "0", "--log-format", "json"]
+OPTIMISER += ["--log-interval", "1", "--no-epoch-checkpoints", "--user-dir", PLUGIN, *WHOLE_SETS]
+OPTIMISER += ["--ddp-backend", "legacy_ddp"]
+TASK = ["--task", "bert_pretraining", "--tokens-per-sample", "24"]
+PRETRAINING = [*TASK, "--criterion", "bert_pretraining", *SHORT, *OPTIMISER, "--lr", "0.01", "--batch-size", "16"]
+FINETUNING = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "2"]
+FINETUNING += ["--init-token", "0", "--batch-size", "16", *SHORT, *OPTIMISER]
+RESET = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
+
+
+@pytest.fixture(scope="module")
+def outputs(data, sentences):
+    """What fairseq's commands say, by name; those of training keep their checkpoints under that name."""
+
+    def train(name, *flags, folder=data, save=None):
+        return ["fairseq-train", folder, *flags, "--save-dir", data.parent / (save or name)]
+
+    def pretrain(name, *flags, save=None):
+        return train(name, *PRETRAINING, *flags, save=save)
+
+    pretrained = data.parent / "whole" / "checkpoint_last.pt"
+    restored = ["--restore-file", pretrained, *RESET]
+    valid = ["--path", pretrained, "--batch-size", "16", "--cpu", "--log-format", "json", *WHOLE_SETS]
+    finetuning = [*FINETUNING, *restored, "--lr", "0.01", "--mixing-lr-scale", "3", "--max-epoch", "10"]
+    commands = {
+        "whole": pretrain("whole", "--max-update", "60"),
+        "first": pretrain("first", "--max-update", "9", save="parts"),
+        "second": pretrain("second", "--max-update", "14", save="parts"),
+        "longer": pretrain("longer", "--tokens-per-sample", "32", *restored, "--max-update", "4"),
+        "masked_lm": pretrain(
+            "masked", "--task", "masked_lm", "--criterion", "orthogonal_masked_lm", "--max-update", "4"
+        ),
+        "penalties": pretrain("penalties", "--criterion", "orthogonal_bert_pretraining", "--max-update", "4"),
+        "finetuned": train("finetuned", *finetuning, folder=sentences),
+        "validate": ["fairseq-validate", data, "--user-dir", PLUGIN, *TASK, *valid],
+    }
+    return dict(zip(commands, several(*commands.values()), strict=True))
+
+
+def numbers(output, name, kind="train_inner"):
+    prefix = {"train_inner": "", "valid": "valid_", "train": "train_"}[kind]
+    return [float(log[prefix + name]) for log in logged(output, kind)]
+
+
+def test_pretraining_learns_words(outputs):
+    words = numbers(outputs["whole"], "mlm_loss", "valid")
+    assert words[-1] < 0.75 * words[0]
+    for log in logged(outputs["whole"], "valid"):
+        assert float(log["valid_ppl"]) == pytest.approx(2 ** float(log["valid_mlm_loss"]), rel=0.01)
+
+
+def test_pretraining_resumes_where_it_stopped(outputs):
+    parts = numbers(outputs["first"], "loss") + numbers(outputs["second"], "loss")
+    assert parts == numbers(outputs["whole"], "loss")[:14]
+
+
+@pytest.mark.slow
+def test_two_workers_train_as_one(data):
+    # without Adam, which makes much of the rounding of gradients near 0
+    flags = [data, *PRETRAINING, "--batch-size", "8", "--max-update", "6", "--optimizer", "sgd"]
+    flags += ["--dropout", "0", "--attention-dropout", "0"]
+    folders = [data.parent / "one", data.parent / "two"]
+    (alone,) = several(["fairseq-train", *flags, "--update-freq", "2", "--save-dir", folders[0]])
+    both = two_workers(*flags, "--save-dir", folders[1])
+    for name in ("loss", "mlm_loss", "nsp_loss", "nsp_accuracy"):
+        assert numbers(both, name) == pytest.approx(numbers(alone, name), abs=2e-3), name
+    one, two = (torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in folders)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_a_second_stage_has_longer_pairs(outputs, data):
+    first = numbers(outputs["longer"], "mlm_loss")[0]
+    assert first < 0.92 * numbers(outputs["whole"], "mlm_loss")[0]  # it goes on from the checkpoint
+    assert len(numbers(outputs["longer"], "mlm_loss")) == 4
+
+
+def test_fairseqs_masked_lm_trains_the_same_model(outputs):
+    assert len(numbers(outputs["masked_lm"], "loss")) == 4
+    assert numbers(outputs["masked_lm"], "orthogonal_loss")[-1] > 0
+
+
+def test_the_penalties_act(outputs):
+    plain, penalised = (numbers(outputs[name], "loss") for name in ("whole", "penalties"))
+    assert penalised[0] == plain[0]  # the loss of the logs is the criterion's own
+    first, *_, last = numbers(outputs["penalties"], "orthogonal_loss")
+    assert first == 0 < last
+
+
+def test_a_fine_tuned_model_beats_the_majority(outputs):
+    accuracies = numbers(outputs["finetuned"], "accuracy", "valid")
+    assert accuracies[-1] > 85  # the larger class has 66.7
+
+
+def test_fairseqs_pairs_of_sentences_are_berts_without_a_separator_token(sentences, tmp_path):
+    """fairseq-preprocess has closed both with </s> already; RoBERTa's --separator-token would be a second one."""
+    (tmp_path / "input1").symlink_to(sentences / "input0")
+    for part in ("input0", "label"):
+        (tmp_path / part).symlink_to(sentences / part)
+    cfg = SentencePredictionConfig(data=str(tmp_path), num_classes=2, init_token=BOS, no_shuffle=True)
+    cfg.regression_target, cfg.seed = False, 1
+    task = SentencePredictionTask.setup_task(cfg)
+    task.load_dataset("valid")
+    row = task.datasets["valid"][0]["net_input.src_tokens"].tolist()
+    one = row[1 : row.index(EOS)]
+    assert row == [BOS, *one, EOS, *one, EOS]
+
+
+def test_validate_gives_the_losses_of_training(outputs):
+    (found,) = logged(outputs["validate"], "valid")
+    for name in ("loss", "mlm_loss", "nsp_loss", "nsp_accuracy"):
+        assert float(found[f"valid_{name}"]) == pytest.approx(numbers(outputs["whole"], name, "valid")[-1], abs=2e-3)
+
+
+def test_a_checkpoint_is_loaded_with_its_task(outputs, data):
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(data.parent / "whole" / "checkpoint_last.pt")]
+    )
+    assert isinstance(task, BertPretrainingTask)
+    assert model.classification_heads["next_sentence"].out_proj.out_features == 2
+
+
+def config(**flags):
+    values = dict(tokens_per_sample=24, lines_per_document=0, short_prob=0.1, mask_prob=0.15)
+    values |= dict(leave_unmasked_prob=0.1, random_token_prob=0.1, seed=1)
+    return type("Config", (), {**values, **flags})()
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"mask_prob": 1.5}, "--mask-prob 1.5: must be between 0 and 1"),
+        ({"short_prob": -1}, "--short-prob -1: must be between 0 and 1"),
+        (
+            {"random_token_prob": 0.95},
+            "--random-token-prob 0.95: must be at most 1 with --leave-unmasked-prob 0.1 added",
+        ),
+        ({"tokens_per_sample": 4}, "--tokens-per-sample 4: must be at least 5"),
+        ({"lines_per_document": -3}, "--lines-per-document -3: must be at least 1"),
+        ({"data": "nowhere"}, "data nowhere: has no dict.txt"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(flags, message, data):
+    with pytest.raises(OptionError, match=message) as error:
+        BertPretrainingTask.setup_task(config(**{"data": str(data), **flags}))
+    assert "\n" not in str(error.value)
+
+
+def test_text_of_one_document_is_refused_in_one_line(data, tmp_path):
+    (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
+    binarise({"train": tmp_path / "train"}, tmp_path / "bin")
+    task = BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin")))
+    with pytest.raises(OptionError, match=r"has 1 documents, random segments need two; .* --lines-per-document"):
+        task.load_dataset("train")
+    BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin"), lines_per_document=3)).load_dataset("train")
+    with pytest.raises(OptionError, match="has no elsewhere"):
+        task.load_dataset("elsewhere")
+
+
+@pytest.mark.slow
+def test_another_model_is_refused_before_training(data, tmp_path):
+    flags = [*PRETRAINING, "--arch", "mixhead_roberta_base", "--save-dir", tmp_path / "save"]
+    result = run("fairseq-train", data, *flags, check=False)
+    assert result.returncode != 0
+    line = "fairseq-train: error: --arch mixhead_roberta_base: --task bert_pretraining needs an architecture *_bert*"
+    assert result.stderr.splitlines()[-1] == line and "Traceback" not in result.stderr
+
+
+YAML = """
+common: {{user_dir: {plugin}, cpu: true, bf16: true, log_format: json, log_interval: 1}}
+task: {{_name: bert_pretraining, data: {data}, tokens_per_sample: 24}}
+model: {{_name: l2_bert_base, encoder_layers: 2, encoder_embed_dim: 16, encoder_ffn_embed_dim: 24,
+  encoder_attention_heads: 4, max_positions: 32, head_mixing: position-independent, mixing_lr_scale: 2.0}}
+criterion: {{_name: orthogonal_bert_pretraining, orthogonal_weight: 0.1}}
+optimizer: {{_name: adam}}
+lr_scheduler: {{_name: fixed}}
+optimization: {{lr: [0.01], max_update: 12}}
+dataset: {{batch_size: 16, num_workers: 0}}
+checkpoint: {{save_dir: {save}}}
+"""
+
+
+@pytest.mark.slow
+def test_hydra_trains_in_bf16(data, tmp_path):
+    (tmp_path / "bert.yaml").write_text(YAML.format(plugin=PLUGIN, data=data, save=tmp_path / "save"))
+    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "bert", f"hydra.run.dir={tmp_path}/out")
+    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
+    assert state["optimizer_history"][-1]["num_updates"] == 12
+    for value in state["model"].values():
+        assert value.isfinite().all()
+        assert torch.equal(value, value.bfloat16().to(value.dtype))  # saved in float32
+    log = (tmp_path / "out" / "hydra_train.log").read_text()
+    found = [float(loss) for loss in re.findall(r"\[train_inner\].*\"mlm_loss\": \"([\d.]+)\"", log)]
+    assert len(found) == 12 and np.mean(found[-3:]) < np.mean(found[:3])
