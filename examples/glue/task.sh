@@ -1,0 +1,17 @@
+# shellcheck shell=bash
+# What train.sh and evaluate.sh share; sourced after recipe.sh. Set here: data, default_arch, SAVE.
+
+: "${VARIANT:=RTE}" "${MODEL:=bert}"
+case $VARIANT in
+    CoLA | SST-2 | MRPC | STS-B | QQP | MNLI | QNLI | RTE | WNLI) ;;
+    *) fail "VARIANT=$VARIANT: must be CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI" ;;
+esac
+case $MODEL in
+    bert | roberta) ;;
+    *) fail "MODEL=$MODEL: must be bert or roberta" ;;
+esac
+data=$DATA/$MODEL/$VARIANT
+[[ -d $data || ${DRY_RUN:-} ]] ||
+    fail "$data: no such folder; examples/$EXAMPLE/prepare.sh --model $MODEL --tasks $VARIANT makes it"
+default_arch=mixhead_${MODEL}_base
+SAVE=$(absolute "${SAVE:-$ROOT/checkpoints/$EXAMPLE/$VARIANT/$(arch "$default_arch" "$@")}")
