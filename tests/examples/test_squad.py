@@ -1,0 +1,157 @@
+"""SQuAD's recipe, from files in the published layout to the official metrics."""
+
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.models import build_model
+from recipes import ROOT, dry_run, parse, refusal, script
+from squad.evaluate import main as evaluate
+from squad.prepare import check_set
+
+from mixhead_plugin.data.answers import NBestFile, Span
+from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
+from tests.squad import TEXTS, content, dictionary, vocabulary, write_data
+from tests.tasks.test_squad import DROPOUT, SIZES, WINDOWS, as_flags
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A tiny BERT of masked words, as scripts/convert_bert.py leaves one; and the published files, of other content."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    dictionary().save(str(folder / "dict.txt"))
+    (folder / "vocab.txt").write_text("\n".join(["[UNK]", *vocabulary()]), encoding="utf-8")
+    task = SquadTask.setup_task(SquadTaskConfig(data=str(folder), train_subset="train", seed=1, **WINDOWS))
+    torch.manual_seed(1)
+    args = Namespace(arch="mixhead_bert_base", max_positions=64, **SIZES, **DROPOUT)
+    history = {"num_updates": 0, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    checkpoint = {
+        "cfg": {"model": vars(args)},
+        "model": build_model(args, task).state_dict(),
+        "optimizer_history": [history],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }
+    torch.save(checkpoint, folder / "model.pt")
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}-v1.1.json").write_text(json.dumps(content()), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_from_the_archives_to_the_metrics(source, tmp_path):
+    """Prepared, trained from a pre-trained model, and evaluated; the questions are learned by heart."""
+    places = {"DATA": tmp_path / "data", "SAVE": tmp_path / "save", "ARCHIVES": tmp_path, "GPUS": 0}
+    result = script(f"examples/squad/prepare.sh --any-counts --from {source}", **places)
+    assert "dev-v1.1.json: 12 questions about 4 contexts" in result.stderr
+    tiny = " ".join([*as_flags(WINDOWS | SIZES | DROPOUT), "--seed 1"])
+    schedule = "--lr 0.003 --max-update 150 --total-num-update 300 --warmup-updates 5"
+    schedule += " --num-workers 0 --validate-interval 50 --save-interval 50"
+    result = script(f"examples/squad/train.sh {tiny} {schedule}", **places)
+    assert "loading pretrained model from" in (result.stdout + result.stderr).lower()
+    result = script("examples/squad/evaluate.sh", **places)
+    assert result.stdout.splitlines()[-2:] == ["EM = 100.00", "F1 = 100.00"]
+    answers = json.loads((tmp_path / "save" / "checkpoint_best.squad" / "predictions.json").read_text())
+    assert answers["1-1"] == "José Ibáñez" and answers["3-1"] == "🗻"
+    assert refusal(script("examples/squad/prepare.sh", check=False, **places)).endswith(
+        "give --any-counts, or remove it"
+    )
+
+
+def test_the_command_is_berts():
+    (command,) = dry_run("GPUS=1 examples/squad/train.sh --mixing-lr-scale 10")
+    args = parse(command)
+    assert (args.task, args.criterion, args.arch, args.batch_size) == ("squad", "squad", "mixhead_bert_base", 32)
+    assert (args.max_seq_length, args.doc_stride, args.max_query_length) == (384, 128, 64)
+    assert (args.mixing_lr_scale, args.fp16, args.head_mixing) == (10, True, "position-wise")
+    (command,) = dry_run("GPUS=4 examples/squad/train.sh")
+    args = parse(command)
+    assert (args.batch_size, args.max_tokens, args.update_freq) == (8, 3072, [1])
+
+
+def test_a_cased_model_is_told_to_the_training(tmp_path):
+    (tmp_path / "text").mkdir()
+    line = f"DATA={tmp_path} examples/squad/train.sh"
+    assert "--cased" not in dry_run(line)[0]
+    (tmp_path / "text" / "cased").touch()
+    assert "--cased" in dry_run(line)[0]
+
+
+def test_files_of_another_size_are_refused(tmp_path, capsys):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(content()), encoding="utf-8")
+    with pytest.raises(SystemExit):
+        check_set(path, "train-v1.1.json", 87_599)
+    assert capsys.readouterr().err.splitlines() == [
+        "prepare: train-v1.1.json: 12 questions about 4 contexts",
+        "prepare: error: train-v1.1.json: 12 questions, must be 87,599",
+    ]
+    path.write_text("{}")
+    with pytest.raises(SystemExit):
+        check_set(path, "train-v1.1.json", None)
+    assert capsys.readouterr().err == "prepare: error: train-v1.1.json: the file: has no data\n"
+
+
+def test_misplaced_answers_are_told(tmp_path, capsys):
+    misplaced = content()
+    misplaced["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 1
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(misplaced), encoding="utf-8")
+    check_set(path, "train-v1.1.json", 12)
+    assert "the answers of 1 are not where they should be" in capsys.readouterr().err
+
+
+def spans_of_gold(path, answers):
+    """As fairseq-validate would write them, one window a question."""
+    numbers = {f"{t}-{q}": text for t, (text, asked) in enumerate(TEXTS.items()) for q in range(len(asked))}
+    found = [
+        [Span(text.index(answers[name]), text.index(answers[name]) + len(answers[name]), -0.1)]
+        for name, text in numbers.items()
+    ]
+    NBestFile(path).write({"question_ids": list(numbers), "windows": [(0, 1)] * len(numbers)}, found)
+
+
+GOLD = {f"{t}-{q}": gold[0] for t, asked in enumerate(TEXTS.values()) for q, gold in enumerate(asked.values())}
+
+
+def test_the_evaluation_ends_in_both_metrics(tmp_path, capsys):
+    data = write_data(tmp_path / "data")
+    spans_of_gold(tmp_path / "spans.jsonl", {**GOLD, "0-0": "in Oslo", "0-1": "in Rome", "1-2": "Café  Zürich"})
+    assert evaluate([str(data), str(tmp_path / "spans.jsonl"), "--path", "x"]) == 0
+    # 'in Oslo' has one word too many, the others are another gold answer, and one without its article
+    assert capsys.readouterr().out.splitlines()[-3:] == ["valid: 12 questions", "EM = 91.67", "F1 = 97.22"]
+    best = json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8"))
+    assert best == {**GOLD, "0-0": "in Oslo", "0-1": "in Rome", "1-2": "Café  Zürich"}
+    found = json.loads((tmp_path / "nbest_predictions.json").read_text(encoding="utf-8"))
+    assert found["3-1"] == [{"text": "🗻", "probability": pytest.approx(0.9048, abs=1e-4)}]
+
+
+def test_an_evaluation_that_cannot_be_is_refused(tmp_path, capsys):
+    data = write_data(tmp_path / "data", test=content())
+    spans = tmp_path / "spans.jsonl"
+    assert evaluate([str(data), str(spans)]) == 1
+    spans.write_text("")
+    assert evaluate([str(data), str(spans)]) == 1
+    spans_of_gold(spans, GOLD)
+    assert evaluate([str(data), str(spans), "--valid-subset", "test"]) == 1
+    asked = content()
+    for paragraph in asked["data"][0]["paragraphs"]:
+        for question in paragraph["qas"]:
+            del question["answers"]
+    (data / "valid.json").write_text(json.dumps(asked), encoding="utf-8")
+    assert evaluate([str(data), str(spans)]) == 1
+    assert (tmp_path / "predictions.json").exists()
+    errors = capsys.readouterr().err.splitlines()
+    assert [error.startswith("evaluate: error: ") for error in errors] == [True] * 4
+    assert errors[1].endswith("lacks 12 of 12 questions, and has 0 of other data")
+    assert errors[2].endswith("data/test.json: No such file or directory")
+    assert errors[3] == "evaluate: error: valid: has no answers to compare with"
+
+
+def test_a_folder_that_was_not_prepared_is_named(tmp_path):
+    message = refusal(script(f"DATA={tmp_path} examples/squad/train.sh", check=False))
+    assert message == f"train: error: {tmp_path}/text: no such folder; examples/squad/prepare.sh makes it"
+    assert (ROOT / "examples" / "squad" / "prepare.sh").exists()
