@@ -104,9 +104,9 @@ def line(i: int) -> Dict[str, Any]:
     return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
 
 
-def integer_axis(axis: Any) -> None:
-    """`axes.xaxis` or `axes.yaxis` of whole numbers: layers, heads."""
-    axis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+def integer_axis(axis: Any, ticks: int = 8) -> None:
+    """`axes.xaxis` or `axes.yaxis` of whole numbers, layers or heads, with so many ticks at most."""
+    axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True, min_n_ticks=1))
 
 
 def logarithmic(axis: Any) -> None:

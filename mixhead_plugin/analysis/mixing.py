@@ -202,6 +202,7 @@ def draw_matrices(layers: List[Layer]) -> figures.Figure:
                 continue
             layer = there[column]
             image = figures.heat_map(panel, layer.total["mixing"], low=-high, high=high, diverging=True)
+            figures.integer_axis(panel.xaxis, ticks=4)  # they are small
             panel.set(title=str(layer.where), ylabel="source head j" if column == 0 else "")
             panel.set_xlabel("mixed head i" if row == len(rows) - 1 else "")
             panel.set_aspect("equal")
