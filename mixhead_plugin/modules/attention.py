@@ -168,6 +168,7 @@ class MixheadAttention(MultiheadAttention):
             "head_dim": self.head_dim,
             "mixed_heads": self.num_mixed_heads,
             "relative_position": self.relative_position_kind,
+            "relative_gain": 0 if self.relative_gain is None else self.relative_gain.clip,
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

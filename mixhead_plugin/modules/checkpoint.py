@@ -1,7 +1,7 @@
 """Refuses a checkpoint that was trained with other attention flags, in words, before torch lists tensors."""
 
 import logging
-from typing import Any, Dict, Set
+from typing import Any, Callable, Dict, Set
 
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
@@ -15,8 +15,12 @@ logger = logging.getLogger(__name__)
 
 Record = Dict[str, Any]  # by option, see MixheadAttention.signature
 
-# What a checkpoint without it does not contradict: before any training it changes nothing.
-STARTS_AS_NONE = {"head_mixing": tuple(HEAD_MIXINGS), "relative_position": ("t5",)}
+# What a checkpoint without it does not contradict, since it changes nothing before it is trained.
+STARTS_AS_NOTHING: Dict[str, Callable[[Any], bool]] = {
+    "head_mixing": lambda kind: True,
+    "relative_position": lambda kind: kind == "t5",
+    "relative_gain": lambda clip: True,
+}
 
 STOCK: Record = {"attention_normalizer": "softmax", "head_mixing": "none"}
 
@@ -101,7 +105,7 @@ def _compare_record(model: nn.Module, name: str, record: Record, module: Multihe
     for option, value in record.items():
         if option not in wanted or value == wanted[option]:
             continue
-        if value == "none" and wanted[option] in STARTS_AS_NONE.get(option, ()):
+        if value in ("none", 0) and STARTS_AS_NOTHING.get(option, lambda wanted: False)(wanted[option]):
             continue
         flag = _flag(model, name, option)
         if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:

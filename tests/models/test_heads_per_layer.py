@@ -118,5 +118,10 @@ def test_a_checkpoint_of_other_heads_is_refused_in_words():
     state = build("mixhead_transformer_lm", relative_position="rotary").state_dict()
     with pytest.raises(OptionError, match="use --relative-position rotary"):
         build("mixhead_transformer_lm").load_state_dict(state)
+    for gain in (0, 5):
+        with pytest.raises(OptionError, match=f"--relative-gain 3, this model has {gain}; use --relative-gain 3"):
+            state = build("mixhead_transformer_lm", relative_gain=3).state_dict()
+            build("mixhead_transformer_lm", relative_gain=gain).load_state_dict(state)
     stock = build("mixhead_transformer_lm").state_dict()
+    build("mixhead_transformer_lm", relative_gain=3).load_state_dict(dict(stock))
     build("mixhead_transformer_lm", relative_position="t5").load_state_dict(stock)  # starts as nothing
