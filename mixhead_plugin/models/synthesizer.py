@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from mixhead_plugin.models.families import family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer
-from mixhead_plugin.modules.learning_rate import scale_learning_rate
+from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, at_its_rate, flags_of_attention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.options import AttentionShape, OptionError, as_namespace, option_name
 
@@ -74,17 +73,10 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
-            normalizer=cfg.attention_normalizer,
-            head_mixing=cfg.head_mixing,
-            head_dim=cfg.head_dim,
-            impl=cfg.attention_impl,
-            value_init_scale=cfg.value_init_scale,
-            relative_gain=cfg.relative_gain,
             causal=True,
+            **flags_of_attention(cfg),
         )
-        if attention.head_mixing is not None:
-            scale_learning_rate(attention.head_mixing, cfg.mixing_lr_scale)
-        return attention
+        return at_its_rate(attention, cfg)
 
 
 class SynthesizerDecoder(MixheadDecoder):

@@ -1,6 +1,6 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention in the places that the flags name."""
 
-from typing import Any, ClassVar, Type
+from typing import Any, ClassVar, Dict, Type
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -14,6 +14,25 @@ from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from mixhead_plugin.options import AttentionOptions
 
 
+def flags_of_attention(options: AttentionOptions) -> Dict[str, Any]:
+    """Arguments of `MixheadAttention` that the plugin's flags name, for every attention that they cover."""
+    return {
+        "normalizer": options.attention_normalizer,
+        "head_mixing": options.head_mixing,
+        "head_dim": options.head_dim,
+        "impl": options.attention_impl,
+        "value_init_scale": options.value_init_scale,
+        "relative_gain": options.relative_gain,
+    }
+
+
+def at_its_rate(attention: MixheadAttention, options: AttentionOptions) -> MixheadAttention:
+    """`attention`, whose head mixing learns at the rate that --mixing-lr-scale gives it."""
+    if attention.head_mixing is not None:
+        scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
+    return attention
+
+
 def build_attention(
     embed_dim: int, num_heads: int, options: AttentionOptions, place: str, layer: int, **stock: Any
 ) -> MixheadAttention:
@@ -22,24 +41,15 @@ def build_attention(
     `stock` are arguments of fairseq's own attention.
     """
     num_heads, num_mixed_heads = options.heads_at(place, layer) or (num_heads, num_heads)
-    own = place != "cross"  # queries and keys stand in the same sentence
+    flags = flags_of_attention(options)
+    if place == "cross":  # queries and keys do not stand in the same sentence
+        del flags["relative_gain"]
+    else:
+        flags["relative_position"] = options.relative_position
     attention = MixheadAttention(
-        embed_dim,
-        num_heads,
-        num_mixed_heads=num_mixed_heads,
-        relative_position=options.relative_position if own else "none",
-        relative_gain=options.relative_gain if own else 0,
-        causal=place == "decoder-self",
-        normalizer=options.attention_normalizer,
-        head_mixing=options.head_mixing,
-        head_dim=options.head_dim,
-        impl=options.attention_impl,
-        value_init_scale=options.value_init_scale,
-        **stock,
+        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=place == "decoder-self", **flags, **stock
     )
-    if attention.head_mixing is not None:
-        scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
-    return attention
+    return at_its_rate(attention, options)
 
 
 def _keep_dropout_names(module: nn.Module, stock: type) -> None:

@@ -10,7 +10,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
-from mixhead_plugin.modules.learning_rate import scale_learning_rate
+from mixhead_plugin.modules.layers import at_its_rate, flags_of_attention
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from mixhead_plugin.modules.segment_memory import SegmentMemory
 from mixhead_plugin.ops.reference import upcast
@@ -27,19 +27,8 @@ class TransformerXLLayer(nn.Module):
 
     def __init__(self, cfg: Any):
         super().__init__()
-        self.self_attn = SegmentAttention(
-            cfg.d_model,
-            cfg.n_head,
-            dropout=cfg.dropatt,
-            normalizer=cfg.attention_normalizer,
-            head_mixing=cfg.head_mixing,
-            head_dim=cfg.head_dim,
-            impl=cfg.attention_impl,
-            value_init_scale=cfg.value_init_scale,
-            relative_gain=cfg.relative_gain,
-        )
-        if self.self_attn.head_mixing is not None:
-            scale_learning_rate(self.self_attn.head_mixing, cfg.mixing_lr_scale)
+        attention = SegmentAttention(cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg))
+        self.self_attn = at_its_rate(attention, cfg)
         self.self_attn_layer_norm = LayerNorm(cfg.d_model)
         self.fc1 = nn.Linear(cfg.d_model, cfg.d_inner)
         self.fc2 = nn.Linear(cfg.d_inner, cfg.d_model)
