@@ -120,7 +120,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
             module.add_arguments(parser)
-            module.run(parser.parse_args(words[1:]))
+            args = parser.parse_args(words[1:])
+            figures = import_module("mixhead_plugin.analysis.figures")
+            figures.check_folder("--output", args.output, args.output)  # not after an hour of computing
+            module.run(args)
     except (OptionError, OSError) as error:
         print(f"analysis {name}: error: {error}", file=sys.stderr)
         return 1

@@ -148,7 +148,9 @@ def run(args: Namespace) -> None:
     labels = [given or default_label(path) for given, path in zip(figures.labels(args, len(args.logs)), args.logs)]
     figures.check_distinct(labels)
     runs = {label: read(path) for label, path in zip(labels, args.logs)}
-    metrics = args.metrics.split(",")
+    metrics = [name for name in args.metrics.split(",") if name]
+    if not metrics:
+        raise OptionError(f"--metrics {args.metrics}: must be one name or several, with commas between them")
     for metric in metrics:
         if not any(training_points(run, metric) or run.get(args.subset, {}).get(metric) for run in runs.values()):
             logged = sorted({m for run in runs.values() for s in (INNER, "train", args.subset) for m in run.get(s, {})})

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import platform
+import tempfile
 from argparse import ArgumentParser, Namespace
 from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, version
@@ -107,6 +109,12 @@ def line(i: int) -> Dict[str, Any]:
 def integer_axis(axis: Any, ticks: int = 8) -> None:
     """`axes.xaxis` or `axes.yaxis` of whole numbers, layers or heads, with so many ticks at most."""
     axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True, min_n_ticks=1))
+
+
+def from_zero(axes: Axes, values: Sequence[float]) -> None:
+    """A vertical axis from 0 to a little above the largest of `values`, whose mark is then whole."""
+    largest = float(np.nanmax(values, initial=0.0))
+    axes.set_ylim(0, 1.08 * largest if largest > 0 else 1)
 
 
 def logarithmic(axis: Any) -> None:
@@ -217,6 +225,27 @@ def report(files: Sequence[Path]) -> None:
     """Say what was written."""
     for file in files:
         print(f"wrote {file}")
+
+
+def check_folder(flag: str, value: str, folder: str) -> None:
+    """Whether a file can be written in `folder`, which need not be there yet: it is not made before it is needed.
+
+    Args:
+        flag: that names it
+        value: the flag's
+        folder: where files are to be written
+
+    Raises:
+        OptionError: none can be written
+    """
+    there = Path(folder).absolute()
+    while not os.path.lexists(there):
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OptionError(f"{flag} {value}: cannot be written: {there}: {error.strerror}") from error
 
 
 def _folder(folder: str) -> Path:

@@ -15,9 +15,13 @@ from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.pruning import number_of_heads
 from mixhead_plugin.options import OptionError
 
+SIDE_BY_SIDE = 12  # heads at most where panels of several places share a row
+
 
 def heat_maps(model: nn.Module, values: HeadNumbers, label: str, worse: str = "") -> Figure:
     """Layer by head, a column of panels for each place and a row for each kind of head, all in one scale of colours.
+
+    With many heads the panels are wide: then a row for each place and a column for each kind.
 
     Args:
         model: whose heads they are
@@ -38,10 +42,16 @@ def heat_maps(model: nn.Module, values: HeadNumbers, label: str, worse: str = ""
         low = -high
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
     layers = max(map(len, places.values()))
-    size = (min(max(1.4 + 0.2 * heads, 2.6), 6.0), min(max(1.1 + 0.25 * layers, 1.7), 6.0))
+    narrowest = 2.6 if len(places) > 1 else 3.3  # wide enough for its title beside the colour bar
+    size = (min(max(1.4 + 0.2 * heads, narrowest), 6.0), min(max(1.1 + 0.25 * layers, 1.7), 6.0))
     with figures.style():
-        figure, axes = figures.subplots(len(shown), len(places), size)
-        for row, kind in zip(axes, shown):
+        if heads > SIDE_BY_SIDE and len(places) > 1:
+            figure, axes = figures.subplots(len(places), len(shown), size)
+            rows = axes.T  # [kinds, places]
+        else:
+            figure, axes = figures.subplots(len(shown), len(places), size)
+            rows = axes
+        for row, kind in zip(rows, shown):
             for panel, (place, names) in zip(row, places.items()):
                 present = [values[name][kind] for name in names if kind in values[name]]
                 if not present:

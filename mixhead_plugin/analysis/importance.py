@@ -58,7 +58,8 @@ def run(args: Namespace) -> None:
     loaded = loading.load_from(args, args.checkpoint)
     sets = [(loaded, subset) for subset in args.subset.split(",")]
     if args.compare_data is not None:
-        other = loading.load_from(Namespace(**{**vars(args), "data": args.compare_data}), args.checkpoint)
+        compared = Namespace(**{**vars(args), "data": args.compare_data})
+        other = loading.load_from(compared, args.checkpoint, data_flag="--compare-data")
         sets += [(other, subset) for _, subset in sets]
     if len(sets) > 2:
         raise OptionError(f"--subset {args.subset}: {len(sets)} sets, must be one or two with --compare-data")
@@ -94,12 +95,19 @@ def run(args: Namespace) -> None:
     figures.report(files)
 
 
-def weigh(args: Namespace, loaded: Loaded, subset: str) -> Weighed:
-    """The importances of all heads on one set."""
+def weigh(args: Namespace, loaded: Loaded, subset: str, subset_flag: str = "--subset") -> Weighed:
+    """The importances of all heads on one set, which `subset_flag` names.
+
+    Raises:
+        OptionError: there is no such set, or an importance is not finite
+    """
     loaded.model.requires_grad_(False)  # the gates' gradients alone are wanted
     unwrap_checkpoint(loaded.model)
-    batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
-    weights, sentences = importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
+    batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded, subset_flag)
+    try:
+        weights, sentences = importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
+    except FloatingPointError as error:
+        raise OptionError(f"{loaded.path}: {error}; are its parameters damaged?") from error
     return Weighed(subset, str(loaded.cfg.task.data), subset, sentences, weights)
 
 

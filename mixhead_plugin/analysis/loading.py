@@ -6,11 +6,12 @@ import inspect
 import itertools
 import os
 import pickle
+import re
 from argparse import ArgumentParser, Namespace
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Set
+from typing import Any, Dict, Iterator, Optional, Set, Tuple
 
 import torch
 from fairseq import checkpoint_utils, tasks, utils
@@ -100,18 +101,19 @@ def overrides(text: str) -> Dict[str, Any]:
     return value
 
 
-def load_from(args: Namespace, path: str, name: Optional[str] = None) -> Loaded:
-    """`load` with the flags of `add_arguments`"""
+def load_from(args: Namespace, path: str, name: Optional[str] = None, data_flag: str = "--data") -> Loaded:
+    """`load` with the flags of `add_arguments`; `data_flag` is what gave `args.data`."""
     if args.user_dir is not None:
         if not os.path.isdir(args.user_dir):
             raise OptionError(f"--user-dir {args.user_dir}: no such folder")
         utils.import_user_module(args)
-    return load(path, data=args.data, overrides=args.model_overrides, cpu=args.cpu, name=name)
+    return load(path, data=args.data, overrides=args.model_overrides, cpu=args.cpu, name=name, data_flag=data_flag)
 
 
-def batches_from(args: Namespace, loaded: Loaded) -> Iterator[Dict[str, Any]]:
-    """`batches` with the flags of `add_arguments`"""
-    return batches(loaded, args.subset, max_tokens=args.max_tokens, batch_size=args.batch_size, limit=args.limit)
+def batches_from(args: Namespace, loaded: Loaded, subset_flag: str = "--subset") -> Iterator[Dict[str, Any]]:
+    """`batches` with the flags of `add_arguments`; `subset_flag` is what gave `args.subset`."""
+    sizes = {"max_tokens": args.max_tokens, "batch_size": args.batch_size}
+    return batches(loaded, args.subset, **sizes, limit=args.limit, subset_flag=subset_flag)
 
 
 def load(
@@ -120,6 +122,7 @@ def load(
     overrides: Optional[Dict[str, Any]] = None,
     cpu: bool = False,
     name: Optional[str] = None,
+    data_flag: str = "--data",
 ) -> Loaded:
     """Load a checkpoint; one of a stock architecture into the plugin's of the same sizes, where it computes the same.
 
@@ -129,6 +132,7 @@ def load(
         overrides: replace other values of its config
         cpu: do not use CUDA
         name: for legends; by default made from the path
+        data_flag: what a user gave `data` by
 
     Raises:
         OptionError: the file, its model, its task or its data folder cannot be used
@@ -136,16 +140,24 @@ def load(
     state = _read(path)
     cfg = state["cfg"]
     _override(cfg, {**(overrides or {}), **({} if data is None else {"data": data})})
-    _check_task(path, cfg, data)
+    _check_task(path, cfg, data, data_flag)
+    task = _set_up(path, cfg, data, data_flag)
     converted = _to_plugin(path, cfg)
     _check_evaluated(path, cfg.model)
     state["args"] = None  # of an old checkpoint; `cfg` has them all
     try:
-        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
+        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
     except OptionError as error:
         raise OptionError(f"{path}: {error}") from error
     except Exception as error:  # whatever fairseq finds wrong with a config or with tensors
         cause = error.__cause__ or error
+        sizes = _other_vocabulary(cause, task)
+        if sizes is not None:
+            blamed = _data_of(path, cfg, data, data_flag)
+            raise OptionError(
+                f"{blamed}: its dictionary has {sizes[1]} symbols, that of {path} has {sizes[0]}; must be the data "
+                "that the model was trained on, or data prepared with its dictionaries"
+            ) from error
         raise OptionError(f"{path}: its model cannot be built: {_first_line(cause)}") from error
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     _replace_stock_attention(model)
@@ -162,41 +174,58 @@ def batches(
     shuffle: Optional[bool] = None,
     description: Optional[str] = None,
     bar: bool = True,
+    subset_flag: str = "--subset",
 ) -> Iterator[Dict[str, Any]]:
     """The batches of a set on the model's device, with a progress bar on a terminal.
 
     Args:
         loaded: whose data, task and device
         subset: as the files are called: valid, test, ...
-        max_tokens: in one batch; 4096 if there is no `batch_size` either
+        max_tokens: in one batch; if there is no `batch_size` either 4096, or as many as the longest sentence has
         batch_size: sentences in one batch
         limit: as many batches at most
         shuffle: in random order, the same each time; by default if there is a limit, because fairseq sorts by length
             and the first batches are its shortest sentences. A task whose windows go on from each other keeps them so.
         description: left of the progress bar
         bar: whether to show one
+        subset_flag: what a user gave `subset` by
 
     Raises:
-        OptionError: there is no such set, or nothing in it fits the model
+        OptionError: there is no such set, nothing in it fits the model, or a sentence has more than `max_tokens`
     """
-    dataset = load_subset(loaded, subset)
-    if max_tokens is None and batch_size is None:
-        max_tokens = DEFAULT_MAX_TOKENS
-    iterator = loaded.task.get_batch_iterator(
-        dataset=dataset,
-        max_tokens=max_tokens,
-        max_sentences=batch_size,
-        max_positions=utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions()),
-        ignore_invalid_inputs=True,
-        required_batch_size_multiple=1,  # otherwise fairseq leaves the last sentences out
-        seed=SEED,
-        num_workers=0,
-        disable_iterator_cache=True,
-    )
+    dataset = load_subset(loaded, subset, subset_flag)
+    max_positions = utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions())
     in_random_order = shuffle if shuffle is not None else limit is not None
-    iterator = iterator.next_epoch_itr(shuffle=in_random_order)
+
+    def iterate(tokens: Optional[int]) -> Any:
+        iterator = loaded.task.get_batch_iterator(
+            dataset=dataset,
+            max_tokens=tokens,
+            max_sentences=batch_size,
+            max_positions=max_positions,
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=1,  # otherwise fairseq leaves the last sentences out
+            seed=SEED,
+            num_workers=0,
+            disable_iterator_cache=True,
+        )
+        return iterator.next_epoch_itr(shuffle=in_random_order)
+
+    tokens = DEFAULT_MAX_TOKENS if max_tokens is None and batch_size is None else max_tokens
+    try:
+        iterator = iterate(tokens)
+    except AssertionError as error:  # what fairseq says of a sentence that no batch can hold
+        indices = loaded.task.filter_indices_by_size(dataset.ordered_indices(), dataset, max_positions, True)
+        longest = max((int(dataset.num_tokens(i)) for i in indices), default=0)
+        if tokens is None or longest <= tokens:
+            raise
+        if max_tokens is not None:
+            raise OptionError(
+                f"--max-tokens {max_tokens}: must be at least {longest}, the longest sentence or window of {subset}"
+            ) from error
+        iterator = iterate(longest)
     if len(iterator) == 0:
-        raise OptionError(f"--subset {subset}: has no sentence that fits the model")
+        raise OptionError(f"{subset_flag} {subset}: has no sentence that fits the model")
     number = len(iterator) if limit is None else min(limit, len(iterator))
     progress = tqdm(
         itertools.islice(iterator, number),
@@ -209,8 +238,8 @@ def batches(
     return (utils.move_to_cuda(b, loaded.device) if loaded.device.type == "cuda" else b for b in progress)
 
 
-def load_subset(loaded: Loaded, subset: str) -> Any:
-    """The set as the task's dataset.
+def load_subset(loaded: Loaded, subset: str, subset_flag: str = "--subset") -> Any:
+    """The set as the task's dataset; `subset_flag` is what named it.
 
     Raises:
         OptionError: there is no such set
@@ -220,7 +249,7 @@ def load_subset(loaded: Loaded, subset: str) -> Any:
         try:
             task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
         except (OSError, KeyError) as error:
-            raise OptionError(f"--subset {subset}: not in {loaded.cfg.task.get('data')}") from error
+            raise OptionError(f"{subset_flag} {subset}: not in {loaded.cfg.task.get('data')}") from error
     return task.dataset(subset)
 
 
@@ -246,11 +275,15 @@ def _read(path: str) -> Dict[str, Any]:
     try:
         state = checkpoint_utils.load_checkpoint_to_cpu(path)
     except pickle.UnpicklingError as error:
-        raise OptionError(f"{path}: holds other than tensors and plain values, or is damaged; not loaded") from error
-    except Exception as error:  # a damaged or foreign file fails in any way
-        raise OptionError(f"{path}: is damaged or no checkpoint of fairseq ({_first_line(error)})") from error
+        raise OptionError(
+            f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
+            "not loaded"
+        ) from error
+    except Exception as error:  # a damaged or foreign file fails in any way, and most of them say nothing of the file
+        reason = f" ({_first_line(error)})" if isinstance(error, (OSError, EOFError)) and str(error) else ""
+        raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote{reason}") from error
     if not isinstance(state.get("cfg"), DictConfig) or not {"model", "task"} <= set(state["cfg"]):
-        raise OptionError(f"{path}: no checkpoint of fairseq: has no config of a model and a task")
+        raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model and a task")
     return state
 
 
@@ -272,15 +305,48 @@ def _names(config: Any) -> Set[str]:
     return set(values).union(*map(_names, values.values())) if isinstance(values, dict) else set()
 
 
-def _check_task(path: str, cfg: DictConfig, data: Optional[str]) -> None:
+def _check_task(path: str, cfg: DictConfig, data: Optional[str], data_flag: str) -> None:
     name = cfg.task.get("_name") if isinstance(cfg.task, DictConfig) else getattr(cfg.task, "task", None)
     if name not in tasks.TASK_REGISTRY:
         raise OptionError(f"{path}: its task {name} is not known here; give the plugin that has it by --user-dir")
-    folder = cfg.task.get("data") if isinstance(cfg.task, DictConfig) else getattr(cfg.task, "data", None)
+    folder = _folder(cfg)
     if isinstance(folder, str) and not os.path.isdir(folder.split(os.pathsep)[0]):
         if data is not None:
-            raise OptionError(f"--data {data}: no such folder")
+            raise OptionError(f"{data_flag} {data}: no such folder")
         raise OptionError(f"{path}: its data folder {folder} is not here; say by --data where it is")
+
+
+def _folder(cfg: DictConfig) -> Any:
+    return cfg.task.get("data") if isinstance(cfg.task, DictConfig) else getattr(cfg.task, "data", None)
+
+
+def _data_of(path: str, cfg: DictConfig, data: Optional[str], data_flag: str) -> str:
+    """What to call the data in a refusal."""
+    return f"{data_flag} {data}" if data is not None else f"{path}: its data folder {_folder(cfg)}"
+
+
+def _set_up(path: str, cfg: DictConfig, data: Optional[str], data_flag: str) -> FairseqTask:
+    """The task, which reads the dictionaries."""
+    try:
+        return tasks.setup_task(cfg.task, from_checkpoint=True)
+    except OptionError:
+        raise
+    except Exception as error:  # tasks raise anything
+        blamed = _data_of(path, cfg, data, data_flag)
+        raise OptionError(f"{blamed}: is not the data of this checkpoint's task: {_first_line(error)}") from error
+
+
+def _other_vocabulary(error: BaseException, task: FairseqTask) -> Optional[Tuple[int, int]]:
+    """The number of symbols in the checkpoint and in the data, if tensors do not fit because they differ."""
+    try:
+        given = {len(d) for d in (task.source_dictionary, task.target_dictionary) if d is not None}
+    except NotImplementedError:  # a task of --user-dir without them
+        return None
+    pattern = r"shape torch\.Size\(\[(\d+)[^\n]*current model is torch\.Size\(\[(\d+)"
+    for trained, here in re.findall(pattern, str(error)):
+        if int(here) in given and trained != here:
+            return int(trained), int(here)
+    return None
 
 
 def _to_plugin(path: str, cfg: DictConfig) -> bool:

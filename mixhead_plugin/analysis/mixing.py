@@ -228,7 +228,7 @@ def draw_distances(layers: List[Layer]) -> figures.Figure:
             points = [(layer.where.layer, layer.total[name]) for layer in layers if layer.where.place == place]
             panel.plot(*zip(*points), **figures.line(i), marker="o", markersize=4, label=place)
         panel.set(xlabel="layer", ylabel=label)
-        panel.set_ylim(bottom=0)
+        figures.from_zero(panel, [layer.total[name] for layer in layers])
         figures.integer_axis(panel.xaxis)
         panel.grid(True)
     figures.legend_below(figure, axes)
@@ -252,7 +252,7 @@ def draw_classes(layers: List[Layer]) -> figures.Figure:
                 panel.plot(range(len(words), len(groups)), values[len(words) :], **look)
             panel.set(title=place, ylabel=label)
             panel.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
-            panel.set_ylim(bottom=0)
+            figures.from_zero(panel, [layer.classes[group][name] for layer in there for group in groups])
             panel.grid(True)
             if row == len(places) - 1:
                 panel.set_xlabel("words from most to least frequent, share of tokens")

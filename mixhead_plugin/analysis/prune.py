@@ -30,6 +30,7 @@ from mixhead_plugin.analysis.heads import all_heads, kept_heads, kinds, without
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.analysis.timing import medians
 from mixhead_plugin.analysis.weighing import NORMALISATIONS, HeadNumbers, least_important
+from mixhead_plugin.modules.pruning import number_of_heads
 from mixhead_plugin.options import OptionError
 
 STEP = 0.1
@@ -85,7 +86,8 @@ def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
     found = smaller.prunable(loaded)
     if args.importance is not None:
         return head_numbers.read_importance(args.importance, found)
-    weighed = importance.weigh(args, loaded, args.importance_subset or args.subset)
+    flag = "--subset" if args.importance_subset is None else "--importance-subset"
+    weighed = importance.weigh(args, loaded, args.importance_subset or args.subset, flag)
     return {name: weighed.weights[name] for name in found}
 
 
@@ -118,9 +120,12 @@ def _sweep(args: Namespace) -> None:
     profiles, entries = [], []
     for path, given in zip(args.checkpoints, figures.labels(args, len(args.checkpoints))):
         loaded = loading.load_from(args, path)
+        _check_at_least(args, loaded)
         label, updates = training_progress(path)
         weights = importances(args, loaded)
-        profile = Profile(given or label or loaded.name, updates, steps(args, loaded, weights))
+        # the checkpoints of one training are told by their updates
+        words = [label] if len(args.checkpoints) > 1 and label else [loaded.name, label]
+        profile = Profile(given or ", ".join(filter(None, words)), updates, steps(args, loaded, weights))
         profiles.append(profile)
         entries.append(
             {
@@ -208,6 +213,7 @@ def _table(profile: Profile, metric: str) -> str:
 def _save(args: Namespace, path: str) -> None:
     _check_target(args.save, path)
     loaded = loading.load_from(args, path)
+    _check_at_least(args, loaded)
     found = smaller.prunable(loaded)
     weights = NORMALISATIONS[args.normalize](importances(args, loaded))
     removed = least_important(weights, args.fraction, args.at_least)
@@ -235,7 +241,7 @@ def _save(args: Namespace, path: str) -> None:
             report[which][name] = value
 
     print(_comparison(report, metrics))
-    print("to train on: fairseq-train with the flags of its training, and")
+    print("to train on: fairseq-train with the flags of its training, and behind them")
     print(f"  {smaller.training_flags(cut, args.save)}")
     results = {
         "checkpoint": path,
@@ -246,6 +252,16 @@ def _save(args: Namespace, path: str) -> None:
     figures.report([args.save, figures.save_json(args.output, "prune-save", args, results)])
 
 
+def _check_at_least(args: Namespace, loaded: Loaded) -> None:
+    found = smaller.prunable(loaded)
+    most = max((number_of_heads(a, kind) for a in found.values() for kind in kinds(a)), default=0)
+    if most <= args.at_least:
+        raise OptionError(
+            f"--at-least {args.at_least}: no head of {loaded.path} can go; "
+            + (f"must be below {most}, the most heads of an attention" if most > 1 else "each attention has one")
+        )
+
+
 def _check_target(file: str, path: str) -> None:
     folder = os.path.dirname(os.path.abspath(file))
     if not os.path.isdir(folder):
@@ -254,6 +270,7 @@ def _check_target(file: str, path: str) -> None:
         raise OptionError(f"--save {file}: is a folder")
     if os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path):
         raise OptionError(f"--save {file}: is the checkpoint itself")
+    figures.check_folder("--save", file, folder)
 
 
 def _count(report: Dict[str, Any], loaded: Loaded) -> None:

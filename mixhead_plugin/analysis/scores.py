@@ -1,13 +1,15 @@
 """How good a model is: what its criterion says of a set, or the BLEU of what it translates."""
 
+import argparse
 import json
+import math
 from argparse import ArgumentParser, Namespace
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 import torch
 from fairseq.logging import metrics
 
-from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.analysis.loading import Loaded, positive
 from mixhead_plugin.options import OptionError
 
 Batches = Sequence[Dict[str, Any]]  # fairseq's samples
@@ -33,7 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     group = parser.add_argument_group(
         "translations", "for --metric bleu and for timing; by default what --eval-bleu used in training"
     )
-    group.add_argument("--beam", type=int, help="beam size (default: 5)")
+    group.add_argument("--beam", type=positive, help="beam size (default: 5)")
     group.add_argument("--lenpen", type=float, help="length penalty (default: 1)")
     group.add_argument("--max-len-a", type=float, help="longest translation: ax + b for a source of x (default: 0)")
     group.add_argument("--max-len-b", type=int, help="b in ax + b (default: 200)")
@@ -41,8 +43,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--post-process", help="how subwords become words: subword_nmt, sentencepiece, '@@ ', ... (default: they stay)"
     )
     group.add_argument(
-        "--bleu-tokenize", default=None, help="sacreBLEU's tokenizer (default: 13a; none for tokenised text)"
+        "--bleu-tokenize", type=tokenizer, help="sacreBLEU's tokenizer (default: 13a; none for tokenised text)"
     )
+
+
+def tokenizer(text: str) -> str:
+    """argparse's type of one of sacreBLEU's tokenizers."""
+    from sacrebleu.metrics import BLEU
+
+    if text not in BLEU.TOKENIZERS:
+        raise argparse.ArgumentTypeError(f"{text}: must be one of {', '.join(BLEU.TOKENIZERS)}")
+    return text
 
 
 def criterion_averages(loaded: Loaded, batches: Batches) -> Dict[str, float]:
@@ -73,7 +84,7 @@ def score(loaded: Loaded, batches: Batches, args: Namespace, metrics: Sequence[s
         metrics: keys of METRICS
 
     Raises:
-        OptionError: a metric that this model does not have
+        OptionError: a metric that this model does not have, or a score that is not finite
     """
     found: Dict[str, float] = {}
     averages = criterion_averages(loaded, batches) if set(metrics) - {"bleu"} else {}
@@ -86,6 +97,8 @@ def score(loaded: Loaded, batches: Batches, args: Namespace, metrics: Sequence[s
             raise OptionError(
                 f"--metric {metric}: {type(loaded.criterion).__name__} does not log it; must be {_possible(loaded)}"
             )
+        if not math.isfinite(found[metric]):
+            raise OptionError(f"{loaded.path}: its {metric} is not finite; are its parameters damaged?")
     return found
 
 
@@ -134,7 +147,7 @@ def bleu(loaded: Loaded, batches: Batches, args: Namespace) -> float:
 
 
 def _possible(loaded: Loaded) -> str:
-    classifier = hasattr(loaded.model, "classification_heads")
+    classifier = bool(getattr(loaded.model, "classification_heads", None))  # empty for a masked language model
     return "loss" + (" or bleu" if translates(loaded) else " or accuracy" if classifier else "")
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import os
 import shlex
 from typing import Any, Dict, Mapping
 
@@ -89,7 +90,9 @@ def _build(loaded: Loaded, config: Any) -> nn.Module:
 
 
 def training_flags(cut: Loaded, file: str) -> str:
-    """What fairseq-train needs, beside the flags of the whole model's training, to go on from the smaller one.
+    """What fairseq-train needs, behind the flags of the whole model's training, to go on from the smaller one.
+
+    --save-dir is new: from that of the training fairseq would go on with the whole model's checkpoint_last.pt.
 
     Args:
         cut: the smaller model
@@ -102,5 +105,7 @@ def training_flags(cut: Loaded, file: str) -> str:
         "heads-per-layer": model.heads_per_layer,
         "head-dim": str(model.head_dim),
         "finetune-from-model": file,
+        "save-dir": f"{os.path.splitext(file)[0]}-finetuned",
     }
-    return " ".join(f"--{flag} {shlex.quote(value)}" for flag, value in flags.items())
+    words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
+    return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])

@@ -159,6 +159,8 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> List[Measured]:
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         weights = heads.weights()  # [1, H, n, n]
+        if not weights.isfinite().all():
+            raise OptionError(f"{loaded.path}: the weights of {name} are not finite; are its parameters damaged?")
         add(False, name, mix_heads(weights, heads.mixing))
         if args.source and heads.mixing is not None:
             add(True, name, weights)

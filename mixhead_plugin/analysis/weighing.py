@@ -68,6 +68,7 @@ def importance(
 
     Raises:
         ValueError: no batches
+        FloatingPointError: an importance is not finite
     """
     sums: HeadNumbers = {name: {} for name in attentions}
     sentences = 0
@@ -79,6 +80,9 @@ def importance(
         sentences += batch["net_input"]["src_tokens"].shape[0]
     if not sentences:
         raise ValueError("no sentences to weigh heads on")
+    for name, by_kind in sums.items():
+        if not all(total.isfinite().all() for total in by_kind.values()):
+            raise FloatingPointError(f"the importance of the heads of {name} is not finite")
     return {
         name: {kind: total / sentences for kind, total in by_kind.items()} for name, by_kind in sums.items()
     }, sentences

@@ -93,7 +93,7 @@ def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
 
 @pytest.mark.usefixtures("numbers_alone")
 def test_labels_and_metrics_are_the_users(logs, analysis, tmp_path):
-    status, _, _ = analysis("curves", *logs, "--labels", "A,B", "--metrics", "loss", "--output", tmp_path)
+    status, _, _ = analysis("curves", *logs, "--labels", "A,B", "--metrics", "loss,", "--output", tmp_path)
     assert status == 0
     assert list(json.loads((tmp_path / "curves.json").read_text())["runs"]) == ["A", "B"]
 
@@ -102,6 +102,7 @@ def test_labels_and_metrics_are_the_users(logs, analysis, tmp_path):
     "flags, message",
     [
         (["--metrics", "bleu"], "--metrics bleu: not in these logs; must be of best_loss, loss, ppl"),
+        (["--metrics", ","], "--metrics ,: must be one name or several"),
         (["--labels", "A"], "--labels A: must be 2 names, with commas between them"),
         (["--labels", "A,A"], "--labels: two inputs are called A; name each"),
     ],

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from mixhead_plugin.analysis import figures
+from mixhead_plugin.analysis.attentions import attentions
+from mixhead_plugin.analysis.head_numbers import heat_maps
+from mixhead_plugin.analysis.loading import load
 from mixhead_plugin.options import OptionError
 
 
@@ -52,6 +55,26 @@ def test_series_are_told_apart_by_colour_and_then_by_line():
 
 def test_rows_of_different_lengths_end_in_blanks():
     np.testing.assert_array_equal(figures.ragged([[1], [2, 3]]), [[1, np.nan], [2, 3]])
+
+
+def test_an_axis_from_0_has_room_above_the_largest_value():
+    panel = example().axes[0]
+    figures.from_zero(panel, [0.5, float("nan"), 2.0])
+    assert panel.get_ylim() == pytest.approx((0, 2.16))
+    figures.from_zero(panel, [0.0])
+    assert panel.get_ylim() == (0, 1)
+
+
+@pytest.mark.parametrize("heads, grid", [(12, (2, 3)), (13, (3, 2))])
+def test_panels_of_many_heads_stand_below_each_other(heads, grid, stock_translation_checkpoint):
+    model = load(stock_translation_checkpoint, cpu=True).model
+    values = {name: {kind: torch.rand(heads) for kind in ("source", "mixed")} for name in attentions(model)}
+    figure = heat_maps(model, values, "")
+    panels = [axes for axes in figure.axes if axes.get_xlabel() == "head"]
+    assert {panel.get_gridspec().get_geometry() for panel in panels} == {grid}
+    places = ("encoder-self", "decoder-self", "cross")
+    titles = {f"{place}, {kind} heads" for place in places for kind in ("source", "mixed")}
+    assert {panel.get_title() for panel in panels} == titles
 
 
 def test_json_has_versions_flags_and_numbers(tmp_path):

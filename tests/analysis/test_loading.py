@@ -1,6 +1,7 @@
 """Checkpoints of every kind load as what they are; files that cannot be used are refused in one line."""
 
 import pickle
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
 
+from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.attentions import Where, attentions, by_place, where
 from mixhead_plugin.analysis.loading import batches, forward, load
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -154,7 +156,9 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, lm_checkpoint):
     torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
     torch.save(torch.zeros(3), tmp_path / "tensor.pt")
     for name in ("cut", "text", "other", "tensor"):
-        refused(tmp_path / f"{name}.pt", f"{name}.pt: ")
+        reason = refused(tmp_path / f"{name}.pt", f"{name}.pt: ")
+        assert "not a checkpoint that fairseq-train wrote" in reason
+        assert "Error" not in reason and "weights_only" not in reason and "attribute" not in reason
     refused(tmp_path / "none.pt", "none.pt: no such file")
     refused(tmp_path, "is a folder; give a file like checkpoint_best.pt")
 
@@ -186,7 +190,26 @@ def test_data_that_is_not_there_is_refused(tmp_path, lm_checkpoint):
     state["cfg"]["task"]["data"] = "of/another/machine"
     torch.save(state, tmp_path / "moved.pt")
     refused(tmp_path / "moved.pt", "its data folder of/another/machine is not here; say by --data")
-    refused(lm_checkpoint, "its model cannot be built: .*dict.txt", data=str(tmp_path))
+
+
+def test_data_of_another_model_is_blamed_and_not_the_checkpoint(tmp_path, lm_checkpoint, text_data, analysis):
+    refused(lm_checkpoint, f"^--data {tmp_path}: is not the data of .*dict.txt", data=str(tmp_path))
+    words = (Path(text_data) / "dict.txt").read_text().splitlines()
+    (tmp_path / "dict.txt").write_text("\n".join(words[:-2]) + "\n")
+    reason = refused(lm_checkpoint, f"^--data {tmp_path}: its dictionary has ", data=str(tmp_path))
+    here, trained = map(int, re.findall(r"has (\d+)", reason))
+    assert trained - here == 2
+    status, _, errors = analysis("importance", lm_checkpoint, "--compare-data", tmp_path, "--output", tmp_path / "out")
+    assert status == 1
+    assert f"--compare-data {tmp_path}: its dictionary has {here} symbols" in errors and errors.count("\n") == 1
+
+
+def test_batches_hold_the_longest_window_or_the_flag_is_named(lm_checkpoint, monkeypatch):
+    loaded = load(lm_checkpoint, cpu=True)
+    monkeypatch.setattr(loading, "DEFAULT_MAX_TOKENS", 5)
+    assert max(batch["net_input"]["src_tokens"].shape[1] for batch in batches(loaded)) == 16
+    with pytest.raises(OptionError, match=r"^--max-tokens 5: must be at least 16, the longest sentence or window of v"):
+        batches(loaded, max_tokens=5)
 
 
 def test_unknown_overrides_and_subsets_are_refused(lm_checkpoint):

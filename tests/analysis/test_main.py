@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from sacrebleu.metrics import BLEU
 
 from mixhead_plugin.analysis.__main__ import COMMANDS
 from mixhead_plugin.options import OptionError
@@ -49,6 +50,12 @@ def test_an_unknown_command_is_refused(analysis):
             "argument --max-tokens: not allowed with argument --batch-size",
         ),
         (["spectrum", "x.pt"], 1, "x.pt: no such file"),
+        (["prune", "x.pt", "--beam", "0"], 2, "argument --beam: 0: must be a whole number of at least 1"),
+        (
+            ["prune", "x.pt", "--bleu-tokenize", "foo"],
+            2,
+            f"argument --bleu-tokenize: foo: must be one of {', '.join(BLEU.TOKENIZERS)}",
+        ),
         (["mixing", "x.pt", "--user-dir", "nowhere"], 1, "--user-dir nowhere: no such folder"),
     ],
 )
@@ -73,6 +80,43 @@ def test_the_end_of_a_command_is_its_status(raised, status, message, analysis, m
     found, _, errors = analysis("curves", tmp_path / "log")
     assert found == status
     assert message in errors and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(name, analysis, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(f"mixhead_plugin.analysis.{COMMANDS[name].module}.run", lambda args: pytest.fail("has begun"))
+    for folder in (tmp_path / "file", tmp_path / "file" / "sub"):
+        status, _, errors = analysis(name, "x", "--output", folder)
+        assert status == 1
+        message = f"--output {folder}: cannot be written: {tmp_path / 'file'}: Not a directory"
+        assert errors == f"analysis {name}: error: {message}\n"
+
+
+def test_the_folder_is_not_made_for_a_command_that_fails(analysis, tmp_path):
+    status, _, _ = analysis("spectrum", "x.pt", "--output", tmp_path / "new" / "sub")
+    assert status == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        (["importance"], "the importance of the heads of decoder.layers.0.self_attn is not finite"),
+        (["ablate"], "its loss is not finite"),
+        (["prune"], "the importance of the heads of decoder.layers.0.self_attn is not finite"),
+        (["spectrum"], "the weights of decoder.layers.0.self_attn are not finite"),
+    ],
+)
+def test_a_damaged_model_has_no_results(command, message, stock_lm_checkpoint, analysis, tmp_path):
+    state = torch.load(stock_lm_checkpoint, weights_only=True)
+    state["model"]["decoder.layers.0.self_attn.q_proj.weight"].fill_(float("nan"))
+    file = tmp_path / "damaged.pt"
+    torch.save(state, file)
+    status, _, errors = analysis(*command, file, "--output", tmp_path / "found")
+    assert status == 1
+    assert errors == f"analysis {command[0]}: error: {file}: {message}; are its parameters damaged?\n"
+    assert not (tmp_path / "found").exists()
 
 
 def test_an_error_of_the_program_keeps_its_traceback(analysis, monkeypatch):

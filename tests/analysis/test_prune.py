@@ -1,5 +1,11 @@
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +19,7 @@ from mixhead_plugin.analysis.timing import medians
 from mixhead_plugin.analysis.weighing import least_important
 from mixhead_plugin.modules.pruning import Kept, number_of_heads
 from mixhead_plugin.options import OptionError
-from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, preprocess, run, train
+from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, TRAINING, WHOLE_SETS, preprocess, run, train
 
 CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
 
@@ -114,6 +120,7 @@ def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
         expected = scores.score(loaded, list(batches(loaded)), None, ["loss"])["loss"]
     assert found["steps"][4]["score"] == pytest.approx(expected, rel=1e-6)
     assert f"50.0% (8)  {expected:.4f}" in out
+    assert found["label"] == "mixhead_lm"  # of no updates
     assert {f.name for f in tmp_path.iterdir()} == {"prune.png", "prune.svg", "prune.json"}
 
 
@@ -134,6 +141,17 @@ def test_several_checkpoints_of_one_training_are_told_by_their_updates(analysis,
     assert "epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
 
 
+@pytest.mark.usefixtures("numbers_alone")
+def test_one_checkpoint_is_called_by_its_name_and_updates(analysis, stock_lm_checkpoint, tmp_path):
+    state = torch.load(stock_lm_checkpoint, weights_only=True)
+    state["optimizer_history"][-1]["num_updates"] = 1020
+    torch.save(state, tmp_path / "trained.pt")
+    flags = ["--at-least", 3, "--limit", 1, "--output", tmp_path]
+    status, out, err = analysis("prune", tmp_path / "trained.pt", *flags)
+    assert status == 0, err
+    assert "trained, 1,020 updates: loss (base 2) by heads removed" in out
+
+
 def test_a_profile_is_relative_to_the_whole_model():
     profile = prune.Profile("", 0, [prune.Step(0, 0, 4.0), prune.Step(0.5, 1, 3.0), prune.Step(0.9, 2, 5.0)])
     assert profile.relative(higher_is_better=True) == [0, 25, -25]
@@ -152,9 +170,10 @@ def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     assert (found["whole"]["heads"], found["pruned"]["heads"], found["pruned"]["source heads"]) == (8, 4, 4)
     assert found["pruned"]["parameters"] < found["whole"]["parameters"]
     assert found["pruned"]["forward_s"] > 0
-    assert f"--heads-per-layer {found['heads_per_layer']} --head-dim 4 --finetune-from-model {file}" in out.replace(
-        "'", ""
-    )
+    words = shlex.split(out.splitlines()[[line.startswith("to train on") for line in out.splitlines()].index(True) + 1])
+    assert words[:2] == ["--user-dir", "$(python -m mixhead_plugin)"]
+    assert words[words.index("--heads-per-layer") + 1] == found["heads_per_layer"]
+    assert words[-4:] == ["--finetune-from-model", str(file), "--save-dir", str(tmp_path / "pruned-finetuned")]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +189,10 @@ def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
         (["{1}", "--fraction", "0.4", "--save", "{0}/x.pt"], "--save {0}/x.pt: cuts one checkpoint, not 2"),
         (["--fraction", "0.01", "--save", "{0}/x.pt"], "--fraction 0.01: removes none of 8 heads"),
         (["--importance", "{0}/none.json"], "--importance {0}/none.json: No such file"),
+        (["--at-least", "99"], "--at-least 99: no head of {1} can go; must be below 4"),
+        (["--at-least", "4", "--fraction", "0.4", "--save", "{0}/x.pt"], "--at-least 4: no head of {1} can go"),
+        (["--fraction", "0.4", "--save", "/proc/x.pt"], "--save /proc/x.pt: cannot be written: /proc: "),
+        (["--importance-subset", "dev"], "--importance-subset dev: not in "),
         (["--at-least", "0"], "0: must be a whole number of at least 1"),
     ],
 )
@@ -269,6 +292,29 @@ def test_fairseq_s_commands_take_the_smaller_checkpoint(
         train(data, arch, tmp_path / arch, *more)
         trained = load(str(tmp_path / arch / "checkpoint_last.pt"))
         assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]
+
+
+@pytest.mark.slow
+def test_the_printed_flags_train_a_stock_model_on(analysis, stock_lm_checkpoint, text_data, tmp_path):
+    file, save = tmp_path / "pruned.pt", tmp_path / "training"
+    save.mkdir()
+    shutil.copy(stock_lm_checkpoint, save / "checkpoint_last.pt")  # with it fairseq would go on
+    flags = ["--fraction", 0.4, "--save", file, "--output", tmp_path]
+    status, out, err = analysis("prune", stock_lm_checkpoint, *flags)
+    assert status == 0, err
+    lines = out.splitlines()
+    printed = lines[[line.startswith("to train on") for line in lines].index(True) + 1]
+    whole = ["--arch", "transformer_lm_gpt", "--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
+    whole += ["--save-dir", save, "--max-update", 3, *TRAINING]
+    command = shlex.join(map(str, ["fairseq-train", text_data, *whole])) + printed
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=300, env={**os.environ, "PATH": programs}
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    trained = load(str(tmp_path / "pruned-finetuned" / "checkpoint_last.pt"))
+    assert trained.cfg.model.heads_per_layer == load(str(file)).cfg.model.heads_per_layer
+    assert trained.cfg.model._name == "mixhead_transformer_lm_gpt"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from mixhead_plugin.analysis import scores
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.options import OptionError
+from tests.commands import ROBERTA_SIZES
 from tests.criterions import cases
 
 
@@ -67,6 +68,13 @@ def test_a_metric_that_the_model_does_not_have_is_refused(metric, message, stock
     loaded = load(stock_lm_checkpoint)
     with pytest.raises(OptionError, match=message):
         scores.score(loaded, list(batches(loaded, limit=1)), flags("--metric", metric), [metric])
+
+
+def test_a_masked_language_model_is_not_offered_accuracy(write_checkpoint, text_data):
+    roberta = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16, *ROBERTA_SIZES]
+    loaded = load(write_checkpoint("roberta", text_data, "mixhead_roberta_base", *roberta))
+    with pytest.raises(OptionError, match=r"does not log it; must be loss$"):
+        scores.score(loaded, list(batches(loaded, limit=1)), flags(), ["accuracy"])
 
 
 def test_bleu_compares_translations_with_the_targets(stock_translation_checkpoint, monkeypatch):
