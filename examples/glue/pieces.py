@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.archives import fail
+from common.pretrained import SPECIAL
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, for nothing where only flags are read
     from fairseq.data import Dictionary
-
-WORDPIECE, GPT2 = ("vocab.txt",), ("encoder.json", "vocab.bpe")
-SPECIAL = frozenset({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})  # of vocab.txt, which fairseq calls otherwise
 
 Encoder = Callable[[str], list[int]]
 
@@ -26,7 +24,6 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {"bert": Layout(1), "roberta": Layout(2)}
-FILES = {"bert": WORDPIECE, "roberta": GPT2}  # beside dict.txt and model.pt
 
 
 def encoder(model: str, folder: Path, lowercase: bool) -> Encoder:

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import get_context
@@ -12,105 +10,19 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any, Optional
 
-from common.archives import Archive, complete, fail, note, obtain, read_lines, unpack
+from common.archives import complete, fail, note, obtain, read_lines, unpack
 from common.prepare import data_folder, mark_unchecked, parser, refuse_unchecked, require_files, start
-from glue.pieces import FILES, LAYOUTS, Encoder, encoder, shorten
+from common.pretrained import check_case, prepare_model
+from glue.pieces import LAYOUTS, Encoder, encoder, shorten
 from glue.rows import Example, Table, everything, read_table
 from glue.tasks import HIGHEST, TASKS, Task
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = {"bert": 128, "roberta": 512}  # as BERT and RoBERTa were fine-tuned
 LEAST = 8  # tokens of a pair, with what marks its ends
 FEW = 1_000  # examples, for which no processes are started
 SETTINGS = "statistics.json"
 LEFT_OUT = "left_out.tsv"
-ORIGIN = "origin.txt"
-
-HUGGING_FACE = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main"
-BERT_FILES = ("config.json", "model.safetensors", "vocab.txt")
-FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq"
-ROBERTA = Archive("roberta.base.tar.gz", (f"{FAIRSEQ}/models/roberta.base.tar.gz",))
-GPT2_FILES = tuple(Archive(name, (f"{FAIRSEQ}/gpt2_bpe/{name}",)) for name in FILES["roberta"])
-
-
-# ---- the pre-trained model -------------------------------------------------------------------------------------------
-
-
-def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
-    """$DATA/<model>/model with model.pt, dict.txt and the vocabulary; made unless it is there."""
-    folder = data / model / "model"
-    names = ("model.pt", "dict.txt", *FILES[model])
-    origin = str(source or "the published base model")
-    if folder.exists():
-        require_files(folder, [*names, ORIGIN])
-        made = (folder / ORIGIN).read_text().strip()
-        if source is not None and made != origin:
-            fail(f"--from {source}: {folder} is of {made}; remove {folder.parent}, or choose another folder as DATA")
-        return folder
-    if source is None and model == "bert":
-        source = _fetched_bert(data)
-    with complete(folder) as unfinished:
-        unfinished.mkdir()
-        if source is None:
-            _fetch_roberta(unfinished, data)
-        elif not source.is_dir():
-            fail(f"--from {source}: no such folder")
-        elif (source / "config.json").is_file() and not (source / "model.pt").is_file():
-            _convert(model, source, unfinished)
-        else:
-            _copy(source, names, unfinished)
-        require_files(unfinished, names)
-        (unfinished / ORIGIN).write_text(f"{origin}\n")
-    note(f"{folder} has the model")
-    return folder
-
-
-def _fetched_bert(data: Path) -> Path:
-    paths = [obtain(Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data) for name in BERT_FILES]
-    return paths[0].parent
-
-
-def _fetch_roberta(folder: Path, data: Path) -> None:
-    """Its archive has dict.txt and model.pt; the pieces are GPT-2's, in files of their own."""
-    wanted = {"roberta.base/model.pt", "roberta.base/dict.txt"}
-    unpack(obtain(ROBERTA, data), folder, wanted.__contains__)
-    for path in (folder / "roberta.base").glob("*"):
-        path.rename(folder / path.name)
-    (folder / "roberta.base").rmdir()
-    for file in GPT2_FILES:
-        copyfile(obtain(file, data), folder / file.file)
-
-
-def _copy(source: Path, names: Iterable[str], folder: Path) -> None:
-    if missing := [name for name in names if not (source / name).is_file()]:
-        fail(f"--from {source}: has no {', '.join(missing)}")
-    for name in names:
-        copyfile(source / name, folder / name)
-
-
-def _convert(model: str, source: Path, folder: Path) -> None:
-    """From Hugging Face's format."""
-    if model != "bert":
-        fail(f"--from {source}: only BERT is converted from Hugging Face's format; RoBERTa is fairseq's own")
-    if not (source / "vocab.txt").is_file():
-        fail(f"--from {source}: has no vocab.txt")
-    command = [sys.executable, str(ROOT / "scripts" / "convert_bert.py"), "to-fairseq", str(source), str(folder)]
-    if subprocess.run(command, check=False).returncode:
-        fail(f"--from {source}: scripts/convert_bert.py cannot read it; its own words stand above")
-
-
-def check_case(source: Optional[Path], cased: bool) -> None:
-    """End the program if the model says otherwise than --cased or its absence."""
-    path = source / "tokenizer_config.json" if source else None
-    if path is None or not path.is_file():
-        return
-    try:
-        lower = json.loads(path.read_text(encoding="utf-8")).get("do_lower_case", True)
-    except (ValueError, AttributeError) as error:
-        fail(f"{path}: {error}")
-    if lower == cased:
-        fail(f"{path}: do_lower_case is {str(lower).lower()}; {'leave out' if lower else 'give'} --cased")
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------
@@ -359,6 +271,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         check_case(source, args.cased)
     with data_folder() as data:
         folder = prepare_model(args.model, source, data)
+        if args.model == "bert":
+            check_case(folder, args.cased)  # the model may be of an earlier preparation
         make = partial(encoder, args.model, folder, not args.cased)
         for name in dict.fromkeys(args.tasks):
             settings = {"max_length": length, "cased": args.cased}

@@ -10,6 +10,7 @@ machine=$(machine)
 spans=${checkpoint%.pt}.squad/spans.jsonl
 [[ ${DRY_RUN:-} ]] || mkdir -p -- "${spans%/*}"
 
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m squad.trained "$checkpoint"
 # shellcheck disable=SC2086 # $machine is no flag or one
 run fairseq-validate "$DATA/text" --user-dir "$PLUGIN" --task squad --path "$checkpoint" $machine \
     --valid-subset valid --nbest-file "$spans" --distributed-world-size 1 \

@@ -7,7 +7,7 @@ from typing import Optional
 
 from common.archives import Archive, check_counts, complete, fail, note, obtain
 from common.prepare import data_folder, mark_unchecked, parser, refuse_unchecked, require_files, start
-from glue.prepare import check_case, prepare_model
+from common.pretrained import check_case, prepare_model
 
 from mixhead_plugin.data.squad import SquadError, locate, read_squad
 
@@ -83,6 +83,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     with data_folder() as data:
         refuse_unchecked([data / "text"], args.any_counts)
         model = prepare_model("bert", source, data)
+        check_case(model, args.cased)  # the model may be of an earlier preparation
         prepare_text(data, model / "dict.txt", args.cased, args.any_counts)
 
 

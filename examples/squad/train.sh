@@ -12,7 +12,7 @@ windows=$(rows 32)
 tokens=$(max_tokens 12288) # 32 of the longest
 if [[ -e $DATA/text/cased ]]; then cased=--cased; else cased=; fi
 
-# --fp16-no-flatten-grads: or --mixing-lr-scale cannot be. BERT's heads for sentences are not used.
+# --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
 # shellcheck disable=SC2086 # $machine is several flags, $cased no flag or one
 run fairseq-train "$DATA/text" --user-dir "$PLUGIN" --save-dir "$save" $machine \
     --task squad --max-positions 512 --max-seq-length 384 --doc-stride 128 --max-query-length 64 $cased \
@@ -22,5 +22,5 @@ run fairseq-train "$DATA/text" --user-dir "$PLUGIN" --save-dir "$save" $machine 
     --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0 \
     --lr 3e-05 --lr-scheduler polynomial_decay --total-num-update 8300 --warmup-updates 830 \
     --batch-size "$windows" --max-tokens "$tokens" --update-freq 1 --required-batch-size-multiple 1 \
-    --max-update 8300 --seed 1 --fp16-no-flatten-grads --find-unused-parameters \
+    --max-update 8300 --seed 1 --fp16-no-flatten-grads \
     --no-epoch-checkpoints --log-interval 50 "$@"

@@ -13,7 +13,7 @@ from mixhead_plugin.data.squad_windows import IGNORED
 
 @register_criterion("squad")
 class SquadCriterion(FairseqCriterion):
-    def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, int, Dict]:
+    def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Tensor, Dict]:
         """The mean of both cross entropies, summed over the windows (not `reduce`: [B]).
 
         The sample size is the number of windows whose answer, or its absence, is known; the others count for nothing.
@@ -25,7 +25,7 @@ class SquadCriterion(FairseqCriterion):
         logits = logits.masked_fill(padding.unsqueeze(-1), -math.inf)
         target = sample["target"]  # [B, 2]
         losses = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORED).mean(-1)  # [B]
-        sample_size = int(target[:, 0].ne(IGNORED).sum())
+        sample_size = target[:, 0].ne(IGNORED).sum()  # a tensor: a number would wait for the device
         logging_output = {
             "loss": losses.detach().sum(),
             "ntokens": sample["ntokens"],

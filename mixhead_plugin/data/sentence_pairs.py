@@ -1,6 +1,6 @@
 """Pairs of segments for BERT's pre-training: in half of them B goes on where A ends (Devlin et al., 2018)."""
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -8,6 +8,7 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import Tensor
 
 SPECIAL = 3  # [CLS] a [SEP] b [SEP]
+TRIES = 10  # to find a random B that is long enough
 FOLLOWS, RANDOM = 0, 1  # what segment B is; the classes of published checkpoints
 
 
@@ -42,9 +43,13 @@ class Masking(NamedTuple):
 class SentencePairs(FairseqDataset):
     """Spans of documents, each cut in two; B is then sometimes taken from another document instead.
 
-    The spans are the same in all epochs: as many whole lines of one document as fit. Where a span is cut, what becomes
-    of B and which words are masked is drawn from the seed, the epoch and the number of the span alone, so that it
-    depends neither on the worker that asks nor on what was asked before.
+    The spans are the same in all epochs: as many whole lines of one document as fit, and the beginning of the next.
+    Where a span is cut, what becomes of B and which words are masked is drawn from the seed, the epoch and the number
+    of the span alone, so that it depends neither on the worker that asks nor on what was asked before.
+
+    Neither the length of B nor where it ends tells its kind: both candidates are found first, ended within a line by
+    the same rule, and cut to the shorter, where neither ends a line. A document's last line, where it is alone in its
+    span, has no B that follows.
 
     Args:
         lines: binarised text, each line closed by </s>; those with nothing else end a document
@@ -98,20 +103,23 @@ class SentencePairs(FairseqDataset):
         # What a span would have if it began with this unit: following the chain then takes no search.
         units = len(self.unit_length)
         short = rng.random(units) < short_probability
-        # a short span has one unit at least
-        limit = np.where(short, np.maximum(rng.integers(2, max(3, longest), units), self.unit_length), longest)
-        stop = np.searchsorted(end, end[:-1] + limit, side="right") - 1  # [U]
-        stop = np.minimum(stop, self.document_start[self.unit_document + 1]).tolist()
+        # a short span has one unit at least, and room for something of B
+        limit = np.where(short, np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1), longest)
+        last = self.document_start[self.unit_document + 1]  # [U], the end of the document
+        stop = np.minimum(np.searchsorted(end, end[:-1] + limit, side="right") - 1, last).tolist()
         starts, unit = [], 0
         while unit < units:
             starts.append(unit)
             unit = stop[unit]
+        self.unit_end = end
         self.span_start = np.array(starts, dtype=np.int64)  # [S], in units
         self.span_stop = np.array([stop[start] for start in starts], dtype=np.int64)  # [S]
-        length = end[self.span_stop] - end[self.span_start]
-        cuttable = length > 1  # one token alone makes no pair
-        self.span_start, self.span_stop = self.span_start[cuttable], self.span_stop[cuttable]
-        self.sizes = length[cuttable] + SPECIAL  # [S]; with a random B a pair may have fewer
+        self.span_limit = limit[self.span_start]  # [S], tokens of A and B
+        # of A and B at most; a unit alone gets a B from elsewhere
+        beyond = np.minimum(self.span_stop + 1, last[self.span_start])
+        alone = beyond - self.span_start == 1
+        length = np.where(alone, longest, end[beyond] - end[self.span_start])
+        self.sizes = np.minimum(length, self.span_limit) + SPECIAL  # [S]
 
     @property
     def documents(self) -> int:
@@ -119,7 +127,7 @@ class SentencePairs(FairseqDataset):
 
     @property
     def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return True  # spans and sizes stay
+        return False  # workers that stay from epoch to epoch would not hear of the next
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -150,31 +158,56 @@ class SentencePairs(FairseqDataset):
             parts.append(line[begin : begin + int(self.unit_length[unit])].numpy())
         return np.concatenate(parts)
 
-    def _elsewhere(self, document: int, length: int, rng: np.random.Generator) -> np.ndarray:
-        """Up to `length` tokens from the beginning of some unit of another document on."""
-        other = int(rng.integers(self.documents - 1))
-        other += other >= document
-        first, end = int(self.document_start[other]), int(self.document_start[other + 1])
-        start = stop = int(rng.integers(first, end))
-        found = 0
-        while stop < end and found < length:
-            found += int(self.unit_length[stop])
-            stop += 1
-        return self._tokens(start, stop)[:length]
+    def _candidate(self, start: int, room: int, rng: np.random.Generator) -> Tuple[int, int]:
+        """What can be B from unit `start` on: the unit before which it stops, and its tokens, at most `room`.
+
+        Where the document ends before that, B ends at random within its last unit, as it does elsewhere.
+        """
+        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))  # the first that fills it
+        stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
+        found = int(self.unit_end[stop] - self.unit_end[start])
+        return stop, room if found >= room else found - int(rng.integers(self.unit_length[stop - 1]))
+
+    def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
+        """A unit of another document, preferably with `room` tokens from it to the document's end."""
+        start = 0
+        for _ in range(TRIES):
+            other = int(rng.integers(self.documents - 1))
+            other += other >= document
+            first, end = int(self.document_start[other]), int(self.document_start[other + 1])
+            start = int(rng.integers(first, end))
+            if self.unit_end[end] - self.unit_end[start] >= room:
+                break
+        return start
+
+    def _segments(self, index: int, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, int]:
+        """A, B and what B is."""
+        start, stop = int(self.span_start[index]), int(self.span_stop[index])
+        document = int(self.unit_document[start])
+        middle = start + int(rng.integers(1, max(2, stop - start)))  # B begins with it
+        first = self._tokens(start, middle)
+        room = int(self.span_limit[index]) - len(first)
+        can_follow = middle < self.document_start[document + 1]
+        # where nothing follows B is as long as what follows elsewhere
+        follows = middle if can_follow else int(rng.integers(len(self.unit_length)))
+        begins = [self._elsewhere(document, room, rng), follows]
+        ends, lengths = zip(*(self._candidate(begin, room, rng) for begin in begins))
+        length = min(lengths)
+        while length > 1 and any(self._ends_a_unit(begin, length) for begin in begins):
+            length -= 1
+        relation = FOLLOWS if can_follow and rng.random() < 0.5 else RANDOM
+        begin, end = (follows, ends[1]) if relation == FOLLOWS else (begins[0], ends[0])
+        return first, self._tokens(begin, end)[:length], relation
+
+    def _ends_a_unit(self, start: int, length: int) -> bool:
+        """Whether so many tokens from unit `start` on are whole units."""
+        end = self.unit_end[start] + length
+        return bool(self.unit_end[np.searchsorted(self.unit_end, end)] == end)
 
     def __getitem__(self, index: int) -> Dict[str, Any]:
         rng = np.random.default_rng([self.seed, 2, self.epoch, index])
-        start, stop = int(self.span_start[index]), int(self.span_stop[index])
-        tokens = self._tokens(start, stop)
-        if stop - start > 1:  # between two units
-            cut = int(self.unit_length[start : start + int(rng.integers(1, stop - start))].sum())
-        else:
-            cut = int(rng.integers(1, len(tokens)))
-        first, second, relation = tokens[:cut], tokens[cut:], FOLLOWS
-        if rng.random() < 0.5:
-            second = self._elsewhere(int(self.unit_document[start]), len(second), rng)
-            relation = RANDOM
-
+        first, second, relation = self._segments(index, rng)
+        cut = len(first)
         begin, separator = [self.dictionary.bos()], [self.dictionary.eos()]
         pair = np.concatenate([begin, first, separator, second, separator]).astype(np.int64)  # [N]
         segments = np.repeat([0, 1], [cut + 2, len(second) + 1])  # [N]

@@ -33,7 +33,7 @@ class SpanHead(nn.Module):
         for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
             del state_dict[key]
         if not own.keys() <= state_dict.keys():
-            logger.info("the checkpoint has no head for answers: it starts at random")
+            logger.warning("the checkpoint has no head for answers: it starts at random, and must be trained to answer")
             state_dict.update(own)
 
 

@@ -131,6 +131,8 @@ def check(cfg: BertPretrainingConfig) -> None:
     for name, value in probabilities.items():
         if not 0 <= value <= 1:
             raise OptionError(f"{option_name(name)} {value}: must be between 0 and 1")
+    if cfg.mask_prob == 0:
+        raise OptionError(f"--mask-prob {cfg.mask_prob}: must be more than 0, or there is nothing to find again")
     if cfg.leave_unmasked_prob + cfg.random_token_prob > 1:
         raise OptionError(
             f"--random-token-prob {cfg.random_token_prob}: must be at most 1 with --leave-unmasked-prob "

@@ -348,6 +348,17 @@ def test_the_models_own_word_on_case_is_heard(bert, capsys):
     assert refuses(capsys, run, "--from", bert, "--cased").endswith("do_lower_case is true; leave out --cased")
 
 
+def test_the_vocabulary_says_whether_it_is_cased(bert, capsys):
+    run("--from", bert, "--tasks", "RTE")
+    message = refuses(capsys, run, "--tasks", "WNLI", "--cased")  # of the model that is there already
+    assert message.endswith("model/vocab.txt: has no pieces with upper-case letters; leave out --cased")
+    message = refuses(capsys, run, "--from", bert, "--cased")
+    assert message == f"prepare: error: {bert}/vocab.txt: has no pieces with upper-case letters; leave out --cased"
+    (bert / "vocab.txt").write_text("\n".join([*VOCABULARY, "[UNUSED7]", "##É", "Hat"]), encoding="utf-8")
+    message = refuses(capsys, run, "--from", bert)
+    assert message.endswith("vocab.txt: has 2 pieces like '##É' with an upper-case letter; give --cased")
+
+
 def test_numbers_of_examples_are_checked(bert, capsys, environment):
     message = refuses(capsys, prepare.main, ["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
     assert "RTE: train has 40 examples, must have 2,490; valid has 9 examples, must have 277; test has" in message

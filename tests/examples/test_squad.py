@@ -7,8 +7,10 @@ import pytest
 import torch
 from fairseq.models import build_model
 from recipes import ROOT, dry_run, parse, refusal, script
+from squad import trained
 from squad.evaluate import main as evaluate
 from squad.prepare import check_set
+from squad.prepare import main as prepare
 
 from mixhead_plugin.data.answers import NBestFile, Span
 from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
@@ -78,6 +80,24 @@ def test_a_cased_model_is_told_to_the_training(tmp_path):
     assert "--cased" not in dry_run(line)[0]
     (tmp_path / "text" / "cased").touch()
     assert "--cased" in dry_run(line)[0]
+
+
+def test_a_model_that_was_not_trained_to_answer_is_not_evaluated(source, tmp_path, capsys):
+    assert trained.main(str(source / "model.pt")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"evaluate: error: {source}/model.pt: has no head for answers") and said.count("\n") == 1
+    checkpoint = torch.load(source / "model.pt", weights_only=False)
+    checkpoint["model"] |= {"encoder.lm_head.out_proj.weight": torch.zeros(2, SIZES["encoder_embed_dim"])}
+    torch.save(checkpoint, tmp_path / "trained.pt")
+    assert trained.main(str(tmp_path / "trained.pt")) == 0
+    assert "-m squad.trained" in (ROOT / "examples" / "squad" / "evaluate.sh").read_text()
+
+
+def test_case_is_the_vocabularys(source, capsys):
+    with pytest.raises(SystemExit):
+        prepare(["--from", str(source), "--cased"])
+    said = capsys.readouterr().err
+    assert said == f"prepare: error: {source}/vocab.txt: has no pieces with upper-case letters; leave out --cased\n"
 
 
 def test_files_of_another_size_are_refused(tmp_path, capsys):

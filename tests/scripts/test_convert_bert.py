@@ -279,6 +279,18 @@ def test_code_in_a_bin_file_is_not_run(untouched, tmp_path, capsys):
     assert "run" not in said.out.split() and len(said.err.splitlines()) == 1
 
 
+def test_code_in_a_checkpoint_is_not_run(pretrained, tmp_path, capsys):
+    _, folder = pretrained
+    state = torch.load(folder / "ours" / "model.pt", weights_only=True)
+    torch.save({**state, "extra_state": Code()}, tmp_path / "model.pt")
+    given = ["--dict", folder / "ours" / "dict.txt"]
+    assert convert("to-huggingface", tmp_path / "model.pt", tmp_path / "back", *given) == 1
+    said = capsys.readouterr()
+    assert f"{tmp_path}/model.pt: is no checkpoint of fairseq that can be loaded safely" in said.err
+    assert "run" not in said.out.split() and len(said.err.splitlines()) == 1
+    assert not (tmp_path / "back").exists()
+
+
 def changed(checkpoint, tmp_path, change):
     state = torch.load(checkpoint, weights_only=True)
     change(state)
