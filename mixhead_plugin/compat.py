@@ -1,6 +1,7 @@
 """The few repairs that fairseq needs on current Python, torch and NumPy, each with its reason.
 
-Applied by `import mixhead_plugin`.
+Those of the whole process are applied by `import mixhead_plugin`, those of one task or command line by the model that
+needs them.
 """
 
 import argparse
@@ -136,6 +137,28 @@ def number_windows(task: Any) -> None:
         left_out = len(dataset.data) - len(dataset) * task.cfg.batch_size
         if left_out:
             logger.warning(f"the last {left_out} windows fill no row and are left out; --batch-size 1 takes all")
+        return stock(dataset, *args, **kwargs)
+
+    task.eval_lm_dataloader = eval_lm_dataloader
+
+
+def refuse_longer_inputs(task: Any, max_length: int) -> None:
+    """Let fairseq-eval-lm refuse what is too long: it would leave it out of the perplexity, with a warning.
+
+    Blocks of 1024 tokens are its default. Nothing else calls this method of the task.
+    """
+    stock = getattr(task, "eval_lm_dataloader", None)
+    if stock is None:
+        return
+
+    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        longest = int(np.max(dataset.sizes)) + bool(getattr(task.args, "add_bos_token", False))
+        if longest > max_length:
+            raise OptionError(
+                f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, the "
+                f"--synthesizer has scores for {max_length}; use at most as many, and no --sample-break-mode eos if "
+                "sentences are longer"
+            )
         return stock(dataset, *args, **kwargs)
 
     task.eval_lm_dataloader = eval_lm_dataloader

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Dict, List, Optional
 
-import numpy as np
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
+from mixhead_plugin.compat import refuse_longer_inputs
 from mixhead_plugin.models.families import family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
@@ -135,7 +135,7 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         if _number(args, "max_target_positions") is None and _number(args, "tokens_per_sample") is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
-        _refuse_longer(task, args.max_target_positions)
+        refuse_longer_inputs(task, args.max_target_positions)
         return model
 
     @classmethod
@@ -200,28 +200,6 @@ def _check_length(args: Any) -> None:
             f"--max-target-positions {longest}: a synthesizer has scores for so many positions alone; must be at least "
             f"{_longest_block(args)}, for --tokens-per-sample {args.tokens_per_sample}"
         )
-
-
-def _refuse_longer(task: Any, max_length: int) -> None:
-    """Let fairseq-eval-lm refuse what is too long: it would leave it out of the perplexity, with a warning.
-
-    Blocks of 1024 tokens are its default. Nothing else calls this method of the task.
-    """
-    stock = getattr(task, "eval_lm_dataloader", None)
-    if stock is None:
-        return
-
-    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        longest = int(np.max(dataset.sizes)) + bool(getattr(task.args, "add_bos_token", False))
-        if longest > max_length:
-            raise OptionError(
-                f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, the "
-                f"--synthesizer has scores for {max_length}; use at most as many, and no --sample-break-mode eos if "
-                "sentences are longer"
-            )
-        return stock(dataset, *args, **kwargs)
-
-    task.eval_lm_dataloader = eval_lm_dataloader
 
 
 def _sizes_of_the_config(args: Any) -> None:
