@@ -17,7 +17,6 @@ Both leave out, and name, the tensors that the other side has no place for. Need
 
 import argparse
 import json
-import pickle
 import shutil
 import sys
 from argparse import Namespace
@@ -36,19 +35,17 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
+from mixhead_plugin.data.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary
 from mixhead_plugin.models.bert import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import STOCK_MODEL, OptionError, model_options, option_name
+from mixhead_plugin.untrusted import check_finite
 
 State = Dict[str, Tensor]
 
 ENCODER = "encoder.sentence_encoder."
 SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
 HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
-# [CLS] [PAD] [SEP] [UNK] open fairseq's dictionary, [MASK] closes it.
-OPENING = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
-CLOSING = {"[MASK]": "<mask>"}
-SPECIAL = {**OPENING, **CLOSING}
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
 # The number of a config, and the flag that says the same.
 SIZES = {
@@ -62,6 +59,8 @@ SIZES = {
     "attention_probs_dropout_prob": "attention_dropout",
 }
 POSITION_OFFSET = 2  # fairseq's positions begin after that of padding, 1
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+LARGEST = 1 << 20  # of any size in a config
 COPIED = ("vocab.txt", "tokenizer_config.json")
 
 
@@ -107,9 +106,11 @@ def safetensors() -> ModuleType:
 
 
 def read_words(path: Path) -> List[str]:
-    """vocab.txt: one word in each line."""
-    words = path.read_text(encoding="utf-8").split("\n")
-    words = words[:-1] if words[-1] == "" else words
+    """vocab.txt, which must have the special words."""
+    try:
+        words = read_vocabulary(path)
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: is not UTF-8") from error
     missing = [word for word in SPECIAL if word not in words]
     if missing:
         raise OptionError(f"{path}: has no {', '.join(missing)}; must be the vocabulary of a BERT")
@@ -118,12 +119,19 @@ def read_words(path: Path) -> List[str]:
 
 def read_tensors(folder: Path) -> State:
     """The tensors of model.safetensors or pytorch_model.bin under their present names, in float32."""
-    if (folder / "model.safetensors").exists():
-        state = safetensors().load_file(folder / "model.safetensors")
-    elif (folder / "pytorch_model.bin").exists():
-        state = load_safely(folder / "pytorch_model.bin")
+    path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
+    if path is None:
+        raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    if path.suffix == ".safetensors":
+        try:
+            state = safetensors().load_file(path)
+        except OptionError:
+            raise
+        except Exception as error:  # the package's own kind, or the system's
+            raise OptionError(f"{path}: is damaged, or no file of safetensors ({error})") from error
     else:
-        raise OptionError(f"{folder}: has neither model.safetensors nor pytorch_model.bin")
+        state = load_safely(path)
+    check_finite(str(path), state)
     renamed = {}
     for name, tensor in state.items():
         # as the first ports from TensorFlow called them
@@ -134,11 +142,32 @@ def read_tensors(folder: Path) -> State:
     return renamed
 
 
-def load_safely(path: Path) -> Any:
+def load_safely(path: Path) -> State:
+    problem = f"{path}: is no file of tensors alone, and nothing else is loaded"
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise OptionError(f"{path}: is no file of tensors alone, and nothing else is loaded") from error
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or foreign file fails in any way
+        raise OptionError(problem) from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise OptionError(problem)
+    return state
+
+
+def read_config(path: Path) -> Dict[str, Any]:
+    """config.json, its sizes in the range that a model can have."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise OptionError(f"{path}: must be an object")
+    for name in SIZES.keys() & config.keys():
+        value, whole = config[name], name.startswith(("num_", "max_")) or name.endswith("_size")
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise OptionError(f"{path}: {name} {value!r}, must be a {'whole ' * whole}number")
+        if not (1 <= value <= LARGEST if whole else 0 <= value <= 1):
+            raise OptionError(f"{path}: {name} {value}, must be from {f'1 to {LARGEST}' if whole else '0 to 1'}")
+    return config
 
 
 def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
@@ -169,11 +198,15 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
     for path in (config_path, folder / "vocab.txt"):
         if not path.exists():
             raise OptionError(f"{folder}: has no {path.name}")
-    config = json.loads(config_path.read_text(encoding="utf-8"))
+    config = read_config(config_path)
     own_flags = flags_of(config, config_path)
     words = read_words(folder / "vocab.txt")
     theirs = read_tensors(folder)
     embedding = _take(theirs, "bert.embeddings.word_embeddings.weight", folder)
+    if embedding.shape[1:] != (config["hidden_size"],):
+        raise OptionError(f"{config_path}: hidden_size {config['hidden_size']}, the model has {embedding.shape[1:]}")
+    if config["num_hidden_layers"] > len(theirs):
+        raise OptionError(f"{config_path}: num_hidden_layers {config['num_hidden_layers']}, more than the model has")
     if len(words) != len(embedding):
         raise OptionError(f"{folder / 'vocab.txt'}: has {len(words)} words, the model {len(embedding)}")
 
@@ -278,10 +311,9 @@ def save(state: State, cfg: Any, path: Path) -> None:
 def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]) -> None:
     if not checkpoint.exists():
         raise OptionError(f"{checkpoint}: no such file")
-    try:
-        loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise OptionError(f"{checkpoint}: is no checkpoint of fairseq that can be loaded safely") from error
+    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    if loaded.get("cfg") is None or "model" not in loaded["cfg"]:
+        raise OptionError(f"{checkpoint}: has no config of a model; must be a checkpoint that fairseq-train wrote")
     state = {name: tensor.float() for name, tensor in loaded["model"].items()}
     args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
     words = theirs_order(

@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 
 import mixhead_plugin
+from mixhead_plugin.options import option_name
 from tests.helpers import TINY
 
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
-SIZES = [f"--{name.replace('_', '-')}={value}" for name, value in TINY["transformer"].items()]
-LM_SIZES = [
-    f"--{name.replace('_', '-')}={value}"
-    for name, value in TINY["transformer_lm"].items()
-    if name.startswith("decoder")
-]
-ROBERTA_SIZES = [
-    f"--{name.replace('_', '-')}={value}" for name, value in TINY["roberta_base"].items() if name.startswith("encoder")
-]
+
+
+def as_flags(values, prefix=""):
+    """Those whose names begin with `prefix`."""
+    return [f"{option_name(name)}={value}" for name, value in values.items() if name.startswith(prefix)]
+
+
+SIZES = as_flags(TINY["transformer"])
+LM_SIZES = as_flags(TINY["transformer_lm"], "decoder")
+ROBERTA_SIZES = as_flags(TINY["roberta_base"], "encoder")
 TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
 # fairseq leaves out the last sentences of a set that fill no multiple of 8
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]

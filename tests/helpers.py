@@ -56,7 +56,7 @@ TINY = {
 }
 
 # Of models that fairseq lacks.
-OWN = {"synthesizer_lm": TINY["transformer_lm"]}
+OWN = {"synthesizer_lm": TINY["transformer_lm"], "bert_base": TINY["roberta_base"]}
 
 
 def build(arch: str, seed: int = 1, **flags):

@@ -4,6 +4,11 @@ import json
 
 from fairseq.data import Dictionary
 
+# Flags of the task and of a model, small enough for what follows.
+WINDOWS = {"max_seq_length": 48, "doc_stride": 16, "max_query_length": 24, "max_positions": 64}
+SIZES = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 4}
+DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+
 # With the questions about each, and their answers: any is as good as the first.
 TEXTS = {
     "Anna lives in Oslo, near the old harbour. Ben, her brother, lives in Rome.": {

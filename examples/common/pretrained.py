@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ORIGIN = "origin.txt"
 WORDPIECE, GPT2 = ("vocab.txt",), ("encoder.json", "vocab.bpe")
 FILES = {"bert": WORDPIECE, "roberta": GPT2}  # beside dict.txt and model.pt
-SPECIAL = frozenset({"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"})  # of vocab.txt, which fairseq calls otherwise
 
 HUGGING_FACE = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main"
 BERT_FILES = ("config.json", "model.safetensors", "vocab.txt")
@@ -99,14 +98,16 @@ def check_case(folder: Optional[Path], cased: bool) -> None:
     if path.is_file():
         try:
             lower = json.loads(path.read_text(encoding="utf-8")).get("do_lower_case", True)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             fail(f"{path}: {error}")
         if lower == cased:
             fail(f"{path}: do_lower_case is {str(lower).lower()}; {'leave out' if lower else 'give'} --cased")
     path = folder / "vocab.txt"
     if path.is_file():
+        from mixhead_plugin.data.wordpiece import read_vocabulary  # takes seconds, for nothing where no file is read
+
         try:
-            pieces = path.read_text(encoding="utf-8").split("\n")
+            pieces = read_vocabulary(path)
         except ValueError as error:
             fail(f"{path}: {error}")
         upper = [piece for piece in pieces if not _reserved(piece) and piece != piece.lower()]

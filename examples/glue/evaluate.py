@@ -7,14 +7,14 @@ import ast
 import json
 import math
 import pickle
-import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy
 import torch
+from common.errors import failing
 from fairseq import checkpoint_utils, options, utils
 from glue.metrics import measure
 from glue.prepare import SETTINGS
@@ -22,10 +22,9 @@ from glue.tasks import HIGHEST, TASKS, Task
 from tqdm import tqdm
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
+from mixhead_plugin.options import OptionError
 
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"evaluate: error: {message}")
+fail = failing("evaluate")
 
 
 class Results(NamedTuple):
@@ -40,7 +39,7 @@ def task_of(data: Path, subset: str) -> tuple[str, Task]:
     try:
         name = json.loads((data / SETTINGS).read_text())["task"]
         task = TASKS[name]
-    except (OSError, ValueError, LookupError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         fail(f"{data}: has no {SETTINGS} of a task; examples/glue/prepare.sh makes it")
     if subset not in task.files or subset == "train":
         sets = ", ".join(key for key in task.files if key != "train")
@@ -54,6 +53,8 @@ def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
         overrides = {"data": args.data, **_overrides(args.model_overrides)}
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
         cfg = state["cfg"]
+    except OptionError as error:
+        fail(f"--path {error}")
     except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError) as error:
         fail(f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})")
     found = cfg.task.get("num_classes") if cfg is not None else None

@@ -6,14 +6,13 @@ Of every table.json of examples/sweep.py, the runs that differ in the axis `seed
 import argparse
 import json
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
+from common.errors import failing
 
-def fail(message: str) -> NoReturn:
-    sys.exit(f"median: error: {message}")
+fail = failing("median")
 
 
 class Group(NamedTuple):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from common.archives import fail
-from common.pretrained import SPECIAL
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, for nothing where only flags are read
     from fairseq.data import Dictionary
@@ -45,10 +44,10 @@ def encoder(model: str, folder: Path, lowercase: bool) -> Encoder:
 
 
 def _wordpiece(dictionary: "Dictionary", path: Path, lowercase: bool) -> Encoder:
-    from mixhead_plugin.data.wordpiece import WordPiece
+    from mixhead_plugin.data.wordpiece import SPECIAL, WordPiece
 
     pieces = WordPiece.from_file(path, lowercase)
-    if missing := sorted(piece for piece in pieces.vocabulary - SPECIAL if piece not in dictionary):
+    if missing := sorted(piece for piece in pieces.vocabulary - SPECIAL.keys() if piece not in dictionary):
         fail(f"{path}: has {len(missing):,} pieces that dict.txt beside it lacks, such as {missing[0]!r}")
     # not Dictionary.index: [UNK] is not in there, and is found as <unk>, which it means
     numbers = dictionary.indices

@@ -186,10 +186,13 @@ def prepare_task(
     if folder.exists():
         refuse_unchecked([folder], args.any_counts)
         require_files(folder, [SETTINGS])
-        made = json.loads((folder / SETTINGS).read_text())["settings"]
+        try:
+            made = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["settings"])
+        except (ValueError, LookupError, TypeError, RecursionError):
+            fail(f"{folder / SETTINGS}: is not of prepare.sh; remove {folder} to have it made again")
         for key, value in settings.items():
-            if made[key] != value:
-                fail(f"{folder}: made with {key} {made[key]}, not {value}; remove it to have it made again")
+            if made.get(key) != value:
+                fail(f"{folder}: made with {key} {made.get(key)}, not {value}; remove it to have it made again")
         note(f"{folder} is there already")
         return
     text = unpack_task(name, task, data)

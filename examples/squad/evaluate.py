@@ -7,20 +7,23 @@ predictions.json, as the official evaluation reads it, and nbest_predictions.jso
 import argparse
 import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from common.errors import failing
+
 from mixhead_plugin.data.answers import predictions, read_spans
 from mixhead_plugin.data.squad import SquadError, read_squad, score
+
+fail = failing("evaluate")
 
 
 def write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     parser.add_argument("data", type=Path)
     parser.add_argument("spans", type=Path)
@@ -33,22 +36,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         squad = read_squad(args.data / f"{args.valid_subset}.json")
         found = predictions(squad, read_spans(spans, squad.questions), args.n_best_size)
     except (SquadError, FileNotFoundError) as error:
-        print(f"evaluate: error: {error}", file=sys.stderr)
-        return 1
+        fail(str(error))
     best = {name: answers[0]["text"] for name, answers in found.items()}
     write(spans.with_name("predictions.json"), best)
     write(spans.with_name("nbest_predictions.json"), found)
     print(f"predictions: {spans.with_name('predictions.json')}")
     result = score(squad.questions, best)
     if math.isnan(result.f1):
-        print(f"evaluate: error: {args.valid_subset}: has no answers to compare with", file=sys.stderr)
-        return 1
+        fail(f"{args.valid_subset}: has no answers to compare with")
     answered = sum(bool(question.answers) for question in squad.questions)
     print(f"{args.valid_subset}: {answered:,} questions")
     print(f"EM = {result.exact_match:.2f}")
     print(f"F1 = {result.f1:.2f}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,7 +12,7 @@ from common.pretrained import check_case, prepare_model
 from mixhead_plugin.data.squad import SquadError, locate, read_squad
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
-# The sums are those of huggingface/datasets.
+# The sums are those that huggingface/datasets and ParlAI have.
 ARCHIVES = {
     "train": Archive(
         "train-v1.1.json",

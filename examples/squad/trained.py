@@ -5,17 +5,24 @@ fairseq-validate would give it a head for answers that is random, and score that
 
 import sys
 
+from common.errors import failing
 from fairseq import checkpoint_utils
 
+import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+from mixhead_plugin.options import OptionError
+
 HEAD = "encoder.lm_head.out_proj.weight"
+fail = failing("evaluate")
 
 
-def main(path: str) -> int:
-    if HEAD in checkpoint_utils.load_checkpoint_to_cpu(path)["model"]:
-        return 0
-    print(f"evaluate: error: {path}: has no head for answers; examples/squad/train.sh trains one", file=sys.stderr)
-    return 1
+def main(path: str) -> None:
+    try:
+        model = checkpoint_utils.load_checkpoint_to_cpu(path)["model"]
+    except OptionError as error:  # it is no checkpoint
+        fail(str(error))
+    if HEAD not in model:
+        fail(f"{path}: has no head for answers; examples/squad/train.sh trains one")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

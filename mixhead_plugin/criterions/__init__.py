@@ -8,7 +8,7 @@ from mixhead_plugin.criterions.orthogonal import (
     OrthogonalMaskedLm,
     OrthogonalSentencePrediction,
 )
-from mixhead_plugin.criterions.squad import SquadCriterion
+from mixhead_plugin.criterions.squad import OrthogonalSquad, SquadCriterion
 
 __all__ = [
     "BertPretrainingCriterion",
@@ -18,5 +18,6 @@ __all__ = [
     "OrthogonalLabelSmoothedCrossEntropy",
     "OrthogonalMaskedLm",
     "OrthogonalSentencePrediction",
+    "OrthogonalSquad",
     "SquadCriterion",
 ]

@@ -1,17 +1,25 @@
 """The loss of the task `squad`: cross entropy of the answer's first and last token."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
 import torch.nn.functional as F
 from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from mixhead_plugin.criterions.penalised import PenalisedCriterion, PenaltyOptions
 from mixhead_plugin.data.squad_windows import IGNORED
 
 
-@register_criterion("squad")
+@dataclass
+class SquadCriterionConfig(FairseqDataclass):
+    pass
+
+
+@register_criterion("squad", dataclass=SquadCriterionConfig)
 class SquadCriterion(FairseqCriterion):
     def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Tensor, Dict]:
         """The mean of both cross entropies, summed over the windows (not `reduce`: [B]).
@@ -47,3 +55,13 @@ class SquadCriterion(FairseqCriterion):
     @staticmethod
     def logging_outputs_can_be_summed() -> bool:
         return True
+
+
+@dataclass
+class OrthogonalSquadConfig(PenaltyOptions, SquadCriterionConfig):
+    pass
+
+
+@register_criterion("orthogonal_squad", dataclass=OrthogonalSquadConfig)
+class OrthogonalSquad(PenalisedCriterion, SquadCriterion):
+    pass

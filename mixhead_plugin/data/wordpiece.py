@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Iterable, Iterator, List, NamedTuple, Tuple, Union
 
 UNKNOWN = "[UNK]"
+# What fairseq's dictionary calls the special pieces of a vocabulary: four open it, [MASK] closes it.
+OPENING = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", UNKNOWN: "<unk>"}
+CLOSING = {"[MASK]": "<mask>"}
+SPECIAL = {**OPENING, **CLOSING}
 CONTINUATION = "##"
 LONGEST_WORD = 100  # characters; a longer word is unknown
 

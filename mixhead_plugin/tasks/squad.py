@@ -26,7 +26,7 @@ from mixhead_plugin.data.answers import NBestFile, Span, spans_of
 from mixhead_plugin.data.squad_windows import SPECIAL, Sizes, SquadWindows
 from mixhead_plugin.data.wordpiece import CONTINUATION, WordPiece
 from mixhead_plugin.modules.span_head import install_span_head
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.options import OptionError, option_name
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ def check(cfg: SquadTaskConfig) -> None:
     """
     for name in ("doc_stride", "max_query_length", "n_best_size", "max_answer_length"):
         if getattr(cfg, name) < 1:
-            raise OptionError(f"--{name.replace('_', '-')} {getattr(cfg, name)}: must be at least 1")
+            raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be at least 1")
     if cfg.max_seq_length > cfg.max_positions:
         raise OptionError(f"--max-seq-length {cfg.max_seq_length}: must be at most --max-positions {cfg.max_positions}")
     room = _sizes(cfg).least_room

@@ -7,8 +7,10 @@ import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from torch import Tensor
 
+from mixhead_plugin.models.bert import NEXT_SENTENCE
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import PositionWiseMixing
+from mixhead_plugin.modules.span_head import install_span_head
 from tests.helpers import build, dictionary, shake, tokens
 
 PAD = dictionary().pad()
@@ -43,6 +45,16 @@ def sentence_batch() -> Dict[str, Any]:
     return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, torch.tensor([[0], [1], [1]]))
 
 
+def pair_batch() -> Dict[str, Any]:
+    return {**masked_batch(), "next_sentence": torch.tensor([0, 1, 1])}
+
+
+def span_batch() -> Dict[str, Any]:
+    source = tokens(padded=True)
+    target = torch.tensor([[1, 3], [0, 0], [2, 2]])
+    return {**batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target), "ntokens": 18}
+
+
 def batch(net_input: Dict[str, Tensor], target: Tensor) -> Dict[str, Any]:
     sentences = target.shape[0]
     ntokens = int(target.ne(PAD).sum())
@@ -56,13 +68,16 @@ CASES = {
     "adaptive_loss": Case("transformer_lm", {"adaptive_softmax_cutoff": "8,16"}, lm_batch),
     "masked_lm": Case("roberta_base", {}, masked_batch),
     "sentence_prediction": Case("roberta_base", {}, sentence_batch),
+    "bert_pretraining": Case("bert_base", {}, pair_batch),
+    "squad": Case("bert_base", {}, span_batch),
 }
 FLAGS = {"label_smoothing": 0.1, "ddp_backend": "legacy_ddp", "sentence_avg": False, "tpu": False}
 
 
 def task() -> SimpleNamespace:
     words = dictionary()
-    return SimpleNamespace(source_dictionary=words, target_dictionary=words, label_dictionary=words)
+    dictionaries = {f"{side}_dictionary": words for side in ("source", "target", "label")}
+    return SimpleNamespace(**dictionaries, decode=lambda sample, logits: None)
 
 
 def criterion(name: str, **flags: Any) -> torch.nn.Module:
@@ -77,9 +92,13 @@ def model(stock: str, **flags: Any) -> torch.nn.Module:
     """The case's Mixhead model, its mixing away from the identity."""
     case = CASES[stock]
     made = shake(build(f"mixhead_{case.arch}", **{**case.flags, **flags})).train()
+    torch.manual_seed(4)
     if stock == "sentence_prediction":
-        torch.manual_seed(4)
         made.register_classification_head("sentence_classification_head", num_classes=2)
+    elif stock == "bert_pretraining":
+        made.register_classification_head(NEXT_SENTENCE, num_classes=2, dropout=0.0)
+    elif stock == "squad":
+        install_span_head(made)
     return made
 
 

@@ -2,8 +2,11 @@
 
 import json
 import math
+from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mixhead_plugin.data.squad import (
     Answer,
@@ -43,6 +46,84 @@ def test_the_metrics_of_a_pair(prediction, gold, exact, overlap):
     assert exact_match(prediction, gold) == exact
     assert f1(prediction, gold) == pytest.approx(overlap)
     assert f1(gold, prediction) == pytest.approx(overlap)
+
+
+# ---- the official definition once more, letter by letter -------------------------------------------------------------
+
+
+def letters_left(answer):
+    """In lower case, without ASCII's signs: four blocks of its table."""
+    signs = [*range(33, 48), *range(58, 65), *range(91, 97), *range(123, 127)]
+    return [letter for letter in answer.lower() if ord(letter) not in signs]
+
+
+def words_left(answer):
+    """A run of letters and digits that spells an article is a gap; whatever else stands between gaps is a word."""
+    words, word, run = [], [], []
+    for letter in [*letters_left(answer), " "]:
+        if letter.isalnum():
+            run.append(letter)
+            continue
+        article = run in (["a"], ["a", "n"], ["t", "h", "e"])
+        if not article:
+            word += run
+        if (article or letter.isspace()) and word:
+            words.append("".join(word))
+            word = []
+        if not letter.isspace():
+            word.append(letter)
+        run = []
+    return [*words, "".join(word)] if word else words
+
+
+def by_hand(prediction, gold):
+    """Exact match, and F1 as twice the pairs of equal words, each word in one pair, by the words of both."""
+    ours, theirs = words_left(prediction), words_left(gold)
+    alone, pairs = list(theirs), 0
+    for word in ours:
+        if word in alone:
+            alone.remove(word)
+            pairs += 1
+    return int(ours == theirs), Fraction(2 * pairs, len(ours) + len(theirs)) if pairs else 0
+
+
+@pytest.mark.parametrize("prediction, gold, exact, overlap", CASES)
+def test_the_definition_letter_by_letter_says_the_same_of_the_cases(prediction, gold, exact, overlap):
+    assert by_hand(prediction, gold) == (exact, pytest.approx(overlap))
+
+
+# What the definition treats in its own way, often enough to meet: articles, whole, glued and beside accents that are no
+# letters; signs of ASCII and others; letters that lower case makes two of; white space of all kinds.
+PARTS = "a an the A The AN than Oslo oslo OSLO in 3 _ - . ' $ -the- a_b".split()
+PARTS += "“ ” — é É e\u0301 a\u0301 ß İ Σ 東 京 ² ½ \u0f0b \u200b".split()
+PARTS += [" ", "  ", "\t", "\n", "\u00a0", "\u2003", "\x1c", "\x85", ""]
+ANSWERS = st.one_of(st.lists(st.sampled_from(PARTS), max_size=9).map("".join), st.text(max_size=12))
+THOROUGH = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+
+
+@THOROUGH
+@given(ANSWERS, ANSWERS)
+def test_the_metrics_are_those_of_the_definition_letter_by_letter(prediction, gold):
+    exact, overlap = by_hand(prediction, gold)
+    assert exact_match(prediction, gold) == exact
+    assert f1(prediction, gold) == pytest.approx(float(overlap), rel=1e-12)
+
+
+@THOROUGH
+@given(st.lists(st.tuples(st.none() | ANSWERS, st.lists(ANSWERS, max_size=3)), max_size=4))
+def test_the_score_is_the_mean_over_questions_of_the_best_over_answers(rows):
+    """None is a question without a prediction; one without answers is not asked."""
+    asked = [question(str(number), *gold) for number, (_, gold) in enumerate(rows)]
+    given_answers = {str(number): prediction for number, (prediction, _) in enumerate(rows) if prediction is not None}
+    best = []
+    for prediction, gold in rows:
+        pairs = [by_hand(prediction, answer) for answer in gold if prediction is not None]
+        best += [[max(values) for values in zip(*pairs)] or [0, 0]] if gold else []
+    found = score(asked, given_answers)
+    if not best:
+        assert all(math.isnan(value) for value in found)
+    else:
+        assert found == pytest.approx([100 * float(sum(column)) / len(best) for column in zip(*best)])
 
 
 def test_articles_are_removed_after_the_punctuation():

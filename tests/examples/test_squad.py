@@ -14,8 +14,8 @@ from squad.prepare import main as prepare
 
 from mixhead_plugin.data.answers import NBestFile, Span
 from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
-from tests.squad import TEXTS, content, dictionary, vocabulary, write_data
-from tests.tasks.test_squad import DROPOUT, SIZES, WINDOWS, as_flags
+from tests.commands import as_flags
+from tests.squad import DROPOUT, SIZES, TEXTS, WINDOWS, content, dictionary, vocabulary, write_data
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -83,13 +83,15 @@ def test_a_cased_model_is_told_to_the_training(tmp_path):
 
 
 def test_a_model_that_was_not_trained_to_answer_is_not_evaluated(source, tmp_path, capsys):
-    assert trained.main(str(source / "model.pt")) == 1
+    with pytest.raises(SystemExit):
+        trained.main(str(source / "model.pt"))
     said = capsys.readouterr().err
     assert said.startswith(f"evaluate: error: {source}/model.pt: has no head for answers") and said.count("\n") == 1
     checkpoint = torch.load(source / "model.pt", weights_only=False)
     checkpoint["model"] |= {"encoder.lm_head.out_proj.weight": torch.zeros(2, SIZES["encoder_embed_dim"])}
     torch.save(checkpoint, tmp_path / "trained.pt")
-    assert trained.main(str(tmp_path / "trained.pt")) == 0
+    trained.main(str(tmp_path / "trained.pt"))
+    assert capsys.readouterr().err == ""
     assert "-m squad.trained" in (ROOT / "examples" / "squad" / "evaluate.sh").read_text()
 
 
@@ -140,7 +142,7 @@ GOLD = {f"{t}-{q}": gold[0] for t, asked in enumerate(TEXTS.values()) for q, gol
 def test_the_evaluation_ends_in_both_metrics(tmp_path, capsys):
     data = write_data(tmp_path / "data")
     spans_of_gold(tmp_path / "spans.jsonl", {**GOLD, "0-0": "in Oslo", "0-1": "in Rome", "1-2": "Café  Zürich"})
-    assert evaluate([str(data), str(tmp_path / "spans.jsonl"), "--path", "x"]) == 0
+    evaluate([str(data), str(tmp_path / "spans.jsonl"), "--path", "x"])
     # 'in Oslo' has one word too many, the others are another gold answer, and one without its article
     assert capsys.readouterr().out.splitlines()[-3:] == ["valid: 12 questions", "EM = 91.67", "F1 = 97.22"]
     best = json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8"))
@@ -152,17 +154,22 @@ def test_the_evaluation_ends_in_both_metrics(tmp_path, capsys):
 def test_an_evaluation_that_cannot_be_is_refused(tmp_path, capsys):
     data = write_data(tmp_path / "data", test=content())
     spans = tmp_path / "spans.jsonl"
-    assert evaluate([str(data), str(spans)]) == 1
+
+    def refused(*flags):
+        with pytest.raises(SystemExit, match=r"^1$"):
+            evaluate([str(data), str(spans), *flags])
+
+    refused()
     spans.write_text("")
-    assert evaluate([str(data), str(spans)]) == 1
+    refused()
     spans_of_gold(spans, GOLD)
-    assert evaluate([str(data), str(spans), "--valid-subset", "test"]) == 1
+    refused("--valid-subset", "test")
     asked = content()
     for paragraph in asked["data"][0]["paragraphs"]:
         for question in paragraph["qas"]:
             del question["answers"]
     (data / "valid.json").write_text(json.dumps(asked), encoding="utf-8")
-    assert evaluate([str(data), str(spans)]) == 1
+    refused()
     assert (tmp_path / "predictions.json").exists()
     errors = capsys.readouterr().err.splitlines()
     assert [error.startswith("evaluate: error: ") for error in errors] == [True] * 4

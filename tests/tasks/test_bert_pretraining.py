@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq import checkpoint_utils, options
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.tasks import FairseqTask
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-from fairseq_cli import preprocess
 
 from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion
 from mixhead_plugin.data.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
 from mixhead_plugin.models.bert import infer_segments
 from mixhead_plugin.options import OptionError
 from mixhead_plugin.tasks import BertPretrainingTask
-from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several, two_workers
+from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several
 from tests.models.test_bert import build, pairs
+from tests.topics import binarise, write_documents, write_kinds
 
 BOS, PAD, EOS = 0, 1, 2
 LENGTH = 24
@@ -289,47 +289,14 @@ def test_both_objectives_are_learned_by_heart():
     assert log["mlm_loss"] / size < 1
 
 
-# A language in which a document is about one of a few things: words go together, and what follows is about the same.
-TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "star")}
-
-
-def sentence(topic, rng):
-    return f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the {rng.choice(TOPICS[topic])}"
-
-
-def binarise(texts, out, *flags):
-    """fairseq-preprocess, without its imports"""
-    prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", str(path))]
-    arguments = ["--only-source", *prefixes, "--destdir", str(out), *flags]
-    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-    return out
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("pretraining"), random.Random(0)
-    for split, number in (("train", 48), ("valid", 12), ("test", 4)):
-        texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
-        (folder / split).write_text("\n".join(texts))
-    return binarise({split: folder / split for split in ("train", "valid", "test")}, folder / "bin")
+    return write_documents(tmp_path_factory.mktemp("pretraining"))
 
 
 @pytest.fixture(scope="module")
 def sentences(data):
-    """A small task: whether a sentence is about farms or ships, as rarely as one in three."""
-    folder, rng = data.parent / "kinds", random.Random(1)
-    for split, number in (("train", 96), ("valid", 48)):
-        topics = [["town", "ship", "farm"][i % 3] for i in range(number)]
-        for part, lines in {
-            "input0": [sentence(topic, rng) for topic in topics],
-            "label": ["same" if topic == "ship" else "other" for topic in topics],
-        }.items():
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            (folder / part / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
-    for part, words in (("input0", ["--srcdict", str(data / "dict.txt")]), ("label", [])):
-        texts = {split: folder / part / f"{split}.txt" for split in ("train", "valid")}
-        binarise(texts, folder / "bin" / part, *words)
-    return folder / "bin"
+    return write_kinds(data.parent / "kinds", data / "dict.txt")
 
 
 SHORT = ["--max-positions", "32", "--dropout", "0.1", "--arch", "mixhead_bert_base", *ROBERTA_SIZES]
@@ -347,11 +314,11 @@ RESET = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-schedule
 def outputs(data, sentences):
     """What fairseq's commands say, by name; those of training keep their checkpoints under that name."""
 
-    def train(name, *flags, folder=data, save=None):
-        return ["fairseq-train", folder, *flags, "--save-dir", data.parent / (save or name)]
+    def train(name, *flags, folder=data):
+        return ["fairseq-train", folder, *flags, "--save-dir", data.parent / name]
 
-    def pretrain(name, *flags, save=None):
-        return train(name, *PRETRAINING, *flags, save=save)
+    def pretrain(name, *flags):
+        return train(name, *PRETRAINING, *flags)
 
     pretrained = data.parent / "whole" / "checkpoint_last.pt"
     restored = ["--restore-file", pretrained, *RESET]
@@ -359,8 +326,6 @@ def outputs(data, sentences):
     finetuning = [*FINETUNING, *restored, "--lr", "0.01", "--mixing-lr-scale", "3", "--max-epoch", "10"]
     commands = {
         "whole": pretrain("whole", "--max-update", "60"),
-        "first": pretrain("first", "--max-update", "9", save="parts"),
-        "second": pretrain("second", "--max-update", "14", save="parts"),
         "longer": pretrain("longer", "--tokens-per-sample", "32", *restored, "--max-update", "4"),
         "masked_lm": pretrain(
             "masked", "--task", "masked_lm", "--criterion", "orthogonal_masked_lm", "--max-update", "4"
@@ -382,26 +347,6 @@ def test_pretraining_learns_words(outputs):
     assert words[-1] < 0.75 * words[0]
     for log in logged(outputs["whole"], "valid"):
         assert float(log["valid_ppl"]) == pytest.approx(2 ** float(log["valid_mlm_loss"]), rel=0.01)
-
-
-def test_pretraining_resumes_where_it_stopped(outputs):
-    parts = numbers(outputs["first"], "loss") + numbers(outputs["second"], "loss")
-    assert parts == numbers(outputs["whole"], "loss")[:14]
-
-
-@pytest.mark.slow
-def test_two_workers_train_as_one(data):
-    # without Adam, which makes much of the rounding of gradients near 0
-    flags = [data, *PRETRAINING, "--batch-size", "8", "--max-update", "6", "--optimizer", "sgd"]
-    flags += ["--dropout", "0", "--attention-dropout", "0"]
-    folders = [data.parent / "one", data.parent / "two"]
-    (alone,) = several(["fairseq-train", *flags, "--update-freq", "2", "--save-dir", folders[0]])
-    both = two_workers(*flags, "--save-dir", folders[1])
-    for name in ("loss", "mlm_loss", "nsp_loss", "nsp_accuracy"):
-        assert numbers(both, name) == pytest.approx(numbers(alone, name), abs=2e-3), name
-    one, two = (torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"] for folder in folders)
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def test_a_second_stage_has_longer_pairs(outputs, data):

@@ -1,0 +1,83 @@
+"""Texts as BERT wants them: one sentence a line, an empty line between documents."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from common.archives import fail, read_lines
+from common.wikitext import SPLITS, TITLE
+
+HEADING = re.compile(r" = .* = \n")
+ENDS = frozenset(".?!")
+AT = re.compile(r" @([-,.])@ ")  # how WikiText writes what stands within a word
+
+
+class Text(NamedTuple):
+    """What a model is pre-trained on."""
+
+    splits: tuple[str, ...]
+    lines: Callable[[], Iterator[tuple[str, str]]]  # the split of each line, and the line; empty ones between documents
+    unknown: Optional[str] = None  # how the text itself writes a word that was left out
+
+
+def sentences(paragraph: str) -> Iterator[str]:
+    """Of a paragraph in WikiText's tokens, those of its sentences; a quotation mark that closes one goes with it."""
+    sentence: list[str] = []
+    ended = False
+    for token in paragraph.split():
+        closes = token == ")" or (token == '"' and sentence.count('"') % 2 == 1)
+        if ended and not closes:
+            yield " ".join(sentence)
+            sentence = []
+        ended = token in ENDS or (ended and closes)
+        sentence.append(token)
+    if sentence:
+        yield " ".join(sentence)
+
+
+def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
+    """The sentences of WikiText, an empty line before every article but the first; headings are left out."""
+    begun = False
+    before, line = "", ""
+    for after in chain(lines, [""]):
+        if TITLE.fullmatch(line) and not before.strip() and not after.strip():
+            if begun:
+                yield ""
+            begun = False
+        elif line.strip() and not HEADING.fullmatch(line):
+            yield from (AT.sub(r"\1", sentence) for sentence in sentences(line))
+            begun = True
+        before, line = line, after
+
+
+def wikitext(folder: Path) -> Text:
+    """Of the folder with wiki.{train,valid,test}.tokens."""
+
+    def lines() -> Iterator[tuple[str, str]]:
+        for split in SPLITS:
+            for line in from_wikitext(read_lines(folder / f"wiki.{split}.tokens", f"sentences of {split}")):
+                yield split, line
+
+    return Text(SPLITS, lines, "<unk>")
+
+
+def own_text(paths: Sequence[Path], hold_out: int) -> Text:
+    """Of files in BERT's format, one after the other; every `hold_out`-th document is of the validation set."""
+    for path in paths:
+        if not path.is_file():
+            fail(f"--text {path}: no such file")
+    return Text(("train", "valid"), partial(_own_lines, paths, hold_out))
+
+
+def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]]:
+    document, begun = 1, False
+    for path in paths:
+        # a file ends a document
+        for line in chain(map(str.strip, read_lines(path)), [""]):
+            if line or begun:
+                yield ("train" if document % hold_out else "valid"), line
+            document += begun and not line
+            begun = bool(line)

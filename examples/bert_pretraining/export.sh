@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# The pre-trained model as `prepare.sh --from` of glue and squad takes it: SAVE/model with model.pt, dict.txt and
+# vocab.txt. Of the phase VARIANT (here 512 by default), its last checkpoint, or the average of AVERAGE=n, or CHECKPOINT.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+VARIANT=${VARIANT:-512}
+source "$ROOT/examples/bert_pretraining/phase.sh"
+
+checkpoint=$(last_checkpoint)
+run "$PYTHON" -m bert_pretraining.export "$checkpoint" "$DATA/binary" "$SAVE/model"

@@ -1,0 +1,371 @@
+"""BERT's pre-training recipe: its text, its vocabulary, its two phases, and where its model goes."""
+
+import json
+import math
+import random
+import re
+import shlex
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bert_pretraining import prepare
+from bert_pretraining.documents import from_wikitext, own_text, sentences
+from bert_pretraining.evaluate import entropy, results
+from bert_pretraining.export import export
+from bert_pretraining.vocabulary import learn
+from common.pretrained import prepare_model
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from glue.pieces import encoder
+from recipes import ROOT, dry_run, parse, refusal, script, train_here
+from test_wikitext import preprocess_here
+
+from mixhead_plugin.data.wordpiece import SPECIAL, UNKNOWN, WordPiece
+from tests.squad import content
+
+REAL = ROOT.parent / "shared" / "data"
+TINY = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --head-dim 8
+    --max-positions 48 --batch-size 8 --update-freq 1 --num-workers 0 --warmup-updates 1 --log-format json""".split()
+
+
+@pytest.fixture(autouse=True)
+def environment(plain_environment, tmp_path, monkeypatch):
+    for name in ("DATA", "SAVE"):
+        plain_environment.setenv(name, str(tmp_path / name.lower()))
+    plain_environment.setenv("GPUS", "0")
+    monkeypatch.setattr(prepare, "preprocess", preprocess_here)
+
+
+WORDS = "the a cat cats dog dogs sleeping sleeps runs running under over old older tree trees house houses".split()
+
+
+def own(path, documents=24, seed=0):
+    """A file in BERT's format, of made-up sentences, with empty lines that are none too many."""
+    dice = random.Random(seed)
+    texts = [
+        "\n".join(" ".join(dice.choices(WORDS, k=dice.randint(4, 9))).capitalize() + "." for _ in range(6))
+        for _ in range(documents)
+    ]
+    path.write_text("\n\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def refuses(capsys, *arguments):
+    """The one line in which prepare.sh refuses."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        prepare.main([str(argument) for argument in arguments])
+    assert ended.value.code == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    return line.removeprefix("prepare: error: ")
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_a_paragraph_is_cut_into_its_sentences():
+    paragraph = ' He said " go . " She ( a nurse . ) stayed ? Yes ! 3 @.@ 5 of J. Smith , too . " And " so \n'
+    assert list(sentences(paragraph)) == [
+        'He said " go . "',
+        "She ( a nurse . )",
+        "stayed ?",
+        "Yes !",
+        "3 @.@ 5 of J. Smith , too .",
+        '" And " so',
+    ]
+    assert " ".join(sentences(paragraph)) == " ".join(paragraph.split())
+
+
+# As the archive has it: a space on either side of every line.
+WIKITEXT = "".join(
+    f" {line} \n"
+    for line in """
+= A =
+
+One well @-@ known cat . Two <unk> .
+
+= = Part = =
+
+Three 1 @,@ 000 .
+= B =
+
+= C =
+
+Four .
+""".split("\n")
+)
+
+
+def test_articles_become_documents_without_headings():
+    assert list(from_wikitext(WIKITEXT.splitlines(keepends=True))) == [
+        "One well-known cat .",
+        "Two <unk> .",
+        "Three 1,000 .",
+        "",
+        "Four .",
+    ]
+
+
+def test_every_so_many_documents_are_held_out(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    paths[0].write_text("\n\n1\n1\n\n \n2\n\n3")
+    paths[1].write_text("4\n4\n\n5\n\n\n")
+    found = list(own_text(paths, 2).lines())
+    assert "".join(line or "/" for split, line in found if split == "train") == "11/3/5/"
+    assert "".join(line or "/" for split, line in found if split == "valid") == "2/44/"
+
+
+# ---- the vocabulary --------------------------------------------------------------------------------------------------
+
+
+def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
+    lines = [*own(tmp_path / "text").read_text().splitlines(), "Café no. 7, 東京!"]
+    words = learn(lambda: lines, 90, lowercase=True)
+    assert len(words) == len(set(words)) == 90
+    assert set(words[:5]) == set(SPECIAL)
+    assert {"e", "##e", "7", "東", "!"} <= set(words) and not {"C", "é", "\u2581"} & set(words)
+    pieces = WordPiece(words)
+    for line in lines:
+        assert UNKNOWN not in pieces.tokenise(line)
+    assert pieces.tokenise("Cats running") == ["cats", "running"]  # merged to whole words
+    assert UNKNOWN not in pieces.tokenise("ecafta")  # every letter stands anywhere
+    assert {"C", "é"} <= set(learn(lambda: lines, 90, lowercase=False))
+
+
+@pytest.mark.parametrize("size", [20, 5000])
+def test_a_vocabulary_that_cannot_be_learnt_is_refused(size, tmp_path, capsys):
+    lines = own(tmp_path / "text").read_text().splitlines()
+    with pytest.raises(SystemExit):
+        learn(lambda: lines, size, lowercase=True)
+    least, most = re.fullmatch(
+        rf"prepare: error: --learn-vocab {size}: of this text (\d+) to (\d+) pieces can be learnt\n",
+        capsys.readouterr().err,
+    ).groups()
+    assert len(learn(lambda: lines, int(least), lowercase=True)) == int(least)
+    assert len(learn(lambda: lines, int(most), lowercase=True)) == int(most)
+
+
+# ---- prepare ---------------------------------------------------------------------------------------------------------
+
+
+def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
+    """Documents, sentences and pieces come back from the binary set; what WikiText has left out is unknown."""
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", WIKITEXT)
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    prepare.main(["--any-counts", "--learn-vocab", "60", "--workers", "1"])
+    assert "train: 2 documents, 4 sentences, " in capsys.readouterr().err
+    folder = tmp_path / "data" / "binary"
+    words = Dictionary.load(str(folder / "dict.txt"))
+    listed = [word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL]
+    assert words.symbols[words.nspecial :] == listed
+    for split in ("train", "valid", "test"):
+        binary = data_utils.load_indexed_dataset(str(folder / split), words)
+        text = [words.string(line).replace(" ##", "") for line in binary]
+        assert text == ["one well - known cat .", "two <unk> .", "three 1 , 000 .", "", "four ."]
+        assert all(line[-1] == words.eos() for line in binary)
+    assert not (folder / "pieces").exists()
+    assert refuses(capsys, "--learn-vocab", "60").endswith("give --any-counts, or remove it")
+    message = refuses(capsys, "--any-counts", "--learn-vocab", "61")
+    assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
+
+
+def test_a_line_of_which_nothing_is_left_ends_no_document(tmp_path):
+    (tmp_path / "text").write_text("one\n\u200b\none\n\ntwo\n")
+    cutter = prepare.Cutter(WordPiece(["one", "two"]), None)
+    found = list(prepare.in_pieces(own_text([tmp_path / "text"], 9), cutter, 1))
+    assert [line for _, line in found] == ["one", "one", "", "two", ""]
+
+
+@pytest.mark.slow
+def test_many_processes_cut_as_one_does(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, "FEW", 10)
+    monkeypatch.setattr(prepare, "BLOCK", 50)
+    text = own_text([own(tmp_path / "text")], 5)
+    cutter = prepare.Cutter(WordPiece(learn(lambda: [line for _, line in text.lines()], 80, True)), None)
+    alone, together = (list(prepare.in_pieces(text, cutter, workers)) for workers in (1, 2))
+    assert len(alone) > 100 and alone == together
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--hold-out 1", "--hold-out 1: must be at least 2"),
+        ("--learn-vocab 0", "--learn-vocab 0: must be a number such as 8000"),
+        ("--vocab /no/where", "--vocab /no/where: no such file"),
+        ("--text /no/where --learn-vocab 80", "--text /no/where: no such file"),
+        ("--cased", "--cased: needs --vocab or --learn-vocab; bert-base-uncased's pieces have lower case alone"),
+        (
+            "--text {text} --learn-vocab 80",
+            "--hold-out 1000: leaves 0 of 24 documents for valid, random segments need two; an empty line ends a "
+            "document",
+        ),
+        ("--text {text} --vocab {text}", "{text}: has no [CLS], [MASK], [PAD], [SEP], [UNK]; must be the vocab.txt of"),
+        ("--text {text} --vocab {cased}", "{data}/binary.unfinished/vocab.txt: has 2 pieces like 'The' with an upper"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    places = {"text": own(tmp_path / "text"), "cased": tmp_path / "cased.txt", "data": tmp_path / "data"}
+    places["cased"].write_text("\n".join([*SPECIAL, "The", "Cat", "the"]))
+    assert refuses(capsys, *arguments.format(**places).split()).startswith(message.format(**places))
+    assert not (tmp_path / "data" / "binary").exists()
+
+
+# ---- the two phases --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant, values",
+    [("128", (128, 64, 450_000, 5_000, None)), ("512", (512, 16, 50_000, 3_000, "/save/128/checkpoint_last.pt"))],
+)
+def test_the_phases_are_the_papers(variant, values):
+    for gpus in (1, 8):
+        (command,) = dry_run(
+            f"GPUS={gpus} PRECISION=fp32 VARIANT={variant} SAVE=/save examples/bert_pretraining/train.sh"
+        )
+        args = parse(command)
+        found = (args.tokens_per_sample, args.batch_size, args.max_update, args.warmup_updates)
+        assert (*found, args.finetune_from_model) == values
+        assert args.save_dir == f"/save/{variant}" and args.max_positions == 512
+        assert gpus * args.batch_size * args.update_freq[0] == 1024
+        assert args.max_tokens == args.batch_size * args.tokens_per_sample
+        assert (args.lr, args.weight_decay, args.dropout, args.attention_dropout) == ([1e-4], 0.01, 0.1, 0.1)
+        assert int(args.total_num_update) == args.max_update
+        assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (512, 8, 128)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("VARIANT=256 examples/bert_pretraining/train.sh", "train: error: VARIANT=256: must be 128 or 512"),
+        (
+            "VARIANT=512 examples/bert_pretraining/train.sh",
+            "train: error: VARIANT=512: there is no {save}/128/checkpoint_last.pt to begin with; run the first phase",
+        ),
+        (
+            "examples/bert_pretraining/export.sh",
+            "export: error: SAVE={save}: has no 512/checkpoint_last.pt; give the SAVE of a train.sh, or a file as",
+        ),
+        ("examples/bert_pretraining/evaluate.sh", "evaluate: error: SAVE={save}: has no 128/checkpoint_last.pt"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(line, message, tmp_path):
+    (tmp_path / "data" / "binary").mkdir(parents=True)
+    result = script(line, check=False)
+    assert refusal(result).startswith(message.format(save=tmp_path / "save"))
+
+
+def train(variant, monkeypatch, *flags):
+    (command,) = dry_run(f"VARIANT={variant} examples/bert_pretraining/train.sh {' '.join([*TINY, *flags])}")
+    train_here(command, monkeypatch)
+
+
+def state(path):
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch):
+    """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
+    prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"])
+    train(128, monkeypatch, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
+    train(512, monkeypatch, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
+    first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
+    assert first["optimizer_history"][-1]["num_updates"] == 3
+    assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
+    for name, value in first["model"].items():  # hardly trained, the second is the first, its pooler and heads too
+        torch.testing.assert_close(second["model"][name], value, rtol=0, atol=1e-6)
+    assert any(name.startswith("classification_heads.next_sentence.") for name in second["model"])
+
+    words = shlex.split(script("examples/bert_pretraining/export.sh", DRY_RUN=1).stdout)
+    assert words[1:3] == ["-m", "bert_pretraining.export"]
+    export(*map(Path, words[3:]))
+    folder = tmp_path / "save" / "model"
+    assert sorted(path.name for path in folder.iterdir()) == ["dict.txt", "model.pt", "vocab.txt"]
+    assert "last_optimizer_state" not in state(folder / "model.pt")
+
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}-v1.1.json").write_text(json.dumps(content()), encoding="utf-8")
+    places = {"ARCHIVES": tmp_path, "DATA": tmp_path / "squad", "SAVE": tmp_path / "answers"}
+    script(f"examples/squad/prepare.sh --any-counts --from {folder}", **places)
+    sizes = TINY[: TINY.index("--batch-size")]
+    windows = "--max-seq-length 40 --doc-stride 16 --max-query-length 16 --max-update 1 --num-workers 0 --lr 1e-30"
+    line = f"examples/squad/train.sh --arch fixhead_bert_base {' '.join(sizes)} {windows} --warmup-updates 0"
+    (command,) = dry_run(line, **places)
+    train_here(command, monkeypatch)
+    tuned = state(tmp_path / "answers" / "checkpoint_last.pt")["model"]
+    layers = [name for name in tuned if ".layers." in name or ".embed_" in name or ".segment_" in name]
+    assert len(layers) > 12
+    for name in layers:
+        torch.testing.assert_close(tuned[name], second["model"][name], rtol=0, atol=1e-6)
+
+    copied = prepare_model("bert", folder, tmp_path / "glue")
+    words = Dictionary.load(str(copied / "dict.txt"))
+    assert words.string(encoder("bert", copied, lowercase=True)("Old cats!")) == "old cats <unk>"
+
+
+def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
+    for name in ("dict.txt", "vocab.txt"):
+        (tmp_path / name).write_text("a 1\nb 1\n")
+    weights = {"encoder.sentence_encoder.embed_tokens.weight": torch.zeros(9, 4)}
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}}
+    cfg = {"model": {"_name": "fixhead_bert_base"}, "task": {"_name": "bert_pretraining"}}
+    content = {"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}
+    torch.save(content, tmp_path / "a.pt")
+    with pytest.raises(SystemExit):
+        export(tmp_path / "a.pt", tmp_path, tmp_path / "out")
+    message = f"export: error: {tmp_path}/a.pt: has 9 embeddings, {tmp_path}/dict.txt needs 7; must be a BERT of this"
+    assert capsys.readouterr().err.startswith(message)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(SystemExit):
+        export(tmp_path / "a.pt", tmp_path, tmp_path / "out")
+    assert "has no vocab.txt; examples/bert_pretraining/prepare.sh makes them" in capsys.readouterr().err
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+def test_the_entropy_is_that_of_the_counts():
+    assert entropy(np.array([4, 0, 2, 1, 1])) == pytest.approx(1.75)
+    assert entropy(np.array([7])) == 0
+
+
+def test_losses_are_those_of_the_set_and_finite(capsys):
+    log = '| INFO | {0} | {{"{0}_loss": "9", "{0}_mlm_loss": "{1}", "{0}_nsp_loss": "0.9", "{0}_nsp_accuracy": "61"}}'
+    lines = [log.format("test", "8.1"), log.format("valid", "7.5")]
+    assert results(lines, "valid") == {"mlm_loss": 7.5, "nsp_loss": 0.9, "nsp_accuracy": 61}
+    for wrong, message in (([log.format("valid", "nan")], "mlm_loss is nan"), (lines[:1], "has logged no losses")):
+        with pytest.raises(SystemExit):
+            results(wrong, "valid")
+        said = capsys.readouterr().err
+        assert said.startswith("evaluate: error: fairseq-validate") and message in said and said.count("\n") == 1
+
+
+# ---- the real text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (REAL / "wikitext-2-v1.zip").exists(), reason="needs ../shared/data/wikitext-2-v1.zip")
+def test_pretraining_on_wikitext_lowers_the_loss_of_masked_pieces(tmp_path, monkeypatch, caplog):
+    """Of its first lines, which the model sees a few times."""
+    with (
+        zipfile.ZipFile(REAL / "wikitext-2-v1.zip") as whole,
+        zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive,
+    ):
+        for split, number in {"train": 3000, "valid": 300, "test": 300}.items():
+            lines = whole.read(f"wikitext-2/wiki.{split}.tokens").split(b"\n")[:number]
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", b"\n".join(lines) + b"\n")
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    prepare.main(["--any-counts", "--learn-vocab", "1000", "--workers", "1"])
+    flags = """--encoder-embed-dim 64 --encoder-ffn-embed-dim 64 --head-dim 32 --tokens-per-sample 32 --batch-size 32
+        --dropout 0 --attention-dropout 0 --lr 0.005 --warmup-updates 20 --total-num-update 300 --max-update 300
+        --validate-interval-updates 50 --max-valid-steps 20 --no-save"""
+    with caplog.at_level("INFO"):
+        train(128, monkeypatch, *flags.split())
+    losses = [float(loss) for loss in re.findall(r'"valid_mlm_loss": "([\d.]+)"', caplog.text)]
+    assert len(losses) >= 6 and all(map(math.isfinite, losses))
+    assert losses[-1] < losses[0] - 0.3

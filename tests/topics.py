@@ -1,0 +1,46 @@
+"""A language in which a document is about one of a few things: words go together, and so do sentences."""
+
+import random
+
+from fairseq import options
+from fairseq_cli import preprocess
+
+TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "star")}
+
+
+def sentence(topic, rng):
+    return f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the {rng.choice(TOPICS[topic])}"
+
+
+def binarise(texts, out, *flags):
+    """fairseq-preprocess, without its imports."""
+    prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", str(path))]
+    arguments = ["--only-source", *prefixes, "--destdir", str(out), *flags]
+    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
+    return out
+
+
+def write_documents(folder):
+    """A folder for --task bert_pretraining."""
+    rng = random.Random(0)
+    for split, number in (("train", 48), ("valid", 12), ("test", 4)):
+        texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
+        (folder / split).write_text("\n".join(texts))
+    return binarise({split: folder / split for split in ("train", "valid", "test")}, folder / "bin")
+
+
+def write_kinds(folder, dictionary):
+    """A folder for --task sentence_prediction: whether a sentence is about ships, as one in three is."""
+    rng = random.Random(1)
+    for split, number in (("train", 96), ("valid", 48)):
+        topics = [["town", "ship", "farm"][i % 3] for i in range(number)]
+        for part, lines in {
+            "input0": [sentence(topic, rng) for topic in topics],
+            "label": ["same" if topic == "ship" else "other" for topic in topics],
+        }.items():
+            (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / part / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
+    for part, words in (("input0", ["--srcdict", str(dictionary)]), ("label", [])):
+        texts = {split: folder / part / f"{split}.txt" for split in ("train", "valid")}
+        binarise(texts, folder / "bin" / part, *words)
+    return folder / "bin"
