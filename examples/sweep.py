@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -171,7 +171,7 @@ def read_grid(path: Path) -> Grid:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            content = json.loads(text)
+            content = json.loads(text, object_pairs_hook=once)
         else:
             import tomllib  # Python >= 3.11
 
@@ -180,10 +180,21 @@ def read_grid(path: Path) -> Grid:
         fail(f"{path}: TOML needs Python 3.11 or later; JSON can be read by any")
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}")
+    except RecursionError:
+        fail(f"{path}: is nested too deeply")
     try:
         return checked(content, path.stem)
     except ValueError as error:
         fail(f"{path}: {error}")
+
+
+def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON takes the last of two values with one name; TOML refuses them."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return content
 
 
 def checked(content: Any, title: str) -> Grid:
@@ -306,11 +317,10 @@ class Runner:
             "example": run.example,
             "labels": dict(run.labels),
             "train": canonical(run.train),
+            "training": training(path.parent)._asdict(),
             "evaluations": [*self.evaluations(run), new],
         }
-        unfinished = path.with_name("result.json.unfinished")
-        unfinished.write_text(json.dumps(result, indent=2) + "\n")
-        unfinished.replace(path)
+        write(path, result)
 
     def __call__(self, run: Run) -> None:
         if self.stopped_by:
@@ -361,6 +371,7 @@ class Runner:
         self, run: Run, name: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path, held: int
     ) -> None:
         command, variables = command_of(run.example, name, arguments)
+        command = [word.replace("{save}", environment["SAVE"]) for word in command]
         with log.open("a") as file:
             file.write(f"$ {shlex.join([f'{key}={value}' for key, value in {**environment, **variables}.items()])} ")
             file.write(f"{shlex.join(command)}\n")
@@ -378,12 +389,16 @@ class Runner:
                     pass_fds=(held,),
                 )
                 self.processes.add(process)
-            status = process.wait()
+            started = time.monotonic()
+            status, peak = end_of(process)
+            seconds = time.monotonic() - started
             if status != 0:
                 with contextlib.suppress(ProcessLookupError):  # nothing is left of what it started
                     os.killpg(process.pid, signal.SIGKILL)
             with self.lock:
                 self.processes.discard(process)
+        if name == "train":
+            write(log.with_name("training.json"), training(log.parent).and_(seconds, peak))
         if status != 0:
             last = log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise Failure(f"{name}.sh ended with status {status} ({last[:200]}); log: {log}")
@@ -425,10 +440,49 @@ class Runner:
             caught.put(0)
 
 
+class Training(NamedTuple):
+    """What a training has taken so far, of all its starts."""
+
+    seconds: float = 0.0
+    peak_rss_mib: float = 0.0  # of its largest process
+    starts: int = 0
+
+    def and_(self, seconds: float, peak_rss_mib: float) -> dict[str, float]:
+        more = Training(round(self.seconds + seconds, 2), max(self.peak_rss_mib, peak_rss_mib), self.starts + 1)
+        return more._asdict()
+
+
+def training(folder: Path) -> Training:
+    """Of the run in `folder`; a start that was killed together with this program is not in it."""
+    try:
+        return Training(**json.loads((folder / "training.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return Training()
+
+
+def write(path: Path, content: Any) -> None:
+    """JSON, whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(path)
+
+
+def end_of(process: subprocess.Popen) -> tuple[int, float]:
+    """Wait for it; its exit status, and the peak in MiB of the largest process among it and those it waited for."""
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except ChildProcessError:  # SIGCHLD is ignored: the system has waited
+        return process.wait(), 0.0
+    process.returncode = os.waitstatus_to_exitcode(status)
+    unit = 1 if sys.platform == "darwin" else 2**10  # bytes
+    return process.returncode, round(usage.ru_maxrss * unit / 2**20, 1)
+
+
 def command_of(example: str, name: str, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The command and the variables that stand before it."""
+    """The command, with the checkout where its words have {root}, and the variables that stand before it."""
     variables = dict(word.split("=", 1) for word in itertools.takewhile(is_variable, arguments))
-    return [str(EXAMPLES / example / f"{name}.sh"), *arguments[len(variables) :]], variables
+    words = [word.replace("{root}", str(ROOT)) for word in arguments[len(variables) :]]
+    return [str(EXAMPLES / example / f"{name}.sh"), *words], variables
 
 
 def places(jobs: int) -> list[dict[str, str]]:
@@ -458,9 +512,18 @@ def visible_gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(listed.splitlines())]
 
 
-def sweep(grid: Grid, runner: Runner) -> list[tuple[Run, Failure]]:
-    """Do what has not been done; returns what went wrong, or nothing more once the runner was stopped."""
-    todo = runs(grid)
+def nothing_more(run: Run, left: int) -> str:
+    return ""
+
+
+def sweep(
+    todo: Sequence[Run], runner: Runner, on_result: Callable[[Run, int], str] = nothing_more
+) -> list[tuple[Run, Failure]]:
+    """Do what has not been done; returns what went wrong, or nothing more once the runner was stopped.
+
+    `on_result` is called after each run that has all its numbers, with how many are left; what it returns ends the
+    run's line.
+    """
     missing = [run for run in todo if runner.values(run).keys() != run.evaluate.keys()]
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them done before; logs in {runner.out}", flush=True)
@@ -476,6 +539,7 @@ def sweep(grid: Grid, runner: Runner) -> list[tuple[Run, Failure]]:
                 try:
                     future.result()
                     outcome = ", ".join(f"{metric} {value:g}" for metric, value in runner.values(run).items())
+                    outcome += on_result(run, len(todo) - done - 1)
                 except Failure as failure:
                     failures.append((run, failure))
                     outcome = "being run by another sweep" if isinstance(failure, Busy) else "failed"
@@ -533,10 +597,10 @@ def write_tables(grid: Grid, runner: Runner) -> str:
     return text
 
 
-def dry_run(grid: Grid) -> None:
+def dry_run(todo: Iterable[Run]) -> None:
     """Print fairseq's commands of all runs, as the scripts print them with DRY_RUN=1."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for run in runs(grid):
+    for run in todo:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
             command, variables = command_of(run.example, name, words)
             if subprocess.run(command, env={**os.environ, **variables, "DRY_RUN": "1"}, check=False).returncode:
@@ -595,7 +659,7 @@ def main() -> None:
     if args.jobs < 1:
         fail(f"--jobs {args.jobs}: must be at least 1")
     if os.environ.get("DRY_RUN"):
-        dry_run(grid)
+        dry_run(runs(grid))
         return
 
     out = (args.out or ROOT / "runs" / "sweep" / Path(args.grid).stem).resolve()
@@ -606,7 +670,7 @@ def main() -> None:
     runner = Runner(out, args.jobs)
     try:
         with runner.stoppable():
-            failures = sweep(grid, runner)
+            failures = sweep(runs(grid), runner)
             tables = "" if runner.stopped_by else write_tables(grid, runner)
     except OSError as error:
         fail(str(error))

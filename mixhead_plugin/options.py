@@ -40,6 +40,10 @@ FAMILIES: Dict[str, Dict[str, Any]] = {
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
 }
 
+# What is beyond was mistyped: it would round to 0 or overflow, or take all memory.
+LEAST_SCALE, GREATEST_SCALE = 1e-6, 1e6
+GREATEST_SIZE = 100_000
+
 _CHOICES = {
     "attention_normalizer": tuple(NORMALIZERS),
     "head_mixing": tuple(HEAD_MIXINGS),
@@ -123,7 +127,10 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
         found[place] = []
         for layer in layers.split(","):
             numbers = [number.strip() for number in layer.split(":")]
-            if not (1 <= len(numbers) <= 2 and all(number.isdecimal() and int(number) > 0 for number in numbers)):
+            if not (
+                1 <= len(numbers) <= 2
+                and all(number.isdecimal() and 1 <= int(number) <= GREATEST_SIZE for number in numbers)
+            ):
                 raise OptionError(f"{problem}{layer.strip()!r} must be one number of heads or source:mixed, from 1 on")
             found[place].append((int(numbers[0]), int(numbers[-1])))
     return found
@@ -224,10 +231,8 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
     Raises:
         OptionError: one line with the flag, its value and what would be valid
     """
-    for name, choices in _CHOICES.items():
-        value = getattr(options, name)
-        if value not in choices:
-            raise OptionError(f"{option_name(name)} {value}: must be one of {', '.join(choices)}")
+    for name in _CHOICES:
+        _check_choice(options, name)
 
     problem = implementation_problem(options.attention_impl)
     if problem:
@@ -240,14 +245,19 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
         raise OptionError(
             f"--head-dim {options.head_dim}: must be a whole number of at least 1 (leave it out for embedding / heads)"
         )
+    if options.head_dim is not None and options.head_dim > GREATEST_SIZE:
+        raise OptionError(f"--head-dim {options.head_dim}: must be at most {GREATEST_SIZE}")
     if options.head_dim is None and "head_dim" in FAMILIES[family]:
         raise OptionError(
             f"--head-dim is missing: family {family} needs a head size, at best the input length, where the task has "
             "no --tokens-per-sample"
         )
     for name in ("value_init_scale", "mixing_lr_scale"):
-        if not 0 < getattr(options, name) < float("inf"):
-            raise OptionError(f"{option_name(name)} {getattr(options, name)}: must be a number greater than 0")
+        if not LEAST_SCALE <= getattr(options, name) <= GREATEST_SCALE:
+            raise OptionError(
+                f"{option_name(name)} {getattr(options, name)}: must be a number greater than 0, from {LEAST_SCALE:f} "
+                f"to {GREATEST_SCALE:g}"
+            )
     if options.mixing_lr_scale != 1 and not HEAD_MIXINGS[options.head_mixing].trained:
         trained = ", ".join(name for name, kind in HEAD_MIXINGS.items() if kind.trained)
         raise OptionError(
@@ -281,9 +291,15 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             )
 
 
+def _check_choice(options: AttentionOptions, name: str) -> None:
+    if getattr(options, name) not in _CHOICES[name]:
+        raise OptionError(f"{option_name(name)} {getattr(options, name)}: must be one of {', '.join(_CHOICES[name])}")
+
+
 def check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) -> None:
     """Refuse an --attention-scope that a model of these attentions has no use for."""
     scope = options.attention_scope
+    _check_choice(options, "attention_scope")
     if not any(options.covers(place) for place in shapes):
         useful = [name for name, places in SCOPES.items() if any(place in shapes for place in places)]
         raise OptionError(
@@ -325,6 +341,8 @@ def _check_relative(options: AttentionOptions, shapes: Dict[str, AttentionShape]
     ]
     if not isinstance(options.relative_gain, int) or options.relative_gain < 0:
         raise OptionError(f"--relative-gain {options.relative_gain}: must be a distance of at least 1, or 0 for none")
+    if options.relative_gain > GREATEST_SIZE:
+        raise OptionError(f"--relative-gain {options.relative_gain}: must be at most {GREATEST_SIZE}")
     own = [shape for place, shape in shapes.items() if place != "cross" and options.covers(place)]
     if flags and not own:
         raise OptionError(

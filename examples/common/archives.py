@@ -18,8 +18,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, NamedTuple, NoReturn, Optional
+from typing import IO, Any, NamedTuple, Optional
 
+from common.errors import failing
 from tqdm import tqdm
 
 CHUNK = 1 << 20
@@ -27,6 +28,8 @@ TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 5  # in a row that bring nothing, for each URL
 PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 LIMIT = 32 << 30  # bytes that an archive may unpack to; LM1B, the largest here, has 4 GB
+RATIO = 100  # times its own size, which text never reaches
+FLOOR = 64 << 20  # bytes that a small archive may unpack to, whatever its ratio
 
 COMPRESSIONS = {"gz": gzip.open, "tgz": gzip.open, "bz2": bz2.open, "tbz2": bz2.open, "xz": lzma.open}
 DAMAGE = (EOFError, OSError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -40,10 +43,7 @@ class Archive(NamedTuple):
     sha256: Optional[str] = None  # the published sum, where one is known
 
 
-def fail(message: str) -> NoReturn:
-    """End the program with one line."""
-    print(f"prepare: error: {message}", file=sys.stderr)
-    sys.exit(1)
+fail = failing("prepare")
 
 
 def note(message: str) -> None:
@@ -106,6 +106,8 @@ def obtain(archive: Archive, data: Path) -> Path:
     if os.environ.get("ARCHIVES"):
         return _local(archive, Path(os.environ["ARCHIVES"]))
     path = data / "archives" / archive.file
+    if path.is_dir():
+        fail(f"{path}: is a folder, must be a file; remove it")
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.part")
@@ -203,6 +205,9 @@ def _fetch_once(url: str, part: Path, title: str) -> None:
 # ---- unpacking -------------------------------------------------------------------------------------------------------
 
 
+TOO_LARGE = "is larger than such an archive can be"
+
+
 class Refused(Exception):
     """An archive that no honest packer makes."""
 
@@ -216,27 +221,45 @@ def unpack(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]] = N
         wanted: told a name, says whether to unpack it
         limit: bytes that may be written
 
-    The program ends if the archive is truncated or damaged, has links, special files or names that lead out of
-    `folder`, is larger than `limit`, or has no wanted file.
+    The program ends if the archive is truncated or damaged, has links, special files, a name twice or one that leads
+    out of `folder`, unpacks to more than `limit` or RATIO times its size, or has no wanted file. What a file may do is
+    not taken from the archive.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = 0
+    files: set[Path] = set()
     try:
-        for name, source in _members(path):
+        limit = min(limit, max(FLOOR, RATIO * path.stat().st_size))
+        for name, size, source in _members(path, limit):
             target = folder / _safe(name)
             if wanted is not None and not wanted(name):
                 continue
-            target.parent.mkdir(parents=True, exist_ok=True)
+            if not name.isprintable() or not PurePosixPath(name).name:
+                raise Refused(f"{name[:80]!r} is no name of a file")
+            if target in files:
+                raise Refused(f"{name!r} is there twice")
+            if size > limit:
+                raise Refused(TOO_LARGE)
+            files.add(target)
+            _make_room(name, target, folder)
             limit = _copy(source, target, limit)
-            files += 1
     except Refused as error:
         fail(f"{path}: {error}")
     except DAMAGE as error:
         if isinstance(error, OSError) and error.errno is not None:  # of this machine, such as a full disk
-            raise
+            fail(f"{path}: cannot be unpacked: {error.filename or folder}: {error.strerror}")
         fail(f"{path}: truncated or damaged ({error})")
-    if files == 0:
+    if not files:
         fail(f"{path}: has none of the files that are wanted")
+
+
+def _make_room(name: str, target: Path, folder: Path) -> None:
+    """The folders of `target`; a file that another member of the archive made is none."""
+    if target.is_dir():
+        raise Refused(f"{name!r} is a file and a folder")
+    for parent in reversed(target.relative_to(folder).parents):
+        if (folder / parent).is_file():
+            raise Refused(f"{parent.as_posix()!r} is a file and a folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _copy(source: IO[bytes], target: Path, limit: int) -> int:
@@ -244,7 +267,7 @@ def _copy(source: IO[bytes], target: Path, limit: int) -> int:
         while chunk := source.read(CHUNK):
             limit -= len(chunk)
             if limit < 0:
-                raise Refused("is larger than such an archive can be")
+                raise Refused(TOO_LARGE)
             file.write(chunk)
     return limit
 
@@ -256,8 +279,11 @@ def _safe(name: str) -> str:
     return name
 
 
-def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of every file, in the order of the archive."""
+def _members(path: Path, limit: int) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Name, size and content of every file, in the order of the archive; `limit` is of bytes to be decompressed.
+
+    The size is what the archive says, 0 if it does not.
+    """
     kinds = path.name.lower().split(".")[1:]
     if not kinds or kinds[-1] not in ("zip", *COMPRESSIONS):
         fail(f"{path}: must end in one of .zip, {', '.join(f'.{kind}' for kind in COMPRESSIONS)}")
@@ -266,11 +292,12 @@ def _members(path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         if kinds[-1] == "zip":
             yield from _zip_members(watched)
         else:
-            with COMPRESSIONS[kinds[-1]](watched, "rb") as stream:
+            with COMPRESSIONS[kinds[-1]](watched, "rb") as opened:
+                stream = _Limited(opened, limit + max(FLOOR, limit // 8))  # a tar has more than its files
                 if "tar" in kinds or kinds[-1].startswith("t"):
                     yield from _tar_members(stream)
                 else:
-                    yield path.name.rpartition(".")[0], stream
+                    yield path.name.rpartition(".")[0], 0, stream
                 while stream.read(CHUNK):  # the checksum stands at the end
                     pass
         progress.update(progress.total - progress.n)
@@ -292,7 +319,22 @@ class _Watched:
         return getattr(self.file, name)
 
 
-def _zip_members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+class _Limited:
+    """A stream that ends in a refusal: what is skipped is decompressed too."""
+
+    def __init__(self, stream: IO[bytes], limit: int):
+        self.stream = stream
+        self.left = limit
+
+    def read(self, size: int = -1) -> bytes:
+        data = self.stream.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise Refused(TOO_LARGE)
+        return data
+
+
+def _zip_members(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             kind = stat.S_IFMT(member.external_attr >> 16)
@@ -302,14 +344,14 @@ def _zip_members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
                 raise Refused(f"{member.filename!r} is encrypted")
             if not member.is_dir():
                 with archive.open(member) as source:
-                    yield member.filename, source
+                    yield member.filename, member.file_size, source
 
 
-def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+def _tar_members(file: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             if member.isreg():
-                yield member.name, archive.extractfile(member)
+                yield member.name, member.size, archive.extractfile(member)
             elif not member.isdir():
                 raise Refused(f"{member.name!r} is a link or a special file")
 

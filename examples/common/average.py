@@ -3,13 +3,11 @@
 import re
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from common.archives import complete
+from common.errors import failing
 
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"average: error: {message}")
+fail = failing("average")
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
@@ -30,19 +28,27 @@ def average(paths: list[Path], target: Path) -> None:
     # here, because it takes seconds, and the folder is looked at before
     import torch
 
-    import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+    from mixhead_plugin import untrusted  # the plugin lets torch's safe loader read fairseq's checkpoints
+    from mixhead_plugin.options import OptionError
 
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            model = state["model"]
+            untrusted.check_state(str(path), state)
+        except OptionError as error:
+            fail(str(error))
         except Exception as error:  # whatever a file may hold that is no checkpoint
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             fail(f"{path}: is no checkpoint of fairseq-train ({reason})")
+        model = state["model"]
         if sums and model.keys() != sums.keys():
             fail(f"{path}: holds another model than {paths[0].name}: {', '.join(sorted(model.keys() ^ sums.keys()))}")
         for name, tensor in model.items():
+            if not isinstance(tensor, torch.Tensor):
+                fail(f"{path}: {name} is no tensor")
+            if name in sums and sums[name].shape != tensor.shape:
+                fail(f"{path}: holds another model than {paths[0].name}: {name} is {list(tensor.shape)}")
             if tensor.is_floating_point():
                 sums[name] = sums[name] + tensor.double() if name in sums else tensor.double()
             else:

@@ -6,18 +6,15 @@ order of the corpus.
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import sacrebleu
+from common.errors import failing
 from common.parallel_text import TARGET, read_lines, write_lines
 from sacremoses import MosesDetokenizer
 
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"evaluate: error: {message}")
+fail = failing("evaluate")
 
 
 def in_corpus_order(output: Iterable[str], number: int) -> list[str]:

@@ -73,11 +73,18 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
 
 def counts_of_index(data: Path, subset: str) -> Counts:
     """Of a set of words as fairseq-preprocess wrote it."""
-    with (data / f"{subset}.idx").open("rb") as file:
-        magic, _, _, lines = INDEX.unpack(file.read(INDEX.size))
-        if magic != b"MMIDIDX\x00\x00":
-            raise Unknown(f"{file.name}: is not of prepare.sh")
-        tokens = int(numpy.fromfile(file, dtype="<i4", count=lines).sum(dtype=numpy.int64))
+    path = data / f"{subset}.idx"
+    try:
+        with path.open("rb") as file:
+            head = file.read(INDEX.size)
+            if len(head) < INDEX.size or not head.startswith(b"MMIDIDX\x00\x00"):
+                raise Unknown(f"{path}: is not of prepare.sh")
+            lines = INDEX.unpack(head)[-1]
+            if path.stat().st_size != INDEX.size + 12 * lines:
+                raise Unknown(f"{path}: is truncated or damaged")
+            tokens = int(numpy.fromfile(file, dtype="<i4", count=lines).sum(dtype=numpy.int64))
+    except OSError as error:
+        raise Unknown(f"{path}: {error.strerror}") from error
     return Counts(tokens, tokens)
 
 

@@ -22,7 +22,10 @@ def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
     record = folder / "settings.json"
     if not record.exists():
         fail(f"{folder}: is there, but not made by prepare.sh; remove it, or name another folder as DATA")
-    made = json.loads(record.read_text())
+    try:
+        made = dict(json.loads(record.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError):
+        fail(f"{record}: is not of prepare.sh; remove {folder}, or name another folder as DATA")
     for flag, value in settings.items():
         if made.get(flag) != value:
             fail(f"{flag} {value}: {folder} was made with {made.get(flag)}; remove it, or name another folder as DATA")

@@ -11,9 +11,11 @@ def statistics(data: Path, subset: str) -> Counts:
     """What prepare.sh has counted in a set."""
     path = data / "statistics.json"
     try:
-        counts = json.loads(path.read_text())
+        counts = dict(json.loads(path.read_text()))
     except FileNotFoundError:
         raise Unknown(f"{path} is missing; run examples/lm1b/prepare.sh") from None
+    except (ValueError, TypeError, RecursionError):
+        raise Unknown(f"{path}: is not of examples/lm1b/prepare.sh") from None
     if "words" not in counts.get(subset, {}):
         sets = [name for name, numbers in counts.items() if "words" in numbers]
         raise Unknown(f"--gen-subset {subset}: must be one of {', '.join(sets)}")

@@ -44,7 +44,7 @@ def parse(line: str) -> Optional[Entry]:
         return None
     try:
         stats = json.loads(line[start:])
-    except ValueError:  # other text, or cut off
+    except (ValueError, RecursionError):  # other text, or cut off
         return None
     if not isinstance(stats, dict):
         return None

@@ -143,7 +143,7 @@ def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNum
         return from_json(content["sets"][0]["attentions"], found)
     except OSError as error:
         raise OptionError(f"--importance {file}: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise OptionError(f"--importance {file}: is not what the command importance writes") from error
     except ValueError as error:
         raise OptionError(f"--importance {file}: {error}") from error

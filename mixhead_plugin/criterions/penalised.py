@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Tuple
 
+import torch
 from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
@@ -47,7 +48,7 @@ class PenalisedCriterion(FairseqCriterion):
     def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCriterion":
         weights = {name: getattr(cfg, f"{name}_weight") for name in PENALTIES}
         for name, weight in weights.items():
-            if not 0 <= weight < float("inf"):
+            if not 0 <= weight <= torch.finfo(torch.float32).max:
                 raise OptionError(f"--{name}-weight {weight}: must be a finite number, 0 (off) or more")
         weights = {name: weight for name, weight in weights.items() if weight > 0}
         whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None

@@ -105,12 +105,12 @@ def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[st
 
 
 def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]:
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                content = json.loads(line)
+                content = json.loads(line.decode("utf-8"))
                 yield content["id"], *content["window"], [Span(*span) for span in content["spans"]]
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise SquadError(f"{path}: line {number} is not of fairseq-validate --nbest-file") from None
 
 

@@ -40,12 +40,23 @@ def read_squad(path: Union[str, Path]) -> Squad:
         SquadError: what is wrong, and where in the file
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise SquadError(f"{path}: {error.strerror}") from error
     except ValueError as error:  # no JSON, or no UTF-8
         raise SquadError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise SquadError(f"{path}: is nested too deeply") from error
     return _Reader(path).read(content)
+
+
+def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+    """JSON would take the last of two values with one name."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"an object has {name!r} twice")
+    return content
 
 
 class _Reader:
@@ -84,7 +95,7 @@ class _Reader:
             self.fail(place, "must be an object")
         if name not in value:
             self.fail(place, f"has no {name}")
-        if not isinstance(value[name], kind):
+        if not isinstance(value[name], kind) or isinstance(value[name], bool):  # which is an int to Python
             kinds = {list: "a list", str: "a string", int: "a whole number"}
             self.fail(place, f"{name} must be {kinds[kind]}")
         return value[name]

@@ -131,11 +131,9 @@ class BertModel(RobertaModel):
         super().check_args(args)
         if not 0 < args.layer_norm_eps < 1:
             raise OptionError(f"--layer-norm-eps {args.layer_norm_eps}: must be a small number greater than 0")
-        length = getattr(args, "tokens_per_sample", None)
-        if length is not None and length > args.max_positions:
+        if args.pooler_activation_fn != "tanh":
             raise OptionError(
-                f"--tokens-per-sample {length}: more than --max-positions {args.max_positions}, for which the model "
-                "learns positions"
+                f"--pooler-activation-fn {args.pooler_activation_fn}: must be tanh, that of BERT's pooler"
             )
 
     def forward(

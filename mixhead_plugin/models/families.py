@@ -1,9 +1,10 @@
 """What all models of the plugin share: the check of flags and checkpoints, and their names in fairseq."""
 
 import os
+import re
 import sys
 from dataclasses import field, fields, make_dataclass
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Type
+from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Type
 
 from fairseq.models import (
     ARCH_CONFIG_REGISTRY,
@@ -15,8 +16,18 @@ from fairseq.models import (
 )
 
 from mixhead_plugin.compat import train_in_bf16_without_tpu
+from mixhead_plugin.models.stock_flags import check_stock_flags, check_training_flags
 from mixhead_plugin.modules.checkpoint import check_checkpoint
-from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, OptionError, check, complete, option_name
+from mixhead_plugin.options import (
+    FAMILIES,
+    AttentionOptions,
+    AttentionShape,
+    OptionError,
+    check,
+    complete,
+    option_name,
+    parse_heads_per_layer,
+)
 
 
 class FamilyModel(BaseFairseqModel):
@@ -46,12 +57,13 @@ class FamilyModel(BaseFairseqModel):
     def check_args(cls, args: Any) -> None:
         """Complete `args` with the family's presets and refuse what cannot work; see `options.check`."""
         complete(args, cls.family)
+        check_stock_flags(args)
         shapes = cls.attention_shapes(args)
         options = cls.options_of(args)
         check(options, cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
         if args.mixing_lr_scale != 1 and (obstacle := _obstacle_to_own_learning_rate(args)):
             raise OptionError(f"--mixing-lr-scale {args.mixing_lr_scale}: {obstacle}")
-        _check_quantisation(args, [shape for place, shape in shapes.items() if options.covers(place)])
+        _check_quantisation(args, {place: shape for place, shape in shapes.items() if options.covers(place)})
         if args.attention_impl == "triton" and getattr(args, "cpu", False):
             raise OptionError("--attention-impl triton: needs a GPU, --cpu takes none; must be auto, or --cpu left out")
         for side in ("encoder", "decoder"):
@@ -61,22 +73,53 @@ class FamilyModel(BaseFairseqModel):
                     "must be left out, the plugin computes the attention itself"
                 )
 
-    def load_state_dict(self, state_dict: Dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> Any:
         check_checkpoint(self, state_dict)
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        prune_each_side_once(model_cfg if args is None else args, state_dict, self.state_dict())
+        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
-def _check_quantisation(args: Any, shapes: List[AttentionShape]) -> None:
+def prune_each_side_once(cfg: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Let fairseq prune a checkpoint by --*-layers-to-keep where that is still to be done; changes `cfg` in place.
+
+    The flags also stand in checkpoints of models that were trained with fewer layers from the start, of which fairseq
+    would take layers away again. And where one side alone is to be pruned, it would drop all layers of the other.
+
+    Args:
+        cfg: flags of the model; None or without those, nothing happens
+        state: the checkpoint
+        own: the state of the model that it is for
+    """
+    sides = [side for side in ("encoder", "decoder") if getattr(cfg, f"{side}_layers_to_keep", None)]
+    layers = {side: [_layers(tensors, side) for tensors in (state, own)] for side in ("encoder", "decoder")}
+    unpruned = [side for side in sides if layers[side][0] > layers[side][1]]
+    for side, (found, _) in layers.items():
+        if side in sides and not unpruned:
+            setattr(cfg, f"{side}_layers_to_keep", None)
+        elif unpruned and side not in unpruned and found:
+            setattr(cfg, f"{side}_layers_to_keep", ",".join(map(str, range(found))))
+
+
+def _layers(state: Mapping[str, Any], side: str) -> int:
+    """The number of layers of the encoder or the decoder, by the names of their tensors."""
+    return len({found[1] for name in state if (found := re.match(rf"{side}.*?\.layers\.(\d+)\.", name))})
+
+
+def _check_quantisation(args: Any, shapes: Dict[str, AttentionShape]) -> None:
     """Quantisation noise needs whole blocks of input features; out_proj has heads * head size of them."""
     block = getattr(args, "quant_noise_pq_block_size", 8)
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
-    for shape in shapes:
-        if shape.num_heads * args.head_dim % block != 0:
-            raise OptionError(
-                f"--head-dim {args.head_dim}: {shape.num_heads} heads of it are no multiple of "
-                f"--quant-noise-pq-block-size {block}"
-            )
+    per_layer = parse_heads_per_layer(args.heads_per_layer)
+    for place, shape in shapes.items():
+        for _, heads in per_layer.get(place, [(shape.num_heads, shape.num_heads)]):
+            if heads * args.head_dim % block != 0:
+                raise OptionError(
+                    f"--head-dim {args.head_dim}: {heads} heads of it are no multiple of --quant-noise-pq-block-size "
+                    f"{block}"
+                )
 
 
 def _obstacle_to_own_learning_rate(args: Any) -> str:
@@ -91,6 +134,12 @@ def _obstacle_to_own_learning_rate(args: Any) -> str:
         if getattr(args, name, None) == value:
             return f"needs another {option_name(name)} than {value}, which arranges the parameters in its own way"
     return ""
+
+
+def is_training_command() -> bool:
+    """Whether this is fairseq-train. Elsewhere the flags of a training are those of another day and machine."""
+    folder, program = os.path.abspath(sys.argv[0]).split(os.sep)[-2:]
+    return program.startswith("fairseq-train") or (folder, program) == ("fairseq_cli", "train.py")
 
 
 def check_data(args: Any) -> None:
@@ -205,6 +254,8 @@ def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], 
     def architecture(args: Any) -> None:
         stock_architecture(args)
         model.check_args(args)
+        if is_training_command():
+            check_training_flags(args, model.options_of(args))
         check_data(args)
         train_in_bf16_without_tpu(args)
 

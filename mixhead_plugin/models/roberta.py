@@ -49,6 +49,18 @@ class RobertaModel(FamilyModel, stock.RobertaModel):
         }
 
     @classmethod
+    def check_args(cls, args: Any) -> None:
+        super().check_args(args)
+        if getattr(args, "spectral_norm_classification_head", False):
+            raise OptionError("--spectral-norm-classification-head: must be left out, fairseq cannot load such a head")
+        length, positions = (getattr(args, name, None) for name in ("tokens_per_sample", "max_positions"))
+        if length is not None and positions is not None and length > positions:
+            raise OptionError(
+                f"--tokens-per-sample {length}: more than --max-positions {positions}, for which the model learns "
+                "positions"
+            )
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaModel":
         args = as_namespace(args)
         stock.base_architecture(args)

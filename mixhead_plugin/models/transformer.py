@@ -9,9 +9,10 @@ from fairseq.models.transformer import TransformerModel as StockModel
 from fairseq.models.transformer import base_architecture
 
 from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.models.stock_flags import check_vocabulary
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace, option_name
 
 
 @dataclass
@@ -39,10 +40,31 @@ class TransformerModel(FamilyModel, StockModel):
         return shapes if cfg.no_cross_attention else {**shapes, "cross": decoder}
 
     @classmethod
+    def check_args(cls, args: Any) -> None:
+        for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
+            kept = getattr(args, name, None)
+            if isinstance(kept, (list, tuple)):  # as fairseq's parser reads it, and its code does not take it
+                setattr(args, name, ",".join(map(str, kept)))
+        if getattr(args, "tie_adaptive_weights", False):
+            raise OptionError("--tie-adaptive-weights: needs --adaptive-input, which language models alone have")
+        super().check_args(args)
+        if not getattr(args, "cross_self_attention", False) or args.attention_scope in ("encoder", "cross"):
+            return
+        for name, off in (("relative_position", "none"), ("relative_gain", 0)):
+            if getattr(args, name) != off:  # padding of the source would count as distance
+                raise OptionError(
+                    f"{option_name(name)} {getattr(args, name)}: must be {off} with --cross-self-attention, whose keys "
+                    "have no distance"
+                )
+
+    @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerModel":
         args = as_namespace(args)
         base_architecture(args)
         cls.check_args(args)
+        check_vocabulary(args, len(task.target_dictionary))
+        if args.share_all_embeddings and task.source_dictionary != task.target_dictionary:
+            raise OptionError("--share-all-embeddings: needs one dictionary of both languages, --joined-dictionary")
         return super().build_model(TransformerConfig.from_namespace(args), task)
 
     @classmethod

@@ -12,6 +12,7 @@ from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
 from mixhead_plugin.models.families import FamilyModel, family_config, register_families
+from mixhead_plugin.models.stock_flags import check_vocabulary
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.layers import MixheadDecoder
 from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace
@@ -41,6 +42,10 @@ class TransformerLanguageModel(FamilyModel, StockModel):
         task = getattr(args, "task", None)  # on the command line alone
         if isinstance(task, str) and not hasattr(args, "tokens_per_sample"):
             raise OptionError(f"--task {task}: a language model needs one with --tokens-per-sample, language_modeling")
+        if getattr(args, "adaptive_input", False) and not getattr(args, "adaptive_input_cutoff", None):
+            raise OptionError("--adaptive-input: needs --adaptive-input-cutoff, the words where its bands end")
+        if getattr(args, "adaptive_input", False) and not getattr(args, "adaptive_input_cutoff", None):
+            raise OptionError("--adaptive-input: needs --adaptive-input-cutoff, the words where its bands end")
         super().check_args(args)
 
     @classmethod
@@ -58,6 +63,7 @@ class TransformerLanguageModel(FamilyModel, StockModel):
             args.checkpoint_activations = True
         if args.tie_adaptive_weights:
             _check_tied(args)
+        check_vocabulary(args, len(task.target_dictionary))
         return cls(cls.build_decoder(args, task.target_dictionary, cls.build_input(args, task.source_dictionary)))
 
     @classmethod

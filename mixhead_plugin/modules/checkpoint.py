@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, Sizes, SynthesizerKind
-from mixhead_plugin.options import OptionError, option_name
+from mixhead_plugin.options import option_name
+from mixhead_plugin.untrusted import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,12 @@ def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
         records = {name: record or STOCK for name, record in records.items()}
     else:
         _warn_of_other_normalizer(attentions)
+    known = set(STOCK).union(*(m.signature() for m in attentions.values() if isinstance(m, MixheadAttention)))
     for name, module in attentions.items():
         if entries[name]:  # fairseq reports a layer that is missing as a whole
             _compare_scores(name, entries[name], module)
             _compare_embedding(model, name, state_dict, module)
+            _refuse_later_options(name, records[name], known)
             _compare_record(model, name, records[name], module)
             _compare_entries(name, entries[name], module)
             _compare_heads(name, state_dict, module)
@@ -56,7 +59,7 @@ def _entries(state_dict: Dict[str, Tensor], name: str) -> Set[str]:
 
 
 def _refuse(name: str, what: str) -> None:
-    raise OptionError(f"checkpoint of another family: its {name} {what}")
+    raise CheckpointError(f"checkpoint of another family: its {name} {what}")
 
 
 def _flag(model: nn.Module, name: str, option: str) -> str:
@@ -98,6 +101,13 @@ def _compare_embedding(model: nn.Module, name: str, state_dict: Dict[str, Tensor
     if weight is not None and weight.shape[1] != module.embed_dim:
         flag = _flag(model, name, "embed_dim")
         _refuse(name, f"has {flag} {weight.shape[1]}, this model {module.embed_dim}; use {flag} {weight.shape[1]}")
+
+
+def _refuse_later_options(name: str, record: Record, known: Set[str]) -> None:
+    """What a later version of the plugin may have, and this one would silently leave out."""
+    for option in sorted(set(record) - known):
+        if record[option] not in (None, "none", 0):
+            _refuse(name, f"was trained with {option_name(option)} {record[option]}, which this mixhead_plugin has not")
 
 
 def _compare_record(model: nn.Module, name: str, record: Record, module: MultiheadAttention) -> None:

@@ -175,5 +175,12 @@ class MixheadDecoder(TransformerDecoderBase):
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
         self.dropout_module.module_name = "TransformerDecoder"  # see _keep_dropout_names
 
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> Dict[str, Any]:
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.adaptive_softmax is not None:
+            # with --share-decoder-input-output-embed fairseq adds one for a projection that the model does not have
+            state_dict.pop(f"{name}.output_projection.weight", None)
+        return state_dict
+
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_next(self)), cfg)

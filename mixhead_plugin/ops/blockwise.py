@@ -394,7 +394,7 @@ class _Gradients:
             items.append((_views(call, i, block), grads))
         _for_each(call, self._work, items)
         if shares is not None:
-            self.mixing = shares.sum(0)
+            self.mixing = torch.empty_like(call.mixing).copy_(shares.sum(0))  # in the order of M's memory
 
     def _of_relative(self, block: Block) -> Optional[RelativeScores]:
         if self.relative is None:
@@ -561,7 +561,8 @@ def _backward(
     if mixing is not None:
         found.append((grads.mixing, mixing))
     if relative_query is not None:
-        d_key = grads.relative.key[:, : relative_key.shape[1]].contiguous()
+        d_key = torch.empty_like(relative_key, dtype=grads.relative.key.dtype)  # likewise
+        d_key.copy_(grads.relative.key[:, : relative_key.shape[1]])
         found += [(grads.relative.query, relative_query), (d_key, relative_key)]
     if gain is not None:
         found.append((grads.gain, gain))

@@ -5,6 +5,10 @@ hidden key, and for a row without any visible key; so are the gradients of their
 caller who knows that every row has a visible key says so with `seen`, and saves the care for it; one who does without
 autograd may offer memory for the weights with `out`. TorchScript compiles the weights. The gradients, for
 implementations with a backward pass of their own, are written to `out`, a tensor ``[..., K]`` apart from the others.
+
+Weights that are too large for a float32, exp(s) from s = 89 on and s^2 from 2e19 on, are infinite, and gradients with
+them NaN or infinite: the definition of `unnormalized` and `relu2` leaves nothing to shift. Training stops there, since
+fairseq takes no step by such gradients.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -113,12 +117,18 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
 
 
 def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
-    """Scores, and their sigmoid divided by the row's largest, each with 0 for a hidden key.
+    """Scores, and their sigmoid divided so that the row's largest swish is 1 or -1, each with 0 for a hidden key.
 
-    The factor cancels in a quotient of swishes; without it a row of s < -104 would vanish in float32.
+    The factor cancels in a quotient of swishes; without it a row of s < -104 would vanish in float32, and so would the
+    squares of very small and of very large scores.
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
-    return visible, _shifted_exp(F.logsigmoid(scores))
+    sigmoid = _shifted_exp(F.logsigmoid(scores))
+    if scores.size(-1) == 0:  # amax of nothing is an error
+        return visible, sigmoid
+    largest = (visible * sigmoid).detach().abs().amax(-1, keepdim=True)
+    # no less than float32's least, of which the inverse is a number as well
+    return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 
 
 def _along_the_sphere(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:

@@ -564,7 +564,7 @@ def test_what_evaluate_sh_refuses(pretrained, environment, capsys, tmp_path):
     assert message.endswith("model.pt: has 2 classes, not 1; is it of another VARIANT?")
     environment.setenv("CHECKPOINT", "LICENSE")
     message = refuses(capsys, call, environment, evaluate.main, line)
-    assert re.search(r"LICENSE: is no checkpoint of fairseq-train \(.+\)$", message)
+    assert re.search("LICENSE: (holds other than tensors|is damaged)", message)
     message = refuses(capsys, call, environment, evaluate.main, line, DATA=tmp_path)
     assert message.endswith("has no statistics.json of a task; examples/glue/prepare.sh makes it")
 

@@ -300,6 +300,20 @@ def test_torch_finds_no_fault_in_the_operators(mixed):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@in_one_setting
+def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
+    """As their tensors do, whose order is that of no fresh tensor here."""
+    tensors = {name: t.detach().to(dtype) for name, t in inputs("shared").items()}
+    mixing, bias = tensors["mixing"].t(), torch.randn(NK, NQ).t()
+    relative = torch.randn(B, NQ, H, 2).transpose(1, 2).to(dtype), torch.randn(NK, H, 2).transpose(0, 1).to(dtype)
+    gain = torch.randn(NQ + NK - 1, H).t()
+    d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
+    arguments = [d_output, *(tensors[n] for n in ("query", "key", "value")), mixing, bias, None, *relative, gain, None]
+    arguments += ["softmax", True, 0.0, 0.5, True]
+    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor")
+
+
 def test_inference_mode_is_carried_into_the_threads():
     with torch.inference_mode():
         tensors = {name: t.detach().clone() for name, t in inputs("shared").items()}

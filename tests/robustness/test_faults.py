@@ -1,0 +1,641 @@
+"""Killed, out of room, without its folder, without its colleague: what a training loses, and what it says."""
+
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data import FairseqDataset, iterators
+from fairseq.file_io import PathManager
+
+from mixhead_plugin import saving
+from mixhead_plugin.options import OptionError
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
+from tests.robustness.faults import ROOT, Trainings, events
+from tests.xl import XL_SIZES
+
+COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
+DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2"]
+# fairseq takes the last of a flag that comes twice
+TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, *COMMON, *DROPOUT, "--max-tokens", "100"]
+LANGUAGE_MODEL = ["--arch", "mixhead_transformer_lm", *LM_SIZES, *COMMON, *DROPOUT, "--max-tokens", "80"]
+LANGUAGE_MODEL += ["--task", "language_modeling", "--sample-break-mode", "eos"]
+TRANSFORMER_XL = ["--arch", "mixhead_transformer_xl", *XL_SIZES, *COMMON, "--dropout", "0.1", "--dropatt", "0.1"]
+TRANSFORMER_XL += ["--task", "truncated_bptt_lm", "--tokens-per-sample", "8", "--batch-size", "3", "--mem-len", "6"]
+TRANSFORMER_XL += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"]
+# Of a loss that does not halve from one epoch to the next two in a row are enough: what must be counted is counted.
+PLATEAU = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-threshold", "0.5", "--lr-patience", "1"]
+THREE_EPOCHS = ["--max-epoch", "3"]
+FOUR_EPOCHS = ["--log-interval", "3", *PLATEAU]  # of five updates: a mean of losses goes on in the next epoch
+
+
+@pytest.fixture(scope="module")
+def trainings():
+    with Trainings() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recipes(translation_data, text_data):
+    return {
+        "transformer": [translation_data, *TRANSLATION],
+        "transformer_lm": [text_data, *LANGUAGE_MODEL],
+        "transformer_xl": [text_data, *TRANSFORMER_XL],
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings, recipes, tmp_path_factory):
+    """By recipe and flags the folder of a training that nothing happened to, with its `log` and `events`."""
+    made = {}
+
+    def train(recipe, *flags):
+        if (recipe, flags) not in made:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            fault = {"folder": str(folder / "save"), "record": str(folder / "events")}
+            arguments = [*recipes[recipe], *flags, "--save-dir", folder / "save"]
+            end = trainings.run(folder / "log", *arguments, fault=fault)
+            assert end.status == 0, end.output[-3000:]
+            made[recipe, flags] = folder
+        return made[recipe, flags]
+
+    return train
+
+
+def lines(output):
+    """What was logged, but for times and speeds, by kind and number of updates."""
+    found = {}
+    for kind, prefix in (("train_inner", ""), ("train", "train_"), ("valid", "valid_")):
+        for line in logged(output, kind):
+            values = {k: v for k, v in line.items() if not re.search(r"(wps|ups|wall)$", k)}
+            found[kind, int(line[f"{prefix}num_updates"])] = values
+    return found
+
+
+def state(save, name="checkpoint_last.pt"):
+    """All that a training goes on from, without its times."""
+    saved = torch.load(save / name, weights_only=True)
+    extra = {k: v for k, v in saved["extra_state"].items() if k in ("train_iterator", "val_loss", "best", "early_stop")}
+    # fairseq adds an entry to the history each time that it goes on
+    return {
+        "extra": extra,
+        "history": saved["optimizer_history"][-1],
+        **{k: saved[k] for k in ("model", "last_optimizer_state")},
+    }
+
+
+def assert_same(found, expected, where=""):
+    """Bit for bit."""
+    assert type(found) is type(expected), where
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key in expected:
+            assert_same(found[key], expected[key], f"{where}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), where
+        for i, (one, other) in enumerate(zip(found, expected)):
+            assert_same(one, other, f"{where}.{i}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected, where
+
+
+def assert_whole(save):
+    """Whatever happened: what has the name of a checkpoint is one."""
+    for path in save.glob("*.pt"):
+        torch.load(path, weights_only=True)
+
+
+def assert_as_undisturbed(outputs, save, expected):
+    """The parts of a training said together what it says undisturbed, and ended the same.
+
+    Of the mean of an epoch, said after its checkpoint is saved, a kill may leave nothing.
+    """
+    whole = lines((expected / "log").read_text())
+    parts = {}
+    for output in outputs:
+        for place, values in lines(output).items():
+            assert values == whole[place], place
+            parts[place] = values
+    assert {place for place in whole if place[0] != "train"} <= parts.keys()
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        assert_same(state(save, name), state(expected / "save", name), name)
+
+
+def is_alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Killed:
+    """A training that is killed and started again, until it has ended by itself."""
+
+    def __init__(self, trainings, arguments, folder):
+        self.trainings, self.folder, self.save = trainings, folder, folder / "save"
+        self.arguments = [*arguments, "--save-dir", self.save]
+        self.outputs, self.statuses = [], []
+
+    def go(self, fault=None, wait=None, begun=True, by=signal.SIGKILL):
+        """Once more.
+
+        Args:
+            fault: what happens, see tests/robustness/faults.py
+            wait: seconds until it gets the signal `by`, from the first batch on if `begun`
+        """
+        fault = fault and {"folder": str(self.save), **fault}
+        training = self.trainings.start(self.folder / "log", *self.arguments, fault=fault)
+        if wait is not None:
+            while begun and b"Start iterating" not in training.log.read_bytes() and is_alive(training.process):
+                time.sleep(0.01)
+            time.sleep(wait)
+            os.kill(training.process, by)
+        end = self.trainings.end(training)
+        self.outputs.append(end.output)
+        self.statuses.append(end.status)
+        if self.save.exists():
+            assert_whole(self.save)
+        return end
+
+    @property
+    def kills(self):
+        return sum(status != 0 for status in self.statuses)
+
+
+# In the order of the events of a save: checkpoint_<epoch>_<update>.pt is opened and renamed, then checkpoint_best.pt,
+# then checkpoint_last.pt; before the first of them, twice the folder is tried.
+IN_THE_FIRST_LAST = dict(at=6, how="cut", bytes=5000)
+IN_THE_SECOND = dict(at=10, how="cut", bytes=5000)  # checkpoint_best.pt or checkpoint_last.pt
+IN_THE_NEXT = dict(at=2, how="cut", bytes=5000)
+BEFORE_A_NAME = dict(at=5, how="kill")
+
+
+@pytest.mark.parametrize(
+    "recipe, moments, flags",
+    [
+        ("transformer", [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT], THREE_EPOCHS),
+        ("transformer_lm", [IN_THE_SECOND, BEFORE_A_NAME], [*FOUR_EPOCHS, "--max-epoch", "4"]),
+    ],
+    ids=["transformer", "transformer_lm"],
+)
+def test_a_training_killed_while_it_saves_ends_as_if_undisturbed(
+    recipe, moments, flags, trainings, recipes, undisturbed, tmp_path
+):
+    expected = undisturbed(recipe, *flags)
+    killed = Killed(trainings, [*recipes[recipe], *flags], tmp_path)
+    for moment in moments:
+        assert killed.go(moment).status in (-signal.SIGKILL, -signal.SIGXFSZ), killed.outputs[-1][-3000:]
+    assert killed.go().status == 0, killed.outputs[-1][-3000:]
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
+
+
+def test_the_faults_of_these_tests_hit_where_they_say(undisturbed):
+    """All that is written to the folder is written under another name first."""
+    found = events(undisturbed("transformer", *THREE_EPOCHS) / "events")[2:]
+    names = ["checkpoint_1_3.pt", "checkpoint_best.pt", "checkpoint_last.pt"]
+    assert found[:6] == [[event, f"{name}.tmp"] for name in names for event in ("open", "os.rename")]
+    assert all(name.endswith(".tmp") for _, name in found)
+
+
+# So many that ten kills find it still at work.
+EPOCHS = {"transformer": "60", "transformer_lm": "40", "transformer_xl": "15"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", EPOCHS)
+def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, trainings, recipes, undisturbed, tmp_path):
+    """At random moments, most of them while it saves."""
+    flags = ["--max-epoch", EPOCHS[recipe], "--keep-interval-updates", "2", "--update-freq", "2"]
+    expected = undisturbed(recipe, *flags)
+    killed = Killed(trainings, [*recipes[recipe], *flags], tmp_path)
+    chance = random.Random(recipe)
+    while killed.kills < 10:
+        if chance.random() < 0.4:
+            by = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            end = killed.go(wait=chance.uniform(0, 0.5), begun=chance.random() < 0.8, by=by)
+        else:
+            how = chance.choice(["cut", "kill"])
+            end = killed.go(dict(at=chance.randrange(2, 12), how=how, bytes=chance.randrange(40_000)))
+        assert end.status < 0, end.output[-3000:]
+    assert killed.go().status == 0
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
+
+
+def test_an_end_after_each_epoch_changes_nothing(trainings, recipes, undisturbed, tmp_path):
+    """Its batches, the learning rate that follows the validation, the losses' mean over several updates."""
+    expected = undisturbed("transformer_lm", *FOUR_EPOCHS, "--max-epoch", "4")
+    killed = Killed(trainings, [*recipes["transformer_lm"], *FOUR_EPOCHS], tmp_path)
+    for epochs in ("2", "3", "4"):
+        killed.arguments += ["--max-epoch", epochs]
+        assert killed.go().status == 0, killed.outputs[-1][-3000:]
+    rates = [line["lr"] for line in logged((expected / "log").read_text())]
+    assert rates[0] == "0.01" and rates[-1] == "0.001"
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
+
+
+@pytest.mark.parametrize(
+    "limit, reason",
+    [
+        (["--max-update", "7"], "--max-update 7 is reached"),
+        pytest.param(
+            ["--patience", "2", "--maximize-best-checkpoint-metric", "--max-update", "40"],  # less is worse
+            "--patience 2 is used up",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_has_ended_is_not_trained_on(limit, reason, trainings, recipes, undisturbed, tmp_path):
+    """A cluster may start it again after the last checkpoint is saved."""
+    expected = undisturbed("transformer", *limit)
+    shutil.copytree(expected / "save", tmp_path / "save")
+    again = Killed(trainings, [*recipes["transformer"], *limit], tmp_path)
+    assert again.go().status == 0
+    assert f"nothing to train: {reason}" in again.outputs[0]
+    assert lines(again.outputs[0]) == {}
+    assert_same(state(again.save), state(expected / "save"))
+
+
+@pytest.mark.slow
+def test_patience_goes_on_counting(trainings, recipes, undisturbed, tmp_path):
+    flags = ["--patience", "3", "--maximize-best-checkpoint-metric", "--max-update", "40"]
+    expected = undisturbed("transformer", *flags)
+    killed = Killed(trainings, [*recipes["transformer"], *flags], tmp_path)
+    for _ in range(2):
+        assert killed.go(dict(at=9)).status == -signal.SIGKILL
+    assert killed.go().status == 0
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
+    assert max(update for _, update in lines((expected / "log").read_text())) < 40
+
+
+class SaysTheEpoch(FairseqDataset):
+    """As masked_lm's, whose masks depend on it."""
+
+    can_reuse_epoch_itr_across_epochs = True
+    epoch = 1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return self.epoch
+
+    def __len__(self):
+        return 3
+
+    def collater(self, items):
+        return items
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_workers_know_the_epoch(workers):
+    data = SaysTheEpoch()
+    epochs = iterators.EpochBatchIterator(
+        data, data.collater, [[0], [1, 2]], num_workers=workers, reuse_dataloader=True, persistent_workers=True
+    )
+    found = [sorted(epochs.next_epoch_itr(), key=len) for _ in range(3)]
+    assert found == [[[epoch], [epoch, epoch]] for epoch in (1, 2, 3)]
+
+
+# ---- no room, no folder ----------------------------------------------------------------------------------------------
+
+
+def error_line(output):
+    """The last line, which must be the only one that says what went wrong."""
+    assert "Traceback" not in output, output[-3000:]
+    return output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("at", [8, pytest.param(10, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)])
+def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoint(
+    at, trainings, recipes, undisturbed, tmp_path
+):
+    expected = undisturbed("transformer", *THREE_EPOCHS)
+    training = Killed(trainings, [*recipes["transformer"], "--max-epoch", "3"], tmp_path)
+    end = training.go(dict(at=at, how="full", bytes=100_000))
+    assert end.status == 1
+    found = re.fullmatch(
+        rf"fairseq-train: error: checkpoint {training.save}/(\S+): cannot be written: File too large; "
+        rf"({training.save}/\S+), of update (\d+), is whole",
+        error_line(end.output),
+    )
+    assert found, error_line(end.output)
+    assert torch.load(found[2], weights_only=True)["optimizer_history"][-1]["num_updates"] == int(found[3])
+    assert not list(training.save.glob("*.tmp"))
+    if at != 8:
+        assert training.go().status == 0
+        assert_as_undisturbed(training.outputs, training.save, expected)
+
+
+TMPFS = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(recipes, tmp_path):
+    if subprocess.run([*TMPFS, "true"], capture_output=True).returncode != 0:
+        pytest.skip("no name spaces here to mount a small disk in")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    program = Path(sys.executable).parent / "fairseq-train"
+    script = f'mount -t tmpfs -o size=1500k disk {disk} && "$@"; status=$?; cp -r {disk} {tmp_path}/left; exit $status'
+    command = [*TMPFS, "sh", "-c", script, "sh", program, *recipes["transformer"], "--max-epoch", "9"]
+    result = subprocess.run(
+        [str(part) for part in command] + ["--save-dir", f"{disk}/save"], capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 1, result.stderr[-3000:]
+    assert re.fullmatch(
+        r"fairseq-train: error: checkpoint \S+: cannot be written: No space left on device; \S+, of update \d+, is "
+        r"whole",
+        error_line(result.stderr),
+    )
+    left = tmp_path / "left" / "save"
+    assert_whole(left)
+    assert (left / "checkpoint_last.pt").is_file() and not list(left.glob("*.tmp"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_built(trainings, recipes, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder, reason in [("file", "File exists"), ("file/save", "Not a directory")]:
+        save = tmp_path / folder
+        end = trainings.run(tmp_path / "log", *recipes["transformer"], "--save-dir", save)
+        assert end.status == 1
+        assert error_line(end.output) == f"fairseq-train: error: --save-dir {save}: cannot be written to: {reason}"
+        assert "model params" not in end.output
+
+
+def test_checking_a_folder_leaves_it_as_it_was(tmp_path):
+    """fairseq's own check empties a file named `dummy` and removes it."""
+    (tmp_path / "dummy").write_text("the user's")
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("dummy", "the user's")]
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+def test_a_read_only_file_system_is_named(tmp_path):
+    with pytest.raises(OptionError, match=r"--save-dir /proc/save: cannot be written to: "):
+        checkpoint_utils.verify_checkpoint_directory("/proc/save")
+
+
+@pytest.mark.slow
+def test_a_folder_that_vanishes_ends_the_training_in_one_line(trainings, recipes, tmp_path):
+    training = Killed(trainings, [*recipes["transformer"], "--max-epoch", "3"], tmp_path)
+    end = training.go(dict(at=7, how="gone"))
+    assert end.status == 1
+    assert error_line(end.output).startswith(f"fairseq-train: error: checkpoint {training.save}/checkpoint_last.pt")
+    assert_whole(tmp_path / "save.gone")
+
+
+@pytest.fixture
+def checkpoints(undisturbed, tmp_path):
+    shutil.copytree(undisturbed("transformer", *THREE_EPOCHS) / "save", tmp_path / "save")
+    return tmp_path / "save"
+
+
+def test_an_error_in_passing_is_tried_again_from_the_beginning(checkpoints, monkeypatch, caplog):
+    """fairseq would write the second attempt behind what the first one has left."""
+    monkeypatch.setattr(saving, "PAUSE", 0)
+    expected, attempts = torch.load(checkpoints / "checkpoint_last.pt", weights_only=True), []
+    stock = torch.save
+
+    def save(content, file):
+        attempts.append(file)
+        if len(attempts) < 3:
+            file.write(b"half of it")
+            raise OSError(5, "Input/output error")
+        stock(content, file)
+
+    monkeypatch.setattr(torch, "save", save)
+    checkpoint_utils.torch_persistent_save(expected, str(checkpoints / "checkpoint9.pt"))
+    assert_same(torch.load(checkpoints / "checkpoint9.pt", weights_only=True), expected)
+    assert caplog.text.count("Input/output error; one more attempt") == 2
+
+
+def test_an_error_that_stays_is_an_error(checkpoints, monkeypatch):
+    def save(content, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", save)
+    before = (checkpoints / "checkpoint_last.pt").read_bytes()
+    with pytest.raises(OptionError, match=r"checkpoint_last.pt: cannot be written: No space left on device; \S+, of"):
+        checkpoint_utils.torch_persistent_save({}, str(checkpoints / "checkpoint_last.pt"))
+    assert (checkpoints / "checkpoint_last.pt").read_bytes() == before
+    with pytest.raises(OptionError, match="No such file or directory; no checkpoint is there to go on from"):
+        PathManager.copy(str(checkpoints / "checkpoint_last.pt"), str(checkpoints / "gone" / "checkpoint_best.pt"))
+
+
+# ---- checkpoints that were damaged before ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, pytest.param(1, marks=pytest.mark.slow), 20_000])
+def test_a_truncated_checkpoint_names_the_one_to_go_on_from(size, checkpoints, trainings, recipes, tmp_path):
+    """As a training without the plugin may have left it."""
+    last = checkpoints / "checkpoint_last.pt"
+    os.truncate(last, size)
+    flags = ["--max-epoch", "4", "--save-dir", checkpoints]
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags)
+    assert end.status == 1
+    found = re.fullmatch(
+        rf"fairseq-train: error: {last}: .+; --restore-file (\S+) goes on from update (\d+)",
+        error_line(end.output),
+    )
+    assert found, error_line(end.output)
+    assert lines(end.output) == {}
+    if size:
+        end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, "--restore-file", found[1])
+        assert end.status == 0
+        assert min(update for _, update in lines(end.output)) == int(found[2]) + 1
+
+
+def test_a_new_start_beside_checkpoints_is_not_silent(checkpoints, trainings, recipes, tmp_path):
+    last = checkpoints / "checkpoint_last.pt"
+    last.unlink()
+    flags = ["--max-update", "1", "--save-dir", checkpoints]
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags)
+    assert end.status == 0
+    assert re.search(rf"no {last}: training begins from nothing, though \S+, of update \d+, is there", end.output)
+    last.unlink()
+    last.symlink_to("nowhere.pt")
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags)
+    assert end.status == 1
+    assert error_line(end.output).startswith(f"fairseq-train: error: {last}: a link to nothing")
+
+
+# ---- two workers, one of them gone -----------------------------------------------------------------------------------
+
+# Seconds in which the other one must have noticed.
+NOTICES = 60
+RAISES = """
+from fairseq.tasks.fairseq_task import FairseqTask
+stock = FairseqTask.train_step
+def train_step(*args, **settings):
+    if settings.get("update_num") == 2:
+        {what}
+    return stock(*args, **settings)
+FairseqTask.train_step = train_step
+"""
+
+
+class TwoWorkers:
+    def __init__(self, trainings, arguments, folder, before=("", "")):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            address = f"tcp://localhost:{free.getsockname()[1]}"
+        flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
+        flags += ["--ddp-backend", "legacy_ddp"]  # fairseq's pytorch_ddp is for GPUs alone
+        flags += ["--distributed-init-method", address, "--save-dir", folder / "save", "--max-update", "100000"]
+        self.trainings = trainings
+        self.workers = [
+            trainings.start(folder / f"log{rank}", *arguments, *flags, "--distributed-rank", rank, before=before[rank])
+            for rank in (0, 1)
+        ]
+
+    def wait_for_update(self, number, seconds=120):
+        deadline = time.monotonic() + seconds
+        while f'"num_updates": "{number}"' not in self.workers[0].log.read_text(errors="replace"):
+            alive = all(is_alive(worker.process) for worker in self.workers)
+            said = self.workers[0].log.read_text(errors="replace")
+            assert alive and time.monotonic() < deadline, said[-3000:]
+            time.sleep(0.05)
+
+    def ends(self):
+        return [self.trainings.end(worker, NOTICES) for worker in self.workers]
+
+
+@pytest.mark.parametrize("killed", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_other_worker_ends_with_an_error_when_one_is_killed(killed, trainings, recipes, tmp_path):
+    workers = TwoWorkers(trainings, recipes["transformer"], tmp_path)
+    workers.wait_for_update(4)
+    os.kill(workers.workers[killed].process, signal.SIGKILL)
+    ends = workers.ends()
+    assert ends[killed].status == -signal.SIGKILL
+    assert ends[1 - killed].status == 1, ends[1 - killed].output[-3000:]
+    assert re.search("[Cc]onnection", ends[1 - killed].output)
+    assert_whole(tmp_path / "save")
+    assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "what, last",
+    [
+        ("from mixhead_plugin.options import OptionError; raise OptionError('--flag 1: wrong')", "--flag 1: wrong"),
+        ("raise MemoryError('of this worker')", "MemoryError: of this worker"),
+        ("raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')", "can't allocate memory"),
+    ],
+    ids=["option", "memory", "allocator"],
+)
+def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, trainings, recipes, tmp_path):
+    before = ["", ""]
+    before[rank] = RAISES.format(what=what)
+    workers = TwoWorkers(trainings, recipes["transformer"], tmp_path, before)
+    ends = workers.ends()
+    assert [end.status for end in ends] == [1, 1], [end.output[-2000:] for end in ends]
+    assert ends[rank].output.splitlines()[-1].endswith(last)
+
+
+SPAWN = """
+import sys, torch
+torch.cuda.device_count = lambda: 2  # fairseq starts a worker for each
+sys.argv[0] = "fairseq-train"
+from fairseq_cli.train import cli_main
+if __name__ == "__main__":
+    cli_main()
+"""
+
+
+def children(process):
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hit", ["worker", "parent", "parent, politely"])
+def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    (tmp_path / "train.py").write_text(SPAWN)
+    flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo"]
+    flags += ["--distributed-init-method", f"tcp://localhost:{port}"]
+    flags += ["--save-dir", tmp_path / "save", "--max-update", "100000", "--ddp-backend", "legacy_ddp"]
+    command = [sys.executable, tmp_path / "train.py", *recipes["transformer"], *flags]
+    with (tmp_path / "log").open("w") as log:
+        parent = subprocess.Popen(
+            [str(c) for c in command],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a job's script
+        )
+    workers = []
+    try:
+        deadline = time.monotonic() + 180
+        while not (tmp_path / "save" / "checkpoint_last.pt").exists():
+            assert parent.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+            time.sleep(0.1)
+        workers = [c for c in children(parent.pid) if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        assert len(workers) == 2
+        if hit == "worker":
+            os.kill(workers[1], signal.SIGKILL)
+        else:
+            os.kill(parent.pid, signal.SIGKILL if hit == "parent" else signal.SIGTERM)
+        assert parent.wait(NOTICES) != 0
+        deadline = time.monotonic() + NOTICES
+        while any(is_alive(worker) for worker in workers):
+            assert time.monotonic() < deadline, "a worker is left"
+            time.sleep(0.1)
+    finally:
+        parent.kill()
+        for worker in filter(is_alive, workers):
+            os.kill(worker, signal.SIGKILL)
+    assert_whole(tmp_path / "save")
+
+
+def test_workers_without_gpus_are_refused_not_forgotten(trainings, recipes, tmp_path):
+    """fairseq would start none, and end with the exit status 0."""
+    if torch.cuda.is_available():
+        pytest.skip("there are GPUs to start workers for")
+    flags = ["--distributed-world-size", "2", "--save-dir", tmp_path / "save"]
+    for more in ([], ["--distributed-init-method", "tcp://localhost:1"]):
+        end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, *more)
+        assert end.status == 1
+        assert error_line(end.output).startswith("fairseq-train: error: --distributed-world-size 2: no GPU to start")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
+def test_a_preempted_command_leaves_whole_checkpoints_and_says_so_by_its_status(by, recipes, tmp_path):
+    """The real command: it ends at once, and what is not saved is trained again."""
+    program = str(Path(sys.executable).parent / "fairseq-train")
+    flags = ["--save-dir", tmp_path / "save", "--max-update", "100000"]
+    command = [program, *map(str, [*recipes["transformer"], *flags])]
+    # in the background of a shell without job control, a process would begin with SIGINT ignored
+    training = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        while not (tmp_path / "save" / "checkpoint_last.pt").exists():
+            assert training.poll() is None
+            time.sleep(0.05)
+        training.send_signal(by)
+        training.wait(timeout=30)
+    finally:
+        training.kill()
+    assert training.returncode == -by
+    assert_whole(tmp_path / "save")
+    result = run("fairseq-train", *command[1:], "--max-update", "1")
+    assert "Loaded checkpoint" in result.stdout + result.stderr

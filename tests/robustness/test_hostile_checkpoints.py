@@ -1,0 +1,428 @@
+"""Checkpoints that are no checkpoints, damaged, hostile, of other models: each command refuses them in one line."""
+
+import gzip
+import os
+import pickle
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from mixhead_plugin.options import OptionError
+from mixhead_plugin.reporting import one_line
+from mixhead_plugin.untrusted import check_finite, is_arithmetic
+from tests.commands import PLUGIN, SIZES, run
+from tests.helpers import TINY, build
+from tests.robustness.conftest import LM_TRAIN, TRAIN, TRANSLATION_TRAIN, USE
+from tests.robustness.inprocess import ROOT, refusal, seen
+
+# ---- files that are no checkpoint, or a bad one ----------------------------------------------------------------------
+
+
+class Code:
+    """What pickle would run."""
+
+    def __init__(self, made: Path):
+        self.made = made
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.made),)
+
+
+def cut(keep, good, bad):
+    whole = good.read_bytes()
+    bad.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+
+
+def flipped(good, bad):
+    content = bytearray(good.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = bytes(byte ^ 0x55 for byte in content[middle : middle + 2000])
+    bad.write_bytes(content)
+
+
+def saved(value, good, bad):
+    torch.save(value, bad)
+
+
+def changed(change, good, bad):
+    """`good` after `change(state)`"""
+    state = torch.load(good, weights_only=True)
+    torch.save(change(state) or state, bad)
+
+
+def with_code(place, good, bad):
+    state = torch.load(good, weights_only=True)
+    made = bad.with_name("made")
+    if place == "evaluated":
+        for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff"):
+            _set(state["cfg"]["model"], name, f"__import__('os').mkdir({str(made)!r})")
+    elif place == "pickle":
+        bad.write_bytes(pickle.dumps(Code(made)))
+        return
+    else:
+        state[place] = Code(made)
+    torch.save(state, bad)
+
+
+def _set(model, name, value):
+    model.__setitem__(name, value) if isinstance(model, dict) else setattr(model, name, value)
+
+
+def first_weight(value, state):
+    name = next(name for name, tensor in state["model"].items() if tensor.is_floating_point() and tensor.numel() > 1)
+    state["model"][name].view(-1)[1] = value
+
+
+def all_weights(value, state):
+    for tensor in state["model"].values():
+        if tensor.is_floating_point():
+            tensor.fill_(value)
+
+
+def without(name, state):
+    del state[name]
+
+
+NOT_ONE = "holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; not loaded"
+DAMAGED = "is damaged, or not a checkpoint that fairseq-train wrote"
+NO_MODEL = "not a checkpoint that fairseq-train wrote: no tensors of a model"
+NO_CONFIG = "not a checkpoint that fairseq-train wrote: no config of a model"
+EITHER = f"({NOT_ONE}|{DAMAGED})"
+NAN = (
+    r"has NaN or infinite values in (\d+) of \d+ tensors, the first is \S+; must be finite, take an earlier checkpoint"
+)
+
+BAD = {
+    "code alone": (partial(with_code, "pickle"), NOT_ONE),
+    "code beside the model": (partial(with_code, "extra"), NOT_ONE),
+    "code as the model": (partial(with_code, "model"), NOT_ONE),
+    "code in the config": (partial(with_code, "cfg"), NOT_ONE),
+    "code to be evaluated": (partial(with_code, "evaluated"), r"its adaptive_\w+_cutoff is no list of numbers"),
+    "empty": (partial(cut, 0), DAMAGED),
+    **{f"cut after {keep}": (partial(cut, keep), EITHER) for keep in (1, 4, 100, 0.1, 0.5, 0.9, 0.999)},
+    "last byte gone": (partial(cut, -1), EITHER),
+    "flipped bits": (flipped, EITHER),
+    "text": (lambda good, bad: bad.write_text("epoch 1\n" * 1000), EITHER),
+    "HTML": (lambda good, bad: bad.write_text("<!DOCTYPE html><title>404 Not Found</title>"), EITHER),
+    "zeros": (lambda good, bad: bad.write_bytes(bytes(100_000)), EITHER),
+    "compressed": (lambda good, bad: bad.write_bytes(gzip.compress(good.read_bytes())), EITHER),
+    "a number": (partial(saved, 7), EITHER),
+    "a list": (partial(saved, [1, 2]), EITHER),
+    "a tensor": (partial(saved, torch.zeros(3)), EITHER),
+    "nothing in it": (partial(saved, {}), EITHER),
+    "no model": (partial(changed, partial(without, "model")), f"({NO_MODEL}|{DAMAGED})"),
+    "a model of words": (partial(changed, lambda s: {**s, "model": {"weight": "heavy"}}), f"({NO_MODEL}|{DAMAGED})"),
+    "a list as the model": (partial(changed, lambda s: {**s, "model": [torch.zeros(3)]}), f"({NO_MODEL}|{DAMAGED})"),
+    "a config of words": (partial(changed, lambda s: {**s, "cfg": "de-en"}), NO_CONFIG),
+    "a config of numbers": (partial(changed, lambda s: {**s, "cfg": [1, 2]}), f"({NO_CONFIG}|{DAMAGED})"),
+    "one NaN": (partial(changed, partial(first_weight, float("nan"))), NAN),
+    "one infinity": (partial(changed, partial(first_weight, float("-inf"))), NAN),
+    "all NaN": (partial(changed, partial(all_weights, float("nan"))), NAN),
+}
+FEW = ("code beside the model", "cut after 0.5", "HTML", "no model", "one NaN")
+
+
+def translating(command, lab, bad, tmp_path):
+    """The command line of a command of translation with `bad` as its checkpoint."""
+    data = lab / "de-en"
+    train = ["fairseq-train", data, *TRANSLATION_TRAIN, "--save-dir", tmp_path / "save"]
+    return {
+        "restore": [*train, "--restore-file", bad],
+        "finetune": [*train, "--finetune-from-model", bad],
+        "generate": ["fairseq-generate", data, *USE, "--path", bad],
+        "generate ensemble": ["fairseq-generate", data, *USE, "--path", f"{lab / 'de-en.pt'}:{bad}"],
+        "validate": ["fairseq-validate", data, *USE, "--task", "translation", "--path", bad],
+        "interactive": ["fairseq-interactive", data, "--user-dir", PLUGIN, "--cpu", "--path", bad],
+        "analysis": ["-m mixhead_plugin.analysis", "mixing", bad, "--cpu", "--output", tmp_path / "out"],
+        "convert": [str(ROOT / "scripts" / "convert_bert.py"), "to-huggingface", bad, tmp_path / "out"],
+    }[command]
+
+
+COMMANDS = ("restore", "finetune", "generate", "generate ensemble", "validate", "interactive", "analysis", "convert")
+
+
+def check_refused(kind, command, lab, tmp_path):
+    make, expected = BAD[kind]
+    bad = tmp_path / "bad.pt"
+    make(lab / "de-en.pt", bad)
+    before = sorted(tmp_path.iterdir())
+    line = refusal(*translating(command, lab, bad, tmp_path), stdin=b"hund katze sieht\n")
+    assert re.search(rf": error: {re.escape(str(bad))}: {expected}", line), line
+    left = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {bad}, "nothing is written"
+    assert not (tmp_path / "made").exists(), "code has run"
+    assert bad in before
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_checkpoint_is_refused(kind, lab, tmp_path):
+    make, expected = BAD[kind]
+    bad = tmp_path / "bad.pt"
+    make(lab / "de-en.pt", bad)
+    with pytest.raises(OptionError, match=f"^{re.escape(str(bad))}: {expected}") as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(bad))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "made").exists(), "code has run"
+
+
+@pytest.mark.parametrize("kind, command", [(FEW[i % len(FEW)], command) for i, command in enumerate(COMMANDS)])
+def test_every_command_refuses(kind, command, lab, tmp_path):
+    check_refused(kind, command, lab, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", BAD)
+def test_every_command_refuses_every_bad_checkpoint(kind, command, lab, tmp_path):
+    check_refused(kind, command, lab, tmp_path)
+
+
+def check_the_language_model_refuses(kind, command, lab, tmp_path):
+    make, expected = BAD[kind]
+    bad = tmp_path / "bad.pt"
+    make(lab / "text.pt", bad)
+    commands = {
+        "eval-lm": ["fairseq-eval-lm", lab / "text", *USE, "--path", bad],
+        "last": ["fairseq-train", lab / "text", *LM_TRAIN, "--save-dir", tmp_path],
+        "validate": ["fairseq-validate", lab / "text", *USE, "--task", "language_modeling", "--path", bad],
+        "spectrum": ["-m mixhead_plugin.analysis", "spectrum", bad, "--cpu", "--output", tmp_path / "out"],
+    }
+    if command == "last":
+        bad = bad.rename(tmp_path / "checkpoint_last.pt")
+    line = refusal(*commands[command])
+    assert re.search(rf": error: {re.escape(str(bad))}: {expected}", line), line
+    assert not (tmp_path / "made").exists(), "code has run"
+
+
+@pytest.mark.parametrize(
+    "command, kind", [("eval-lm", k) for k in FEW] + [("last", "cut after 0.5"), ("last", "one NaN")]
+)
+def test_a_bad_language_model_is_refused(command, kind, lab, tmp_path):
+    check_the_language_model_refuses(kind, command, lab, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["eval-lm", "last", "validate", "spectrum"])
+@pytest.mark.parametrize("kind", BAD)
+def test_every_command_refuses_every_bad_language_model(command, kind, lab, tmp_path):
+    check_the_language_model_refuses(kind, command, lab, tmp_path)
+
+
+@pytest.mark.parametrize("kind", [*FEW[1:2], *(pytest.param(kind, marks=pytest.mark.slow) for kind in FEW[2:])])
+def test_the_average_refuses(kind, lab, tmp_path):
+    make, _ = BAD[kind]
+    (tmp_path / "checkpoint1.pt").write_bytes((lab / "de-en.pt").read_bytes())
+    make(lab / "de-en.pt", tmp_path / "checkpoint2.pt")
+    (tmp_path / "average_last_2.pt").write_text("an earlier one")
+    line = refusal("-m common.average", tmp_path, 2, path=[ROOT / "examples"])
+    assert line.startswith(f"average: error: {tmp_path / 'checkpoint2.pt'}: "), line
+    assert (tmp_path / "average_last_2.pt").read_text() == "an earlier one"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def mostly_slow(cases, quick):
+    """The cases of which only those that are `quick` belong to the default suite."""
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+NO_FILES = [(kind, name) for kind in ("a folder", "nothing") for name in COMMANDS if name != "generate ensemble"]
+
+
+@pytest.mark.parametrize(
+    "kind, command",
+    mostly_slow(NO_FILES, [("a folder", "restore"), ("nothing", "finetune"), ("nothing", "generate")]),
+)
+def test_what_is_no_file(kind, command, lab, tmp_path):
+    bad = tmp_path / "bad.pt"
+    if kind == "a folder":
+        bad.mkdir()
+    line = refusal(*translating(command, lab, bad, tmp_path), stdin=b"hund\n")
+    assert str(bad) in line, line
+
+
+# ---- good checkpoints of something else ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_stock_checkpoint_goes_into_the_plugin_and_back_into_a_command(lab, tmp_path):
+    data, stock = lab / "de-en", ["--arch", "transformer", *SIZES, *TRAIN]
+    assert seen("fairseq-train", data, *stock, "--save-dir", tmp_path / "stock").status == 0
+    path = tmp_path / "stock" / "checkpoint_last.pt"
+    resets = ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
+    into = ["fairseq-train", data, *TRANSLATION_TRAIN, "--save-dir", tmp_path / "own", "--restore-file", path, *resets]
+    assert seen(*into).status == 0
+    assert seen("fairseq-generate", data, *USE, "--path", path).status == 0
+
+
+OTHERS = {
+    "another size": (
+        ["--encoder-embed-dim=32", "--decoder-embed-dim=32"],
+        "mixhead_transformer",
+        "checkpoint of another family: its .* has --encoder-embed-dim 16, this model 32",
+    ),
+    "another size of a layer": (
+        ["--encoder-ffn-embed-dim=48"],
+        "mixhead_transformer",
+        r"is of another model: encoder\.layers\.0\.fc1\.weight has the shape \[24, 16\], here \[48, 16\]",
+    ),
+    "another layer": (["--decoder-layers=3"], "mixhead_transformer", "is of another model: Missing key"),
+    "another family": ([], "l2_transformer", "checkpoint of another family"),
+    "a stock model": ([], "transformer", "is of another model: Unexpected key"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_checkpoint_of_other_flags_does_not_go_on(kind, lab, tmp_path):
+    flags, arch, expected = OTHERS[kind]
+    command = ["fairseq-train", lab / "de-en", *TRANSLATION_TRAIN, *flags, "--arch", arch, "--save-dir", tmp_path]
+    path = lab / "de-en.pt"
+    line = refusal(*command, "--restore-file", path)
+    assert re.search(f": error: {re.escape(str(path))}: {expected}", line), line
+
+
+def test_a_checkpoint_of_another_task_does_not_go_on(lab, tmp_path):
+    path = lab / "text.pt"
+    line = refusal("fairseq-train", lab / "de-en", *TRANSLATION_TRAIN, "--save-dir", tmp_path, "--restore-file", path)
+    assert f": error: {path}: is of another model: Missing key(s)" in line, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["criterion", "optimizer"])
+def test_a_training_goes_on_with_its_own_criterion_and_optimizer(flag, lab, tmp_path):
+    other = {"criterion": "label_smoothed_cross_entropy", "optimizer": "sgd"}[flag]
+    command = ["fairseq-train", lab / "de-en", *TRANSLATION_TRAIN, "--max-update", "2", "--save-dir", tmp_path]
+    path = lab / "de-en.pt"
+    line = refusal(*command, "--restore-file", path, f"--{flag}", other)
+    assert f": error: {path}: was trained with another --{flag} (" in line, line
+    assert line.endswith("use that one, or --reset-optimizer")
+
+
+def of_a_later_version(change, good, bad):
+    state = torch.load(good, weights_only=True)
+    change(state)
+    torch.save(state, bad)
+
+
+def later_option(state):
+    for record in state["model"]._metadata.values():
+        if "head_mixing" in record:
+            record["attention_sinks"] = 4
+
+
+def later_model(state):
+    _set(state["cfg"]["model"], "arch", "mixhead_perceiver")
+    _set(state["cfg"]["model"], "_name", "mixhead_perceiver")
+
+
+def later_task(state):
+    _set(state["cfg"]["task"], "_name", "telepathy")
+
+
+def later_flag(state):
+    _set(state["cfg"]["model"], "attention_depth", 7)
+    state["cfg"]["quantum"] = {"qubits": 3}
+    state["format"] = 99
+
+
+LATER = {
+    "an option of the attention": (
+        later_option,
+        "generate",
+        "was trained with --attention-sinks 4, which this mixhead_plugin has not",
+    ),
+    "an option of the attention, going on": (
+        later_option,
+        "restore",
+        "was trained with --attention-sinks 4, which this mixhead_plugin has not",
+    ),
+    "an architecture": (later_model, "generate", "its model mixhead_perceiver is not known here"),
+    "an architecture, analysed": (later_model, "analysis", "mixhead_perceiver"),
+    "a task": (later_task, "validate", "its task telepathy is not known here"),
+    "a task, analysed": (later_task, "analysis", "its task telepathy is not known here"),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if "," in kind else kind for kind in LATER]
+)
+def test_a_checkpoint_of_a_later_version(kind, lab, tmp_path):
+    change, command, expected = LATER[kind]
+    path = tmp_path / "bad.pt"
+    of_a_later_version(change, lab / "de-en.pt", path)
+    line = refusal(*translating(command, lab, path, tmp_path))
+    assert str(path) in line and expected in line, line
+
+
+@pytest.mark.slow
+def test_flags_of_the_training_alone_that_are_not_known_do_no_harm(lab, tmp_path):
+    """What changes the attention stands in the record of its tensors, see above."""
+    path = tmp_path / "later.pt"
+    of_a_later_version(later_flag, lab / "de-en.pt", path)
+    assert seen("fairseq-generate", lab / "de-en", *USE, "--path", path).status == 0
+
+
+# ---- what is said, and of what ---------------------------------------------------------------------------------------
+
+
+def test_unknown_exceptions_keep_their_traceback():
+    for error in (
+        KeyError("mine"),
+        RuntimeError("CUDA error"),
+        AssertionError(),
+        ValueError("loaded"),
+        OSError(5, "I/O"),
+    ):
+        assert one_line(error) is None
+
+
+def test_a_refusal_in_a_process_that_torch_has_started_is_one_line():
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
+    assert one_line(Exception(f"{text}mixhead_plugin.options.OptionError: --head-dim 0: must be\n")) == (
+        "--head-dim 0: must be"
+    )
+    text = "Caught OptionError in DataLoader worker process 0.\nOriginal Traceback\n"
+    assert one_line(OptionError(f"{text}mixhead_plugin.options.OptionError: a.bin: is short")) == "a.bin: is short"
+
+
+@pytest.mark.parametrize("text", ["(1, 2)", "[(1, 64)] * 2 + [(2, 128)]", "-3", "1e-3", "True", "'a'", "2 * (3 + 4)"])
+def test_numbers_may_be_evaluated(text):
+    assert is_arithmetic(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"f()",
+        "f()",
+        "__import__('os')",
+        "a",
+        "(1).real",
+        "[x for x in (1,)]",
+        "lambda: 1",
+        "9 ** 9 ** 9",
+        "(" * 500,
+        "",
+        "\0",
+    ],
+)
+def test_nothing_else_may_be_evaluated(text):
+    assert not is_arithmetic(text)
+
+
+@pytest.mark.parametrize("arch", [f"mixhead_{stock}" for stock in TINY] + ["mixhead_synthesizer_lm", "l2_transformer"])
+def test_no_model_has_other_than_finite_tensors_to_save(arch):
+    check_finite("new.pt", build(arch).state_dict())
+
+
+def test_the_real_command_says_it_in_one_line(lab, tmp_path):
+    """Not in a fork: as a user types it."""
+    bad = tmp_path / "bad.pt"
+    cut(0.5, lab / "de-en.pt", bad)
+    result = run("fairseq-generate", lab / "de-en", *USE, "--path", bad, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == f"fairseq-generate: error: {bad}: {DAMAGED}"
+    assert "Traceback" not in result.stderr
