@@ -312,6 +312,8 @@ def resume_at_the_end_of_an_epoch() -> None:
 
     def load_checkpoint(stock: Any, cfg: Any, trainer: Any, **settings: Any) -> Any:
         state, epochs = stock(cfg, trainer, **settings)
+        if not isinstance(trainer, Trainer):  # of another program, with loops of its own
+            return state, epochs
         if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # begins as a new training
             return state, epochs
         place = state["train_iterator"]

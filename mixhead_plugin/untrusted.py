@@ -57,7 +57,7 @@ def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[
     except pickle.UnpicklingError as error:
         raise OptionError(
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
-            "not loaded"
+            "not loaded, as weights_only forbids it"
         ) from error
     except MemoryError:
         raise

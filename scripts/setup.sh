@@ -275,7 +275,7 @@ install_fairseq() {
 }
 
 install_packages() {
-    # Without isolation, antlr4 (source only) is built by the pinned setuptools.
+    # All of them are wheels; should one have none for this machine, the pinned setuptools builds it.
     pip_install --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt" || return
     # --no-deps, and only where there is none: a torch for CUDA works with its own triton alone.
     local missing='import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)'

@@ -1,6 +1,7 @@
 """Random combinations of flags, and the commands of fairseq that try them, each in a process of its own.
 
-`python -m tests.robustness.flags FOLDER [SEED ...]` tries 100 draws for each seed in FOLDER and prints what became of each.
+`python -m tests.robustness.flags FOLDER [SEED ...]` tries 100 draws for each seed in FOLDER and prints
+what became of each.
 """
 
 import json

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import FairseqDataset, iterators
 from fairseq.file_io import PathManager
+from omegaconf import OmegaConf
 
 from mixhead_plugin import saving
 from mixhead_plugin.options import OptionError
@@ -639,3 +641,13 @@ def test_a_preempted_command_leaves_whole_checkpoints_and_says_so_by_its_status(
     assert_whole(tmp_path / "save")
     result = run("fairseq-train", *command[1:], "--max-update", "1")
     assert "Loaded checkpoint" in result.stdout + result.stderr
+
+
+def test_a_trainer_of_another_program_is_left_alone(tmp_path):
+    """fairseq's loading of checkpoints serves others too, such as its own unit tests, with less in their configs."""
+    resets = ("dataloader", "meters", "optimizer", "lr_scheduler")
+    cfg = {"save_dir": str(tmp_path), "restore_file": "checkpoint_last.pt", "finetune_from_model": None}
+    cfg = OmegaConf.create({**cfg, "optimizer_overrides": "{}", **{f"reset_{name}": False for name in resets}})
+    trainer = MagicMock()
+    trainer.load_checkpoint.return_value = state = {"train_iterator": {"epoch": 2, "iterations_in_epoch": 0}}
+    assert checkpoint_utils.load_checkpoint(cfg, trainer) == (state, trainer.get_train_iterator.return_value)

@@ -87,7 +87,10 @@ def without(name, state):
     del state[name]
 
 
-NOT_ONE = "holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; not loaded"
+NOT_ONE = (
+    "holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
+    "not loaded, as weights_only forbids it"
+)
 DAMAGED = "is damaged, or not a checkpoint that fairseq-train wrote"
 NO_MODEL = "not a checkpoint that fairseq-train wrote: no tensors of a model"
 NO_CONFIG = "not a checkpoint that fairseq-train wrote: no config of a model"
