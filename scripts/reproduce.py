@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""The papers' tables, made again: what there is, the runs, their costs, and a report beside the papers' numbers.
+
+    scripts/reproduce.py list                                   every row, its state, its cost, its command
+    scripts/reproduce.py run table7 --scale small               five variants, three seeds each
+    scripts/reproduce.py run table2 --only vanilla,B --jobs 8   the paper's own size, on eight GPUs
+    scripts/reproduce.py cost table7 --scale small              time and memory of each row, on an idle machine
+    scripts/reproduce.py spectrum table7 --scale small          effective ranks of the trained models
+    scripts/reproduce.py report                                 results/README.md, with figures
+
+Scales: `full` is the paper's row; `small` a model and a text for minutes on a CPU, where there is such a grid; `tiny`
+the same with six updates, to try the tool. Each run has a folder below --out, and goes on where it was interrupted.
+What is finished is in results/<table>.json at once (`tiny`: in --out/results), and is not run again without --again.
+
+The recipes' variables (DATA, PRECISION, ...) are as for examples/sweep.py.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "examples")]
+
+from reproduction import costs, estimates, listing, report, results, running, spectra, tables  # noqa: E402
+from reproduction.errors import fail  # noqa: E402
+from reproduction.tables import SCALES, SEEDS  # noqa: E402
+
+
+class Parser(argparse.ArgumentParser):
+    """One that says what is wrong in one line."""
+
+    def error(self, message: str) -> None:
+        fail(message)
+
+
+def number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 1")
+    return int(text)
+
+
+def parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    found = Parser(prog="reproduce.py", description=__doc__, formatter_class=raw, epilog=estimates.__doc__)
+    commands = found.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    def command(name: str, summary: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=summary, formatter_class=raw)
+        made.add_argument(
+            "--out", type=Path, default=ROOT / "runs" / "reproduce", help="folder of the runs (default: runs/reproduce)"
+        )
+        made.add_argument("--results", type=Path, help="folder of the JSON and the report (default: results)")
+        return made
+
+    def of_a_table(name: str, summary: str) -> argparse.ArgumentParser:
+        made = command(name, summary)
+        made.add_argument("table", help="table1, table2, ..., as `list` says")
+        made.add_argument("--scale", choices=SCALES, default="full", help="(default: %(default)s)")
+        return made
+
+    listed = command("list", "every row of the papers")
+    listed.add_argument("--json", action="store_true", help="for programs")
+    ran = of_a_table("run", "train and evaluate what is missing")
+    ran.add_argument("--seeds", type=number, default=SEEDS, help="1, 2, ... as many (default: %(default)s)")
+    ran.add_argument(
+        "--only", action="append", default=[], metavar="LABEL,LABEL", help="rows with these labels; may be repeated"
+    )
+    ran.add_argument(
+        "--jobs", type=number, default=1, help="runs at a time, which share out GPUs or cores (default: %(default)s)"
+    )
+    ran.add_argument("--again", action="store_true", help="also what results/ has, but --out has not")
+    cost = of_a_table("cost", "seconds per update and peak memory of each row, in turn; wants an idle machine")
+    cost.add_argument("--rounds", type=number, default=5, help="(default: %(default)s)")
+    cost.add_argument("--updates", type=number, default=30, help="of each run of a round (default: %(default)s)")
+    spectrum = of_a_table("spectrum", "effective ranks of the attention matrices of the trained models in --out")
+    spectrum.add_argument("--seeds", type=number, default=SEEDS, help="(default: %(default)s)")
+    command("report", "README.md and figures, from the JSON files alone")
+    return found
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    args = parser().parse_args(arguments)
+    tried = getattr(args, "scale", None) == "tiny"
+    folder = args.results or (args.out / "results" if tried else ROOT / "results")
+    if args.command == "list":
+        content = [listing.of_table(table, args.out, folder) for table in tables.tables().values()]
+        print(json.dumps(content, indent=1) if args.json else listing.text(content))
+        return 0
+    if args.command == "report":
+        studies = results.studies(folder)
+        if not studies:
+            fail(f"{folder}: has no results; `scripts/reproduce.py run table7 --scale small` makes some")
+        print(report.write(folder, report.render(studies)))
+        draw(folder, studies)
+        return 0
+    table = tables.table(args.table)
+    if args.command == "cost":
+        return costs.measure(table, args.scale, args.rounds, args.updates, args.out, folder)
+    if args.command == "spectrum":
+        return spectra.measure(table, args.scale, args.seeds, args.out, folder)
+    status = running.run(table, args.scale, args.seeds, args.only, args.jobs, args.out, folder, args.again)
+    if status == 0:
+        draw(folder, [study for study in results.studies(folder) if study.table == table.name])
+    return status
+
+
+def draw(folder: Path, studies: Sequence[results.Study]) -> None:
+    try:
+        import matplotlib  # noqa: F401
+
+        import mixhead_plugin  # noqa: F401 (has the style of all figures)
+    except ImportError as error:
+        fail(f"no figures: {error}; the environment of the recipes has what they need: .venv/bin/python {sys.argv[0]}")
+    from reproduction import figures
+
+    for name in dict.fromkeys(study.table for study in studies):
+        for path in figures.draw([study for study in studies if study.table == name], folder):
+            print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What the log of fairseq-train says: sizes, speed, losses, memory of a GPU."""
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+GPU = re.compile(r"rank +\d+: .*total memory = ([\d.]+) GB ; name = (.*\S)")
+LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (.*)")
+PAIR = re.compile(r"(\w+)[= ](-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?=,|\s*\||\s*$)")
+
+
+class Log(NamedTuple):
+    """None is what the log does not say."""
+
+    updates: Optional[int]
+    parameters: Optional[int]
+    seconds_per_update: Optional[float]  # median over the intervals of --log-interval
+    train_loss: Optional[float]  # bits, mean of the last epoch, with dropout
+    valid_loss: Optional[float]  # bits, of the last validation
+    gpu: Optional[str]
+    gpu_peak_mib: Optional[float]  # of what torch had allocated; fairseq rounds it to 0.1 GiB
+
+
+def entries(text: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """The kind and the values of every line of the progress, of --log-format simple or json."""
+    for kind, rest in LINE.findall(text):
+        if rest.startswith("{"):
+            try:
+                found = json.loads(rest)
+            except ValueError:  # cut off
+                continue
+            yield kind, {name.removeprefix(f"{kind}_"): number(value) for name, value in found.items()}
+        else:
+            yield kind, {name: float(value) for name, value in PAIR.findall(rest)}
+
+
+def number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def seconds(values: dict[str, float], updates: float) -> Optional[float]:
+    """Of one update, from a line of train_inner for `updates` of them.
+
+    fairseq rounds updates per second to 0.01, and the seconds of an interval to 1: what is more exact is taken.
+    """
+    if values.get("ups", 0) >= 1:
+        return 1 / values["ups"]
+    if values.get("train_wall") and updates > 0:
+        return values["train_wall"] / updates
+    return None
+
+
+def read(path: Path) -> Log:
+    """Of a log that may be of several starts; an empty one of a file that is not there."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    times: list[float] = []
+    train: dict[str, float] = {}
+    valid: dict[str, float] = {}
+    updates = before = 0.0
+    free: list[float] = []
+    for kind, values in entries(text):
+        updates = values.get("num_updates", updates)
+        if kind == "valid":
+            valid = values
+        elif kind == "train":
+            train = values
+        else:
+            passed = updates - before
+            # the first interval of a start has the warming up in it
+            if before and passed > 0 and (found := seconds(values, passed)) is not None:
+                times.append(found)
+            before = updates
+        if "gb_free" in values:
+            free.append(values["gb_free"])
+    parameters = PARAMETERS.findall(text)
+    gpus = GPU.findall(text)
+    return Log(
+        int(updates) or None,
+        int(parameters[-1].replace(",", "")) if parameters else None,
+        statistics.median(times) if times else None,
+        loss(train),
+        loss(valid),
+        gpus[-1][1] if gpus else None,
+        round((float(gpus[-1][0]) - min(free)) * 1024, 1) if gpus and free else None,
+    )
+
+
+def loss(values: dict[str, float]) -> Optional[float]:
+    """The likelihood alone where label smoothing is in `loss`."""
+    return values.get("nll_loss", values.get("loss"))

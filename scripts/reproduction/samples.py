@@ -1,0 +1,64 @@
+"""Means, spreads and the paired t-test of a few seeds."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+LEVEL = 0.05  # of the two-sided test
+FEWEST = 3  # seeds that a verdict takes
+
+
+class Sample(NamedTuple):
+    """Of values, one for each seed."""
+
+    n: int
+    mean: float
+    deviation: float  # with n - 1; nan of a single value
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean"""
+        return self.deviation / math.sqrt(self.n)
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of the mean being 0; nan with fewer than two values."""
+        if self.n < 2:
+            return math.nan
+        if self.error == 0:
+            return 0.0 if self.mean else 1.0
+        return two_sided(self.mean / self.error, self.n - 1)
+
+
+def sample(values: Sequence[float]) -> Sample:
+    """ValueError: there are no values."""
+    if not values:
+        raise ValueError("a sample of no values")
+    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Sample(len(values), statistics.fmean(values), deviation)
+
+
+def paired(ours: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
+    """ours - base of every seed that both have."""
+    return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the least-squares line through (x, y)."""
+    xs, ys = zip(*points)
+    return statistics.linear_regression(xs, ys).slope
+
+
+def two_sided(t: float, degrees: int) -> float:
+    """P(|T| >= |t|) of Student's distribution, by its finite series (Abramowitz and Stegun 26.7.3, 26.7.4)."""
+    angle = math.atan2(abs(t), math.sqrt(degrees))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    first = degrees % 2  # the powers of the cosine are odd where the degrees are
+    term = cosine if first else 1.0
+    total = 0.0
+    for power in range(first, degrees - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    within = 2 / math.pi * (angle + sine * total) if first else sine * total
+    return min(1.0, max(0.0, 1 - within))

@@ -1,0 +1,84 @@
+"""The effective ranks of trained models, by `python -m mixhead_plugin.analysis spectrum`, into the table's JSON."""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import sweep
+from sweep import Runner
+
+from reproduction import results
+from reproduction.errors import fail
+from reproduction.results import Pair
+from reproduction.running import folder_of
+from reproduction.tables import Table
+
+
+def trained(table: Table, scale: str, seeds: int, out: Path) -> list[tuple[Pair, Path]]:
+    """The runs of `out` that are trained, with their best checkpoints."""
+    runner = Runner(folder_of(out, table, scale), 1)
+    found = []
+    for pair in results.pairs(table.grid(scale), seeds):
+        folder = runner.folder(pair.run)
+        checkpoint = folder / "checkpoints" / "checkpoint_best.pt"
+        if checkpoint.exists() and (folder / "trained").exists():
+            found.append((pair, checkpoint))
+    return found
+
+
+def groups(found: list[tuple[Pair, Path]]) -> dict[str, list[tuple[Pair, Path]]]:
+    """Those of one seed that differ in the axis of softmax alone: effective ranks of one length can be compared."""
+    axis = next((i for i, labels in enumerate(zip(*(pair.labels for pair, _ in found))) if "softmax" in labels), None)
+    grouped = defaultdict(list)
+    for pair, checkpoint in found:
+        others = [label for i, label in enumerate(pair.labels) if i != axis]
+        grouped[sweep.as_name(",".join([*others, f"seed {pair.seed}"]))].append((pair, checkpoint))
+    return grouped
+
+
+def read(path: Path) -> dict[str, dict[str, Any]]:
+    """By label what is kept of the numbers of a spectrum.json."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    found = {}
+    for label, model in content["models"].items():
+        places = {
+            place: {
+                "mean_effective_rank": round(values["mean_effective_rank"], 3),
+                "mean_cumulative": [round(share, 4) for share in values["mean_cumulative"]],
+            }
+            for place, values in model["places"].items()
+        }
+        found[label] = {"length": content["length"], "windows": model["windows"], "places": places}
+    return found
+
+
+def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> int:
+    """Returns the exit status."""
+    found = trained(table, scale, seeds, out)
+    if not found:
+        fail(
+            f"{folder_of(out, table, scale)}: has no trained run; `scripts/reproduce.py run {table.name} "
+            f"--scale {scale}` makes them"
+        )
+    for name, group in groups(found).items():
+        output = folder_of(out, table, scale) / "spectrum" / name
+        # numbers as labels: the rows' own may have commas
+        labels = [str(i) for i, _ in enumerate(group)]
+        command = [results.python_of_the_recipes(), "-m", "mixhead_plugin.analysis", "spectrum"]
+        command += [*(str(checkpoint) for _, checkpoint in group), "--labels", ",".join(labels)]
+        status = subprocess.run([*command, "--output", str(output)], cwd=sweep.ROOT, check=False).returncode
+        if status:
+            print(f"reproduce: spectrum of {name} ended with status {status}", file=sys.stderr)
+            return 1
+        ranks = read(output / "spectrum.json")
+        with results.changed(folder, table) as content:
+            part = results.scale_of(content, table, scale, table.grid(scale))
+            for label, (pair, _) in zip(labels, group):
+                for entry in part["runs"]:
+                    if entry["digest"] == pair.bare.digest:
+                        entry["spectrum"] = ranks[label]
+        print(f"{name}: {', '.join('/'.join(pair.labels) for pair, _ in group)}", flush=True)
+    return 0

@@ -1,0 +1,217 @@
+"""Which tables of the papers there are, at which scales, and what their numbers mean.
+
+A table is a grid of examples/grids: `mixhead_table_7.toml` is `table7`, the low-rank paper's have their own names. Its
+scales: `full` is that file, the paper's rows; `small` the file of the same name in examples/grids/small, with the same
+labels or some of them; `tiny` the small one with a few updates, to try the tool.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import sweep
+from sweep import Grid, Point
+
+from reproduction.errors import fail
+
+SCALES = ("full", "small", "tiny")
+TINY = "--max-update 6 --warmup-updates 2 --log-interval 1"  # behind the small grid's
+SEEDS = 3
+
+
+class Measure(NamedTuple):
+    name: str
+    sign: int  # 1 where more is better, -1 where less is
+
+    def gain(self, value: float, base: float) -> float:
+        """By how much `value` is better than `base`."""
+        return self.sign * (value - base)
+
+
+PERPLEXITY = Measure("perplexity", -1)
+MEASURES = {  # by recipe
+    "wikitext2": PERPLEXITY,
+    "wikitext103": PERPLEXITY,
+    "lm1b": PERPLEXITY,
+    "multi30k_de_en": Measure("BLEU", 1),
+    "iwslt14_de_en": Measure("BLEU", 1),
+    "glue": Measure("score", 1),
+    "squad": Measure("F1", 1),
+}
+
+# Mixhead table 5, of the test sets: softmax, B. MNLI's are matched/mismatched.
+GLUE = {
+    "MNLI": ("83.4/82.9", "83.6/82.8"),
+    "QQP": ("70.1", "70.2"),
+    "QNLI": ("90.7", "90.9"),
+    "SST-2": ("93.5", "93.7"),
+    "CoLA": ("52.6", "55.4"),
+    "STS-B": ("84.7", "85.2"),
+    "MRPC": ("87.4", "87.7"),
+    "RTE": ("68.0", "68.4"),
+}
+
+
+class Other(NamedTuple):
+    """A result of the papers that is no row of a grid."""
+
+    what: str
+    published: str
+    commands: Sequence[str]
+
+
+OTHERS = (
+    Other(
+        "Mixhead table 4, sentences joined to about 240 tokens: BLEU on test; softmax, Mixhead",
+        "< 1, 34.5",
+        (
+            "examples/iwslt14_de_en/prepare.sh --concatenate 240",
+            "VARIANT=bpe-240 examples/sweep.py iwslt14_de_en --axis head-mixing=none,position-wise "
+            "-- --attention-scope self",
+        ),
+    ),
+    Other("Low-rank bottleneck paper, theorems 1 and 2", "", ("examples/low_rank_bottleneck/run.py",)),
+    Other(
+        "Sixteen heads: IWSLT14 De-En, heads cut by importance",
+        "40% of the heads for about 10% of the BLEU",
+        ("python -m mixhead_plugin.analysis prune checkpoint_best.pt --fraction 0.4 --save pruned.pt",),
+    ),
+    Other("L2 essay: which attentions see positions", "softmax fails", ("examples/position_probe/run.py",)),
+)
+
+
+class Table(NamedTuple):
+    name: str
+    file: str  # of its grids
+
+    def path(self, scale: str) -> Path:
+        folder = sweep.EXAMPLES / "grids"
+        return (folder if scale == "full" else folder / "small") / self.file
+
+    def scales(self) -> list[str]:
+        return [scale for scale in SCALES if self.path(scale).exists()]
+
+    def grid(self, scale: str) -> Grid:
+        """The runs of a scale, without seeds; ends where there is no such scale."""
+        if scale not in self.scales():
+            fail(f"--scale {scale}: {self.name} has {' and '.join(self.scales())}; {self.path(scale)} is missing")
+        grid = sweep.read_grid(self.path(scale))
+        if grid.example not in MEASURES:
+            fail(
+                f"{self.path(scale)}: {grid.example}: must be one of {', '.join(MEASURES)}, whose metric is known here"
+            )
+        if scale != "full" and (unknown := [row for row in rows(grid) if row not in rows(self.grid("full"))]):
+            fail(f"{self.path(scale)}: {'/'.join(unknown[0])}: is no row of {self.path('full').name}")
+        if self.file == "glue.toml" and scale == "full":
+            grid = of_all_tasks(grid)
+        if scale == "tiny":
+            grid = grid._replace(axes=behind(grid.axes, TINY))
+        axes = {axis: points for axis, points in grid.axes.items() if axis != "seed"}
+        return grid._replace(axes=axes)
+
+    def published(self) -> Mapping[str, str]:
+        return self.grid("full").published
+
+
+def rows(grid: Grid) -> list[tuple[str, ...]]:
+    """The labels of every point, of one seed."""
+    axes = [points for axis, points in grid.axes.items() if axis != "seed"]
+    return list(itertools.product(*axes))
+
+
+def behind(axes: Mapping[str, Mapping[str, Point]], flags: str) -> dict[str, dict[str, Point]]:
+    """The axes with `flags` after those of every point of the last one, so that they count."""
+    last = list(axes)[-1]
+    return {
+        axis: {
+            label: Point(f"{point.train} {flags}", point.evaluate) if axis == last else point
+            for label, point in points.items()
+        }
+        for axis, points in axes.items()
+    }
+
+
+def of_all_tasks(grid: Grid) -> Grid:
+    """glue.toml is a grid of one task, which VARIANT names."""
+    tasks = {task: Point(f"VARIANT={task}") for task in GLUE}
+    published = {
+        f"{task}/{label}": cell for task, cells in GLUE.items() for label, cell in zip(("softmax", "B"), cells)
+    }
+    return grid._replace(title="GLUE (Mixhead table 5)", axes={"task": tasks, **grid.axes}, published=published)
+
+
+def cell(published: Mapping[str, str], labels: Sequence[str]) -> str:
+    """The paper's number for a row; that of a shorter label is of all rows that begin with it (the best, in GLUE)."""
+    for length in range(len(labels), 0, -1):
+        if (found := published.get("/".join(labels[:length]))) is not None:
+            return found
+    return ""
+
+
+def seeded(grid: Grid, seeds: int) -> Grid:
+    """Every row with seeds 1, 2, ...; all rows of a seed before the next, so that what is done can be compared."""
+    axis = {str(seed): Point(f"--seed {seed}") for seed in range(1, seeds + 1)}
+    return grid._replace(axes={"seed": axis, **grid.axes})
+
+
+def comment(path: Path) -> str:
+    """What a grid's file says of itself: the comment at its top, as one line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
+
+
+def tables() -> dict[str, Table]:
+    found = {}
+    for path in (sweep.EXAMPLES / "grids").glob("*.toml"):
+        if match := re.fullmatch(r"mixhead_table_(\d+)\.toml", path.name):
+            found[f"table{match[1]}"] = Table(f"table{match[1]}", path.name)
+        elif path.name == "glue.toml":
+            found["table5"] = Table("table5", path.name)
+        elif path.name.startswith("low_rank_"):
+            found[path.stem] = Table(path.stem, path.name)
+
+    def order(name: str) -> tuple[bool, int, str]:
+        number = re.fullmatch(r"table(\d+)", name)
+        return number is None, int(number[1]) if number else 0, name
+
+    return {name: found[name] for name in sorted(found, key=order)}
+
+
+def table(name: str) -> Table:
+    known = tables()
+    if name not in known:
+        fail(f"{name}: must be one of {', '.join(known)}")
+    return known[name]
+
+
+def chosen(grid: Grid, only: Sequence[str]) -> list[tuple[str, ...]]:
+    """The rows that have, of every axis that `only` names labels of, one of these labels."""
+    wanted: dict[str, set[str]] = {}
+    axes = {axis: points for axis, points in grid.axes.items() if axis != "seed"}
+
+    def take(label: str) -> bool:
+        found = [axis for axis, points in axes.items() if label in points]
+        for axis in found:
+            wanted.setdefault(axis, set()).add(label)
+        return bool(found)
+
+    for given in only:
+        if take(given):  # a label may have commas
+            continue
+        for label in parts(given, {label for points in axes.values() for label in points}):
+            if not take(label):
+                labels = [label for points in axes.values() for label in points]
+                fail(f"--only {given}: {label!r} is no label; labels are {'; '.join(labels)}")
+    return [row for row in rows(grid) if all(label in wanted[axis] for axis, label in zip(axes, row) if axis in wanted)]
+
+
+def parts(text: str, labels: set[str]) -> list[str]:
+    """`text` cut at its commas, but within labels."""
+    found, words = [], text.split(",")
+    while words:
+        length = next((n for n in range(len(words), 0, -1) if ",".join(words[:n]) in labels), 1)
+        found.append(",".join(words[:length]))
+        words = words[length:]
+    return found
