@@ -468,7 +468,10 @@ def write(path: Path, content: Any) -> None:
 
 
 def end_of(process: subprocess.Popen) -> tuple[int, float]:
-    """Wait for it; its exit status, and the peak in MiB of the largest process among it and those it waited for."""
+    """Wait for it; its exit status, and the peak in MiB of the largest process among it and those it waited for.
+
+    Linux counts what this process had when it started that one, too: a few MiB of a sweep.
+    """
     try:
         _, status, usage = os.wait4(process.pid, 0)
     except ChildProcessError:  # SIGCHLD is ignored: the system has waited

@@ -232,6 +232,7 @@ def torchrun():
         return f"torchrun --no-python --nproc-per-node 2 --master-port {free.getsockname()[1]} "
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_two_processes_log_what_one_does(corpus, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)

@@ -99,12 +99,11 @@ def flags_of(criterion, request):
     return [request.getfixturevalue(task.data), *task.flags, *COMMON, "--criterion", criterion, *penalties]
 
 
-@pytest.mark.parametrize(
-    "criterion, workers",
-    [("orthogonal_label_smoothed_cross_entropy", (1, 4)), *(slow(name, (1, 2, 4)) for name in served())],
-)
-def test_workers_and_update_freq_give_the_same_model(criterion, workers, request, tmp_path):
+@pytest.mark.slow  # by default tests/criterions/test_commands.py compares two workers with one
+@pytest.mark.parametrize("criterion", served())
+def test_workers_and_update_freq_give_the_same_model(criterion, request, tmp_path):
     """Four batches to an update. Without Adam, which makes steps of what rounding has left of a gradient of 0."""
+    workers = (1, 2, 4)
     flags = [*flags_of(criterion, request), "--optimizer", "sgd", "--lr", "0.1"]
     runs = {str(n): (n, [*flags, "--update-freq", 4 // n]) for n in workers}
     runs["untrained"] = (1, [*flags, "--max-update", 1, "--lr", 0])

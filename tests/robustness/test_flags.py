@@ -51,8 +51,8 @@ def outcomes(seed, numbers, server, data):
 
 
 def test_a_few_combinations_train_or_are_refused(server, data):
-    counts = outcomes(8, range(2 * len(KINDS)), server, data)
-    assert counts[TRAINED] > 3 and counts[REFUSED] > 1
+    counts = outcomes(8, range(len(KINDS)), server, data)
+    assert counts[TRAINED] > 1 and counts[REFUSED] > 1
 
 
 @pytest.mark.slow
