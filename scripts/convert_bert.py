@@ -35,7 +35,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
-from mixhead_plugin.data.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary
+from mixhead_plugin.data.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.models.bert import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import STOCK_MODEL, OptionError, model_options, option_name
@@ -211,7 +211,7 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
         raise OptionError(f"{folder / 'vocab.txt'}: has {len(words)} words, the model {len(embedding)}")
 
     out.mkdir(parents=True, exist_ok=True)
-    dictionary = write_dictionary(words, out / "dict.txt")
+    dictionary = write_dictionary(words, out / "dict.txt", folder / "vocab.txt")
     order = torch.tensor([words.index(word) for word in OPENING] + [i for i, w in enumerate(words) if w not in SPECIAL])
     order = torch.cat([order, torch.tensor([words.index(word) for word in CLOSING])])  # [V], fairseq's index -> theirs
 
@@ -250,26 +250,6 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
         state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
     save(state, cfg, out / "model.pt")
     _copy(folder, out)
-
-
-def write_dictionary(words: List[str], path: Path) -> Dictionary:
-    """dict.txt in the order of `words`, without the special symbols, which fairseq has itself.
-
-    Raises:
-        OptionError: fairseq reads something else than was written
-    """
-    lines = [f"{word} 1\n" for word in words if word not in SPECIAL]
-    path.write_text("".join(lines), encoding="utf-8")
-    problem = f"{path}: fairseq cannot tell the words of this vocabulary apart"
-    try:
-        dictionary = Dictionary.load(str(path))
-    except (RuntimeError, ValueError) as error:
-        raise OptionError(f"{problem} ({str(error).splitlines()[0]})") from error
-    dictionary.add_symbol("<mask>")
-    expected = [*OPENING.values(), *(word for word in words if word not in SPECIAL), *CLOSING.values()]
-    if dictionary.symbols != expected:
-        raise OptionError(problem)
-    return dictionary
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Texts as BERT wants them: one sentence a line, an empty line between documents."""
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from common.wikitext import SPLITS, TITLE
 
 HEADING = re.compile(r" = .* = \n")
 ENDS = frozenset(".?!")
+BEGINNING = 1 << 20  # bytes of a file that are looked at first
 AT = re.compile(r" @([-,.])@ ")  # how WikiText writes what stands within a word
 
 
@@ -65,19 +67,33 @@ def wikitext(folder: Path) -> Text:
 
 
 def own_text(paths: Sequence[Path], hold_out: int) -> Text:
-    """Of files in BERT's format, one after the other; every `hold_out`-th document is of the validation set."""
+    """Of files in BERT's format, one after the other; one of `hold_out` documents is of the validation set."""
     for path in paths:
         if not path.is_file():
-            fail(f"--text {path}: no such file")
+            fail(f"--text {path}: {'must be a file, is a folder' if path.is_dir() else 'no such file'}")
+        with path.open("rb") as file:
+            beginning = file.read(BEGINNING)
+        if b"\r" in beginning and b"\n" not in beginning:
+            fail(f"--text {path}: its lines end in carriage returns alone, must end in line feeds")
     return Text(("train", "valid"), partial(_own_lines, paths, hold_out))
 
 
 def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]]:
-    document, begun = 1, False
+    document, begun = 0, False
+    drawn = _held_out(document, hold_out)
     for path in paths:
         # a file ends a document
         for line in chain(map(str.strip, read_lines(path)), [""]):
             if line or begun:
-                yield ("train" if document % hold_out else "valid"), line
-            document += begun and not line
+                yield ("valid" if document == drawn else "train"), line
+            if begun and not line:
+                document += 1
+                if document % hold_out == 0:
+                    drawn = _held_out(document, hold_out)
             begun = bool(line)
+
+
+def _held_out(first: int, number: int) -> int:
+    """One of `number` documents from `first` on, drawn by their number: what a text repeats has no part in it."""
+    digest = hashlib.sha256(str(first).encode()).digest()
+    return first + int.from_bytes(digest, "big") % number

@@ -8,6 +8,7 @@ source "$ROOT/examples/bert_pretraining/phase.sh"
 
 checkpoint=$(last_checkpoint)
 machine=$(machine)
+same_pieces "$DATA/binary/dict.txt" "$checkpoint"
 
 # shellcheck disable=SC2086 # $machine is no flag or one
 set -- "$DATA/binary" --user-dir "$PLUGIN" --task bert_pretraining --path "$checkpoint" $machine \

@@ -10,7 +10,7 @@ esac
 default_arch=fixhead_bert_d512_h8_k128
 SAVE=$(save_folder "$default_arch" "$@")
 phase=$SAVE/$VARIANT
-prepared "$DATA/binary"
+[[ $STEP == export ]] || prepared "$DATA/binary"
 
 last_checkpoint() { # of the phase: CHECKPOINT, the average of AVERAGE, or the last; BERT's authors chose none by its loss
     if [[ ! ${CHECKPOINT:-} && ! ${AVERAGE:-} ]]; then

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from bert_pretraining.documents import Text, own_text, wikitext
-from common.archives import Archive, complete, fail, note, obtain
+from common.archives import Archive, complete, fail, note, obtain, sha256
 from common.prepare import (
     data_folder,
     mark_unchecked,
@@ -31,7 +31,11 @@ VOCABULARY = Archive("bert-base-uncased/vocab.txt", (f"{HUGGING_FACE}/vocab.txt"
 BLOCK = 100_000  # lines in memory
 FEW = 10_000  # lines, for which no processes are started
 SETTINGS = "settings.json"
+SUMS = "sha256"  # in them, of the files of --text and --vocab
 UNKNOWN = "[UNK]"
+LEFT_OUT = "of them in the text"
+HOLD_OUT = 1000
+MOST_UNKNOWN = 0.1  # of the pieces of a text that a vocabulary fits
 
 
 # ---- pieces ----------------------------------------------------------------------------------------------------------
@@ -75,12 +79,21 @@ def in_pieces(text: Text, cutter: Cutter, workers: int) -> Iterator[tuple[str, s
 
 
 def write_pieces(text: Text, cutter: Cutter, folder: Path, workers: int) -> dict[str, dict[str, int]]:
-    """A file for each split; how many documents, sentences and pieces it has."""
-    found = {split: dict.fromkeys(("documents", "sentences", "pieces", "unknown"), 0) for split in text.splits}
+    """A file for each split; how many documents, sentences and pieces it has, how many of these are unknown, and how
+    many of those the text itself has left out."""
+    kinds = ("documents", "sentences", "pieces", "unknown", LEFT_OUT)
+    found = {split: dict.fromkeys(kinds, 0) for split in text.splits}
+
+    def counted() -> Iterator[tuple[str, str]]:
+        for split, line in text.lines():
+            if text.unknown:
+                found[split][LEFT_OUT] += line.count(text.unknown)
+            yield split, line
+
     begun = dict.fromkeys(text.splits, False)
     with ExitStack() as stack:
         files = {split: stack.enter_context((folder / split).open("w", encoding="utf-8")) for split in text.splits}
-        for split, line in in_pieces(text, cutter, workers):
+        for split, line in in_pieces(text._replace(lines=counted), cutter, workers):
             numbers = found[split]
             numbers["documents"] += bool(line) and not begun[split]
             numbers["sentences"] += bool(line)
@@ -94,7 +107,8 @@ def write_pieces(text: Text, cutter: Cutter, folder: Path, workers: int) -> dict
 def check_documents(found: dict[str, dict[str, int]], hold_out: Optional[int]) -> None:
     """End the program unless every split has what pairs are made of."""
     for split, numbers in found.items():
-        note(f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in numbers.items()))
+        said = {what: number for what, number in numbers.items() if number or what != LEFT_OUT}
+        note(f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in said.items()))
     few = [split for split, numbers in found.items() if numbers["documents"] < 2]
     if few and hold_out is not None:
         total = sum(numbers["documents"] for numbers in found.values())
@@ -104,6 +118,17 @@ def check_documents(found: dict[str, dict[str, int]], hold_out: Optional[int]) -
         )
     if few:
         fail(f"{few[0]}: has {found[few[0]]['documents']} documents, random segments need two")
+
+
+def check_unknown(found: dict[str, dict[str, int]], vocabulary: str) -> None:
+    """End the program if the vocabulary is of another language or case than the text."""
+    for split, numbers in found.items():
+        pieces, unknown = (numbers[what] - numbers[LEFT_OUT] for what in ("pieces", "unknown"))
+        if unknown > MOST_UNKNOWN * pieces:
+            fail(
+                f"{vocabulary}: {unknown:,} of the {pieces:,} pieces of {split} are unknown, must be at most "
+                f"{MOST_UNKNOWN:.0%}; take a vocabulary of this language (--vocab), or --learn-vocab"
+            )
 
 
 # ---- the vocabulary --------------------------------------------------------------------------------------------------
@@ -125,20 +150,26 @@ def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
     from mixhead_plugin.data.wordpiece import SPECIAL, read_vocabulary
 
     path = args.vocab or obtain(VOCABULARY, data)
-    words = read_vocabulary(path)
+    try:
+        words = read_vocabulary(path)
+    except UnicodeDecodeError as error:
+        fail(f"{path}: {error}")
     if missing := sorted(SPECIAL.keys() - set(words)):
         fail(f"{path}: has no {', '.join(missing)}; must be the vocab.txt of a BERT")
     return words
 
 
-def write_vocabulary(words: Sequence[str], folder: Path, cased: bool) -> None:
-    """vocab.txt, and dict.txt in its order with what fairseq does not have itself."""
-    from mixhead_plugin.data.wordpiece import SPECIAL
+def write_vocabulary(words: Sequence[str], folder: Path, cased: bool, name: str) -> None:
+    """vocab.txt, and dict.txt in its order with what fairseq does not have itself; errors say `name`."""
+    from mixhead_plugin.data.wordpiece import write_dictionary
+    from mixhead_plugin.options import OptionError
 
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     check_case(folder, cased)
-    lines = [f"{word} 1\n" for word in words if word not in SPECIAL]
-    (folder / "dict.txt").write_text("".join(lines), encoding="utf-8")
+    try:
+        write_dictionary(words, folder / "dict.txt", name)
+    except OptionError as error:
+        fail(str(error))
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -147,29 +178,38 @@ def write_vocabulary(words: Sequence[str], folder: Path, cased: bool) -> None:
 def binarise(args: Any, settings: dict[str, Any], data: Path) -> None:
     """$DATA/binary, unless it is there."""
     folder = data / "binary"
+    text = own_text(args.text, args.hold_out or HOLD_OUT) if args.text else None
+    files = [*(args.text or ()), *([args.vocab] if args.vocab else ())]
+    sums = {str(path.resolve()): sha256(path) for path in files}
     if folder.exists():
         refuse_unchecked([folder], args.any_counts)
         require_files(folder, [SETTINGS, "dict.txt", "vocab.txt"])
         made = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         for name, value in settings.items():
-            if made[name] != value:
-                fail(f"{folder}: made with {name} {made[name]}, not {value}; remove it, or choose another DATA")
+            if made.get(name) != value:
+                fail(f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose another DATA")
+        for path, found in sums.items():
+            if made.get(SUMS, {}).get(path) != found:
+                fail(f"{path}: has changed since {folder} was made of it; remove that, or choose another DATA")
         note(f"{folder} is there already")
         return
-    if args.text:
-        text = own_text(args.text, args.hold_out)
-    else:
+    if text is None:
         text = wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
     from mixhead_plugin.data.wordpiece import WordPiece
 
+    if args.learn_vocab is not None:
+        vocabulary = f"--learn-vocab {args.learn_vocab}"
+    else:
+        vocabulary = str(args.vocab or VOCABULARY.file)
     with complete(folder) as unfinished:
         unfinished.mkdir()
-        write_vocabulary(vocabulary_of(args, text, data), unfinished, args.cased)
+        write_vocabulary(vocabulary_of(args, text, data), unfinished, args.cased, vocabulary)
         pieces = unfinished / "pieces"
         pieces.mkdir()
         cutter = Cutter(WordPiece.from_file(unfinished / "vocab.txt", not args.cased), text.unknown)
         found = write_pieces(text, cutter, pieces, args.workers)
-        check_documents(found, args.hold_out if args.text else None)
+        check_documents(found, args.hold_out or HOLD_OUT if args.text else None)
+        check_unknown(found, vocabulary)
         prefixes = {"train": "--trainpref", "valid": "--validpref", "test": "--testpref"}
         files = [word for split in text.splits for word in (prefixes[split], str(pieces / split))]
         dictionary = pieces / "dict.txt"
@@ -178,7 +218,7 @@ def binarise(args: Any, settings: dict[str, Any], data: Path) -> None:
         for path in pieces.iterdir():
             path.unlink()
         pieces.rmdir()
-        (unfinished / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        (unfinished / SETTINGS).write_text(json.dumps({**settings, SUMS: sums}, indent=2) + "\n", encoding="utf-8")
         if args.any_counts:
             mark_unchecked(unfinished)
     note(f"{folder} is ready")
@@ -196,9 +236,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     flags.add_argument(
         "--hold-out",
         type=int,
-        default=1000,
         metavar="N",
-        help="of --text, every N-th document is the validation set (default: %(default)s)",
+        help=f"of --text, one of every N documents is of the validation set (default: {HOLD_OUT})",
     )
     vocabulary = flags.add_mutually_exclusive_group()
     vocabulary.add_argument(
@@ -209,17 +248,19 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     flags.add_argument("--cased", action="store_true", help="keep upper case and accents")
     args = flags.parse_args(arguments)
-    if args.hold_out < 2:
+    if args.hold_out is not None and not args.text:
+        fail(f"--hold-out {args.hold_out}: needs --text; WikiText-2 has its own validation set")
+    if args.hold_out is not None and args.hold_out < 2:
         fail(f"--hold-out {args.hold_out}: must be at least 2")
     if args.learn_vocab is not None and args.learn_vocab < 1:
         fail(f"--learn-vocab {args.learn_vocab}: must be a number such as 8000")
     if args.vocab and not args.vocab.is_file():
-        fail(f"--vocab {args.vocab}: no such file")
+        fail(f"--vocab {args.vocab}: {'must be a file, is a folder' if args.vocab.is_dir() else 'no such file'}")
     if args.cased and not args.vocab and args.learn_vocab is None:
         fail("--cased: needs --vocab or --learn-vocab; bert-base-uncased's pieces have lower case alone")
     settings = {
         "text": [str(path.resolve()) for path in args.text] if args.text else WIKITEXT2.name,
-        "hold-out": args.hold_out if args.text else None,
+        "hold-out": args.hold_out or HOLD_OUT if args.text else None,
         "vocabulary": str(args.vocab.resolve()) if args.vocab else args.learn_vocab or "bert-base-uncased",
         "cased": args.cased,
     }

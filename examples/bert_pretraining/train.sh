@@ -3,6 +3,8 @@
 # 83.5 after fine-tuning): masked words and next sentences, 1024 pairs an update, in two phases.
 #   VARIANT=128    pairs of 128 tokens, 450,000 updates, 5,000 of them warm-up; 16 batches of 64 pairs an update
 #   VARIANT=512    from the last checkpoint of that, pairs of 512, 50,000 updates, 3,000; 64 batches of 16 pairs
+#   EARLY=1        the second phase may begin before the first has ended
+# The text's dict.txt and vocab.txt are kept in SAVE, which is then of this vocabulary alone.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/bert_pretraining/phase.sh"
@@ -13,13 +15,13 @@ case $VARIANT in
     512)
         pairs=16 batches=64 updates=50000 warmup=3000
         first=$SAVE/128/checkpoint_last.pt
-        [[ -f $first || -f $phase/checkpoint_last.pt || ${DRY_RUN:-} ]] ||
-            fail "VARIANT=512: there is no $first to begin with; run the first phase (VARIANT=128) with this SAVE"
         begin=(--finetune-from-model "$first")
         ;;
 esac
 update_freq=$(update_freq "$batches" "$@")
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert_pretraining.begin "$DATA/binary" "$SAVE" "$VARIANT"
 
+# --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-train "$DATA/binary" --user-dir "$PLUGIN" --save-dir "$phase" $machine \
     --task bert_pretraining --tokens-per-sample "$VARIANT" --arch "$default_arch" --max-positions 512 \
@@ -28,5 +30,5 @@ run fairseq-train "$DATA/binary" --user-dir "$PLUGIN" --save-dir "$phase" $machi
     --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0 \
     --lr 0.0001 --lr-scheduler polynomial_decay --total-num-update "$updates" --warmup-updates "$warmup" \
     --batch-size "$pairs" --max-tokens $((pairs * VARIANT)) --update-freq "$update_freq" \
-    --max-update "$updates" --seed 1 --required-batch-size-multiple 1 \
+    --max-update "$updates" --seed 1 --required-batch-size-multiple 1 --fp16-no-flatten-grads \
     --no-epoch-checkpoints --save-interval-updates 5000 --keep-interval-updates 5 --log-interval 100 "$@"

@@ -32,21 +32,25 @@ def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> lis
             yield " ".join(pieces).replace(f" {CONTINUATION}", "")
 
     model = io.BytesIO()
-    with ending_at_once():
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=words(),
-            model_writer=model,
-            model_type="bpe",
-            # more than is wanted: it counts a character and its form at the beginning of a word as two, too
-            vocab_size=size + 2 * len(spelling.vocabulary),
-            hard_vocab_limit=False,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            max_sentence_length=LONGEST,
-            bos_id=-1,
-            eos_id=-1,
-            minloglevel=2,
-        )
+    try:
+        with ending_at_once():
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=words(),
+                model_writer=model,
+                model_type="bpe",
+                # more than is wanted: it counts a character and its form at the beginning of a word as two, too
+                vocab_size=size + 2 * len(spelling.vocabulary),
+                hard_vocab_limit=False,
+                character_coverage=1.0,
+                normalization_rule_name="identity",
+                max_sentence_length=LONGEST,
+                bos_id=-1,
+                eos_id=-1,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0] if seen else "it has no words"
+        fail(f"--learn-vocab {size}: sentencepiece cannot learn that from the training text ({reason})")
     learnt = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     seen |= {_other(piece) for piece in seen if piece[-1].isalnum()}
     pieces = [*SPECIAL, *sorted(seen)]

@@ -51,7 +51,8 @@ def note(message: str) -> None:
 
 
 def bar(total: Optional[int], title: str, **settings: Any) -> tqdm:
-    """A progress bar in bytes."""
+    """A progress bar in bytes; where stderr is no terminal it stays, or the next line would go on behind it."""
+    settings["leave"] = settings.get("leave", True) or not sys.stderr.isatty()
     return tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True, **settings)
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Optional
 
-from common.archives import Archive, complete, fail, note, obtain, unpack
+from common.archives import Archive, complete, fail, note, obtain, sha256, unpack
 from common.prepare import require_files
 
 ROOT = Path(__file__).resolve().parents[2]
-ORIGIN = "origin.txt"
+ORIGIN = "origin.txt"  # the folder that the model is of, and the sums of its files
 WORDPIECE, GPT2 = ("vocab.txt",), ("encoder.json", "vocab.bpe")
 FILES = {"bert": WORDPIECE, "roberta": GPT2}  # beside dict.txt and model.pt
 
@@ -28,28 +28,38 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
     folder = data / model / "model"
     names = ("model.pt", "dict.txt", *FILES[model])
     origin = str(source or "the published base model")
+    if source is not None and not source.is_dir():
+        fail(f"--from {source}: no such folder")
     if folder.exists():
         require_files(folder, [*names, ORIGIN])
-        made = (folder / ORIGIN).read_text().strip()
+        made, _, sums = (folder / ORIGIN).read_text(encoding="utf-8").partition("\n")
+        instead = f"remove {folder.parent}, or choose another folder as DATA"
         if source is not None and made != origin:
-            fail(f"--from {source}: {folder} is of {made}; remove {folder.parent}, or choose another folder as DATA")
+            fail(f"--from {source}: {folder} is of {made}; {instead}")
+        if source is not None and sums != _sums(source):
+            fail(f"--from {source}: has changed since {folder} was made of it; {instead}")
         return folder
+    sums = "" if source is None else _sums(source)
     if source is None and model == "bert":
         source = _fetched_bert(data)
     with complete(folder) as unfinished:
         unfinished.mkdir()
         if source is None:
             _fetch_roberta(unfinished, data)
-        elif not source.is_dir():
-            fail(f"--from {source}: no such folder")
         elif (source / "config.json").is_file() and not (source / "model.pt").is_file():
             _convert(model, source, unfinished)
         else:
             _copy(source, names, unfinished)
         require_files(unfinished, names)
-        (unfinished / ORIGIN).write_text(f"{origin}\n")
+        (unfinished / ORIGIN).write_text(f"{origin}\n{sums}", encoding="utf-8")
     note(f"{folder} has the model")
     return folder
+
+
+def _sums(source: Path) -> str:
+    """A line for each file of a folder that a model is made of: its sha256 and its name."""
+    names = {"model.pt", "dict.txt", *BERT_FILES, "pytorch_model.bin", *GPT2}
+    return "".join(f"{sha256(source / name)} {name}\n" for name in sorted(names) if (source / name).is_file())
 
 
 def _fetched_bert(data: Path) -> Path:

@@ -49,6 +49,28 @@ prepared() { # FOLDER: ends unless prepare.sh has made it
     [[ -d $1 || ${DRY_RUN:-} ]] || fail "$1: no such folder; examples/$EXAMPLE/prepare.sh makes it"
 }
 
+same_pieces() { # DICTIONARY CHECKPOINT: ends if another dict.txt lies beside the checkpoint or in the folder above
+    local folder=${2%/*} other
+    if [[ ${DRY_RUN:-} || $2 != */* ]]; then return; fi
+    for other in "$folder/dict.txt" "$folder/../dict.txt"; do
+        if [[ -f $other ]]; then # the counts behind the words say nothing
+            cmp -s <(sed 's/ .*//' "$1") <(sed 's/ .*//' "$other") ||
+                fail "$2: has the pieces of $other, not those of $1; take data of its pieces"
+            return
+        fi
+    done
+}
+
+finetuned_from() { # DEFAULT "$@": the checkpoint of --finetune-from-model
+    local name=$1 previous='' argument
+    for argument in "${@:2}"; do
+        case $previous in --finetune-from-model) name=$argument ;; esac
+        case $argument in --finetune-from-model=*) name=${argument#*=} ;; esac
+        previous=$argument
+    done
+    absolute "$name"
+}
+
 # ---- fairseq's commands ----------------------------------------------------------------------------------------------
 
 # Where DRY_RUN prints, whatever the caller does with the output of a command.

@@ -32,6 +32,8 @@ case $MODEL in
         ;;
 esac
 machine=$(machine "$@")
+from=$(finetuned_from "$DATA/$MODEL/model/model.pt" "$@")
+same_pieces "$data/input0/dict.txt" "$from"
 batch=$(rows "$batch")
 tokens=$(max_tokens 4400)
 ((tokens >= 512)) || tokens=512 # of the longest example

@@ -9,8 +9,6 @@ from common.archives import Archive, check_counts, complete, fail, note, obtain
 from common.prepare import data_folder, mark_unchecked, parser, refuse_unchecked, require_files, start
 from common.pretrained import check_case, prepare_model
 
-from mixhead_plugin.data.squad import SquadError, locate, read_squad
-
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 # The sums are those that huggingface/datasets and ParlAI have.
 ARCHIVES = {
@@ -37,6 +35,8 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
         if (folder / CASED).exists() != cased:
             was = "with" if (folder / CASED).exists() else "without"
             fail(f"{folder}: made {was} --cased; remove it, and {data / 'bert'}, to have it made again")
+        if (folder / "dict.txt").read_bytes() != dictionary.read_bytes():
+            fail(f"{folder}: its dict.txt is of another model than {dictionary}; remove it to have it made again")
         note(f"{folder} is there already")
         return
     with complete(folder) as unfinished:
@@ -53,6 +53,9 @@ def prepare_text(data: Path, dictionary: Path, cased: bool, any_counts: bool) ->
 
 def check_set(path: Path, name: str, questions: Optional[int]) -> None:
     """End the program unless the file is of SQuAD's layout and, where a number is given, size."""
+    # here, because it takes seconds, and the command line is read before
+    from mixhead_plugin.data.squad import SquadError, locate, read_squad
+
     try:
         squad = read_squad(path)
     except SquadError as error:

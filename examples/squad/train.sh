@@ -10,13 +10,16 @@ save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
 windows=$(rows 32)
 tokens=$(max_tokens 12288) # 32 of the longest
+model=$DATA/bert/model/model.pt
+from=$(finetuned_from "$model" "$@")
+same_pieces "$DATA/text/dict.txt" "$from"
 if [[ -e $DATA/text/cased ]]; then cased=--cased; else cased=; fi
 
 # --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
 # shellcheck disable=SC2086 # $machine is several flags, $cased no flag or one
 run fairseq-train "$DATA/text" --user-dir "$PLUGIN" --save-dir "$save" $machine \
     --task squad --max-positions 512 --max-seq-length 384 --doc-stride 128 --max-query-length 64 $cased \
-    --arch "$default" --finetune-from-model "$DATA/bert/model/model.pt" \
+    --arch "$default" --finetune-from-model "$model" \
     --criterion squad --best-checkpoint-metric f1 --maximize-best-checkpoint-metric \
     --dropout 0.1 --attention-dropout 0.1 \
     --optimizer adam --adam-betas '(0.9, 0.999)' --adam-eps 1e-06 --weight-decay 0.01 --clip-norm 1.0 \

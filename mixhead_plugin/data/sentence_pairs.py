@@ -76,7 +76,8 @@ class SentencePairs(FairseqDataset):
         super().__init__()
         self.lines, self.dictionary, self.masking, self.seed = lines, dictionary, masking, seed
         self.words = range(dictionary.nspecial, masking.mask)
-        self.epoch = 1
+        # shared with the workers that read, which stay from epoch to epoch
+        self._epoch = torch.ones(1, dtype=torch.int64).share_memory_()
         self._cut_into_units(np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document)
         self._pack(length - SPECIAL, short_probability)
 
@@ -126,11 +127,11 @@ class SentencePairs(FairseqDataset):
         return len(self.document_start) - 1
 
     @property
-    def can_reuse_epoch_itr_across_epochs(self) -> bool:
-        return False  # workers that stay from epoch to epoch would not hear of the next
+    def epoch(self) -> int:
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        self._epoch.fill_(epoch)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -7,9 +7,14 @@ longest pieces that the vocabulary has (Devlin et al. 2019; Wu et al. 2016, sect
 
 import re
 import unicodedata
+from collections import Counter
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Iterable, Iterator, List, NamedTuple, Tuple, Union
+from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
+
+from fairseq.data import Dictionary
+
+from mixhead_plugin.options import OptionError
 
 UNKNOWN = "[UNK]"
 # What fairseq's dictionary calls the special pieces of a vocabulary: four open it, [MASK] closes it.
@@ -134,6 +139,33 @@ def read_vocabulary(path: Union[str, Path]) -> List[str]:
     """The pieces of a vocab.txt in their order."""
     lines = Path(path).read_text(encoding="utf-8").split("\n")  # not splitlines: some pieces are line breaks to it
     return lines[:-1] if lines[-1] == "" else lines
+
+
+def write_dictionary(words: Sequence[str], path: Path, source: Union[str, Path]) -> Dictionary:
+    """fairseq's dictionary of a vocabulary, in its order, without the special symbols, which fairseq has itself.
+
+    Args:
+        words: the pieces of a vocab.txt
+        path: the file to write
+        source: what errors call the vocabulary
+
+    Raises:
+        OptionError: fairseq reads something else than was written
+    """
+    lines = [f"{word} 1\n" for word in words if word not in SPECIAL]
+    path.write_text("".join(lines), encoding="utf-8")
+    problem = f"{source}: fairseq cannot tell the words of this vocabulary apart"
+    if twice := [word for word, number in Counter(words).items() if number > 1]:
+        raise OptionError(f"{problem} ({twice[0]!r} is there twice)")
+    try:
+        dictionary = Dictionary.load(str(path))
+    except (RuntimeError, ValueError, OptionError) as error:
+        raise OptionError(f"{problem} ({str(error).splitlines()[0]})") from error
+    dictionary.add_symbol("<mask>")
+    expected = [*OPENING.values(), *(word for word in words if word not in SPECIAL), *CLOSING.values()]
+    if dictionary.symbols != expected:
+        raise OptionError(problem)
+    return dictionary
 
 
 def _words(characters: List[Tuple[str, int]]) -> Iterator[Tuple[int, int]]:

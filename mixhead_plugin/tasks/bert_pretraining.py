@@ -8,13 +8,14 @@ from typing import Any, Dict
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import nn
 
 from mixhead_plugin.data.sentence_pairs import SPECIAL, Masking, SentencePairs
 from mixhead_plugin.models.bert import NEXT_SENTENCE, BertModel
 from mixhead_plugin.options import OptionError, option_name
+from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class BertPretrainingConfig(FairseqDataclass):
 
 
 @register_task("bert_pretraining", dataclass=BertPretrainingConfig)
-class BertPretrainingTask(FairseqTask):
+class BertPretrainingTask(Task):
     """Makes pairs of segments with masked words, see `SentencePairs`, and gives the model its head for them."""
 
     cfg: BertPretrainingConfig

@@ -17,7 +17,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed
 from fairseq.logging import metrics
 from fairseq.logging.meters import MetersDict, safe_round
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor, nn
 
@@ -27,6 +27,7 @@ from mixhead_plugin.data.squad_windows import SPECIAL, Sizes, SquadWindows
 from mixhead_plugin.data.wordpiece import CONTINUATION, WordPiece
 from mixhead_plugin.modules.span_head import install_span_head
 from mixhead_plugin.options import OptionError, option_name
+from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def gather_rows(rows: Tensor) -> Tensor:
 
 
 @register_task("squad", dataclass=SquadTaskConfig)
-class SquadTask(FairseqTask):
+class SquadTask(Task):
     """Questions with a context, for the criterion `squad`."""
 
     cfg: SquadTaskConfig

@@ -14,7 +14,9 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 sys.path[:0] = [str(EXAMPLES / "demo"), str(EXAMPLES)]
 
 # Those that the recipes read, beside the launchers'.
-VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
+VARIABLES = (
+    "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
+)
 
 
 @pytest.fixture(scope="session")

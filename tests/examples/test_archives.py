@@ -305,3 +305,13 @@ def test_counts_that_differ_are_all_named(capsys):
     check_counts("wiki.train.tokens", found, {"lines": 3, "types": 9})
     message = refusal(capsys, check_counts, "wiki.train.tokens", found, {"lines": 4, "tokens": 2_000_000, "types": 9})
     assert message == "wiki.train.tokens: 3 lines, must be 4; 1,234,567 tokens, must be 2,000,000"
+
+
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_where_stderr_is_no_terminal_an_error_has_a_line_of_its_own(broken_off, tmp_path, capfd):
+    (tmp_path / "text").write_bytes(b"one\ntwo\n" + b"\xff\n" * broken_off)
+    with pytest.raises(SystemExit):
+        list(archives.read_lines(tmp_path / "text"))
+        archives.fail("too short")
+    *before, last, after = capfd.readouterr().err.split("\n")
+    assert last.startswith("prepare: error: ") and after == "" and "reading text" in before[-1]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import re
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bert_pretraining import prepare
+from bert_pretraining import begin, prepare
 from bert_pretraining.documents import from_wikitext, own_text, sentences
 from bert_pretraining.evaluate import entropy, results
 from bert_pretraining.export import export
@@ -63,6 +64,12 @@ def refuses(capsys, *arguments):
     return line.removeprefix("prepare: error: ")
 
 
+def ends(function, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments)
+    assert ended.value.code == 1
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
 
 
@@ -109,13 +116,25 @@ def test_articles_become_documents_without_headings():
     ]
 
 
-def test_every_so_many_documents_are_held_out(tmp_path):
+def test_one_of_so_many_documents_is_held_out(tmp_path):
+    """Of ten always one, but not always the same."""
+    text = tmp_path / "text"
+    text.write_text("".join(f"{number}\n\n" for number in range(1000)))
+    held = [int(line) for split, line in own_text([text], 10).lines() if split == "valid" and line]
+    assert [number // 10 for number in held] == list(range(100))
+    places = [number % 10 for number in held]
+    assert set(places) == set(range(10)) and max(map(places.count, places)) < 25
+
+
+def test_files_follow_one_another(tmp_path):
     paths = [tmp_path / "a", tmp_path / "b"]
     paths[0].write_text("\n\n1\n1\n\n \n2\n\n3")
     paths[1].write_text("4\n4\n\n5\n\n\n")
     found = list(own_text(paths, 2).lines())
-    assert "".join(line or "/" for split, line in found if split == "train") == "11/3/5/"
-    assert "".join(line or "/" for split, line in found if split == "valid") == "2/44/"
+    texts = ["".join(line or "/" for kind, line in found if kind == split) for split in ("train", "valid")]
+    held = [number for number, document in enumerate(["11/", "2/", "3/", "44/", "5/"]) if document in texts[1]]
+    assert "".join(line or "/" for _, line in found) == "11/2/3/44/5/"
+    assert [number // 2 for number in held][:2] == [0, 1] and len(texts[0]) + len(texts[1]) == 12
 
 
 # ---- the vocabulary --------------------------------------------------------------------------------------------------
@@ -148,6 +167,16 @@ def test_a_vocabulary_that_cannot_be_learnt_is_refused(size, tmp_path, capsys):
     assert len(learn(lambda: lines, int(most), lowercase=True)) == int(most)
 
 
+@pytest.mark.parametrize("content", ["", "\n \n\n"])
+def test_nothing_can_be_learnt_from_an_empty_text(content, capsys):
+    with pytest.raises(SystemExit):
+        learn(lambda: content.splitlines(keepends=True), 80, lowercase=True)
+    message = (
+        "prepare: error: --learn-vocab 80: sentencepiece cannot learn that from the training text (it has no words)\n"
+    )
+    assert capsys.readouterr().err == message
+
+
 # ---- prepare ---------------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +187,8 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
             archive.writestr(f"wikitext-2/wiki.{split}.tokens", WIKITEXT)
     monkeypatch.setenv("ARCHIVES", str(tmp_path))
     prepare.main(["--any-counts", "--learn-vocab", "60", "--workers", "1"])
-    assert "train: 2 documents, 4 sentences, " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "train: 2 documents, 4 sentences, " in said and " pieces, 1 unknown, 1 of them in the text\n" in said
     folder = tmp_path / "data" / "binary"
     words = Dictionary.load(str(folder / "dict.txt"))
     listed = [word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL]
@@ -181,6 +211,15 @@ def test_a_line_of_which_nothing_is_left_ends_no_document(tmp_path):
     assert [line for _, line in found] == ["one", "one", "", "two", ""]
 
 
+def test_a_tenth_of_the_pieces_may_be_unknown_beside_those_of_the_text_itself(capsys):
+    numbers = {"pieces": 110, "unknown": 20, prepare.LEFT_OUT: 10}
+    prepare.check_unknown({"train": numbers}, "v")
+    ends(prepare.check_unknown, {"train": {**numbers, "unknown": 21}}, "v")
+    assert capsys.readouterr().err.startswith(
+        "prepare: error: v: 11 of the 100 pieces of train are unknown, must be at"
+    )
+
+
 @pytest.mark.slow
 def test_many_processes_cut_as_one_does(tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "FEW", 10)
@@ -194,10 +233,16 @@ def test_many_processes_cut_as_one_does(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ("--hold-out 1", "--hold-out 1: must be at least 2"),
+        ("--text {text} --hold-out 1", "--hold-out 1: must be at least 2"),
+        ("--hold-out 100", "--hold-out 100: needs --text; WikiText-2 has its own validation set"),
         ("--learn-vocab 0", "--learn-vocab 0: must be a number such as 8000"),
         ("--vocab /no/where", "--vocab /no/where: no such file"),
         ("--text /no/where --learn-vocab 80", "--text /no/where: no such file"),
+        ("--text /tmp --learn-vocab 80", "--text /tmp: must be a file, is a folder"),
+        (
+            "--text {old} --learn-vocab 80",
+            "--text {old}: its lines end in carriage returns alone, must end in line feeds",
+        ),
         ("--cased", "--cased: needs --vocab or --learn-vocab; bert-base-uncased's pieces have lower case alone"),
         (
             "--text {text} --learn-vocab 80",
@@ -205,14 +250,39 @@ def test_many_processes_cut_as_one_does(tmp_path, monkeypatch):
             "document",
         ),
         ("--text {text} --vocab {text}", "{text}: has no [CLS], [MASK], [PAD], [SEP], [UNK]; must be the vocab.txt of"),
+        (
+            "--text {text} --vocab {twice}",
+            "{twice}: fairseq cannot tell the words of this vocabulary apart ('a' is there",
+        ),
+        ("--text {text} --vocab {latin}", "{latin}: 'utf-8' codec can't decode byte 0xe9"),
+        (
+            "--text {text} --hold-out 6 --vocab {other} --workers 1",
+            "{other}: 902 of the 902 pieces of train are unknown, must be at most 10%; take a vocabulary of this",
+        ),
         ("--text {text} --vocab {cased}", "{data}/binary.unfinished/vocab.txt: has 2 pieces like 'The' with an upper"),
     ],
 )
 def test_what_cannot_be_prepared_is_refused_in_one_line(arguments, message, tmp_path, capsys):
-    places = {"text": own(tmp_path / "text"), "cased": tmp_path / "cased.txt", "data": tmp_path / "data"}
-    places["cased"].write_text("\n".join([*SPECIAL, "The", "Cat", "the"]))
+    places = {"text": own(tmp_path / "text"), "data": tmp_path / "data"}
+    vocabularies = {"cased": "The Cat the", "twice": "a the a", "other": "der die das", "latin": "caf\xe9"}
+    for name, words in vocabularies.items():
+        places[name] = tmp_path / f"{name}.txt"
+        places[name].write_text("\n".join([*SPECIAL, *words.split()]), encoding="latin-1")
+    places["old"] = tmp_path / "old"
+    places["old"].write_bytes(places["text"].read_bytes().replace(b"\n", b"\r"))
     assert refuses(capsys, *arguments.format(**places).split()).startswith(message.format(**places))
     assert not (tmp_path / "data" / "binary").exists()
+
+
+def test_a_text_that_has_changed_is_not_taken_for_the_prepared_one(tmp_path, capsys):
+    text = own(tmp_path / "text")
+    flags = ["--text", text, "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"]
+    for _ in range(2):
+        prepare.main(list(map(str, flags)))
+    assert capsys.readouterr().err.endswith("binary is there already\n")
+    own(text, seed=1)
+    message = f"{text}: has changed since {tmp_path}/data/binary was made of it; remove that, or choose another DATA"
+    assert refuses(capsys, *flags) == message
 
 
 # ---- the two phases --------------------------------------------------------------------------------------------------
@@ -234,7 +304,7 @@ def test_the_phases_are_the_papers(variant, values):
         assert gpus * args.batch_size * args.update_freq[0] == 1024
         assert args.max_tokens == args.batch_size * args.tokens_per_sample
         assert (args.lr, args.weight_decay, args.dropout, args.attention_dropout) == ([1e-4], 0.01, 0.1, 0.1)
-        assert int(args.total_num_update) == args.max_update
+        assert int(args.total_num_update) == args.max_update and args.fp16_no_flatten_grads
         assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (512, 8, 128)
 
 
@@ -260,6 +330,7 @@ def test_what_is_missing_is_said_in_one_line(line, message, tmp_path):
 
 
 def train(variant, monkeypatch, *flags):
+    begin.main(str(Path(os.environ["DATA"]) / "binary"), os.environ["SAVE"], str(variant))
     (command,) = dry_run(f"VARIANT={variant} examples/bert_pretraining/train.sh {' '.join([*TINY, *flags])}")
     train_here(command, monkeypatch)
 
@@ -268,11 +339,15 @@ def state(path):
     return checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
-def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch):
+def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, capsys):
     """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
     prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"])
     train(128, monkeypatch, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
+    capsys.readouterr()
     train(512, monkeypatch, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
+    assert capsys.readouterr().err.startswith(
+        f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
+    )
     first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
     assert first["optimizer_history"][-1]["num_updates"] == 3
     assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
@@ -307,23 +382,103 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch):
     assert words.string(encoder("bert", copied, lowercase=True)("Old cats!")) == "old cats <unk>"
 
 
-def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
+def write_pieces(folder, words):
+    folder.mkdir(parents=True, exist_ok=True)
     for name in ("dict.txt", "vocab.txt"):
-        (tmp_path / name).write_text("a 1\nb 1\n")
+        (folder / name).write_text("".join(f"{word}{' 1' * (name == 'dict.txt')}\n" for word in words))
+    return folder
+
+
+def write_checkpoint(path, updates=3):
+    path.parent.mkdir(parents=True, exist_ok=True)
     weights = {"encoder.sentence_encoder.embed_tokens.weight": torch.zeros(9, 4)}
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}]
     extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}}
     cfg = {"model": {"_name": "fixhead_bert_base"}, "task": {"_name": "bert_pretraining"}}
-    content = {"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}
-    torch.save(content, tmp_path / "a.pt")
-    with pytest.raises(SystemExit):
-        export(tmp_path / "a.pt", tmp_path, tmp_path / "out")
-    message = f"export: error: {tmp_path}/a.pt: has 9 embeddings, {tmp_path}/dict.txt needs 7; must be a BERT of this"
+    cfg["optimization"] = {"max_update": 3}
+    torch.save({"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}, path)
+    return path
+
+
+def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
+    checkpoint = write_checkpoint(tmp_path / "save" / "512" / "a.pt")
+    ends(export, checkpoint, tmp_path / "out")
+    assert "has no dict.txt and vocab.txt beside it or in the folder above; examples/" in capsys.readouterr().err
+    pieces = write_pieces(tmp_path / "save", "ab")
+    ends(export, checkpoint, tmp_path / "out")
+    message = f"export: error: {checkpoint}: has 9 embeddings, {pieces}/dict.txt needs 7; must be a BERT of this"
     assert capsys.readouterr().err.startswith(message)
-    (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(SystemExit):
-        export(tmp_path / "a.pt", tmp_path, tmp_path / "out")
-    assert "has no vocab.txt; examples/bert_pretraining/prepare.sh makes them" in capsys.readouterr().err
+    write_pieces(pieces, "abcd")
+    export(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
+
+
+def test_a_model_has_one_vocabulary(tmp_path, capsys):
+    """Two of one size: those of the first training are kept, and text in the other pieces is refused."""
+    save = tmp_path / "save"
+    ours, others = write_pieces(tmp_path / "ours", "abcd"), write_pieces(tmp_path / "others", "abdc")
+    for _ in range(2):
+        begin.main(str(ours), str(save), "128")
+    assert sorted(path.name for path in save.iterdir()) == ["dict.txt", "vocab.txt"]
+    for variant in ("128", "512"):
+        write_checkpoint(save / variant / "checkpoint_last.pt")
+        ends(begin.main, str(others), str(save), variant)
+        message = f"train: error: SAVE={save}: dict.txt has other pieces than {others}/dict.txt; choose another SAVE"
+        assert capsys.readouterr().err.startswith(message)
+        export(save / variant / "checkpoint_last.pt", tmp_path / "model")
+        assert (tmp_path / "model" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
+
+
+PLACES = {"bert_pretraining/evaluate": "binary", "squad/train": "text", "glue/train": "bert/RTE/input0"}
+
+
+@pytest.mark.parametrize("recipe", PLACES)
+def test_text_in_other_pieces_is_refused_everywhere(recipe, tmp_path):
+    checkpoint = tmp_path / "save" / "512" / "checkpoint_last.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    write_pieces(checkpoint.parents[1], "abcd")
+    place = write_pieces(tmp_path / "data" / PLACES[recipe], "abdc")
+    asked = f"CHECKPOINT={checkpoint}" if "evaluate" in recipe else ""
+    flag = "" if asked else f"--finetune-from-model {checkpoint}"
+    line = f"{asked} examples/{recipe}.sh {flag}"
+    assert refusal(script(line, check=False)).endswith(
+        f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of {place}/dict.txt; take data "
+        "of its pieces"
+    )
+
+
+def test_counts_are_no_part_of_the_pieces(tmp_path):
+    ours, others = write_pieces(tmp_path / "ours", "abcd"), write_pieces(tmp_path / "others", "abcd")
+    (others / "dict.txt").write_text("a 9\nb 8\nc 7\nd 6\n")
+    program = tmp_path / "train.sh"
+    program.write_text(f'source {ROOT}/examples/common/recipe.sh\nsame_pieces "$@"\n')
+    script(f"bash {program} {ours}/dict.txt {others}/a.pt")
+    script(f"bash {program} {ours}/dict.txt {tmp_path}/alone/a.pt")  # there are none to compare with
+    (others / "dict.txt").write_text("a 9\nb 8\nd 7\nc 6\n")
+    assert "not those of" in refusal(script(f"bash {program} {ours}/dict.txt {others}/a.pt", check=False))
+
+
+def test_the_second_phase_begins_when_the_first_has_ended(tmp_path, monkeypatch, capsys):
+    binary = write_pieces(tmp_path / "binary", "abcd")
+    checkpoint = write_checkpoint(tmp_path / "save" / "128" / "checkpoint_last.pt", updates=2)
+    phase = [str(binary), str(tmp_path / "save"), "512"]
+    ends(begin.main, *phase)
+    message = f"train: error: VARIANT=512: {checkpoint} is of update 2 of 3; let the first phase end, or say EARLY=1 to"
+    assert capsys.readouterr().err.startswith(message)
+    monkeypatch.setenv("EARLY", "1")
+    begin.main(*phase)
+    assert capsys.readouterr().err == f"train: begins with {checkpoint}, update 2 of 3\n"
+    checkpoint.write_text("no checkpoint")
+    ends(begin.main, *phase)
+    assert "is no checkpoint of fairseq-train (" in capsys.readouterr().err
+
+
+def test_export_takes_no_other_flags():
+    for flags in ("--ach typo", "--max-update=1", "--arch fixhead_bert_base --ach typo"):
+        line = f"examples/bert_pretraining/export.sh {flags}"
+        name = flags.split()[-2] if " " in flags else flags
+        assert refusal(script(line, check=False)) == f"export: error: {name}: no such flag; --arch is the only one"
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------

@@ -315,6 +315,11 @@ def test_another_preparation_of_the_same_folder_is_refused(bert, capsys):
     assert "made with --any-counts" in message
     message = refuses(capsys, run, "--from", data().parent)
     assert f"is of {bert}; remove" in message
+    run("--from", bert, "--tasks", "RTE")
+    with (bert / "model.pt").open("ab") as file:
+        file.write(b"trained on")
+    message = refuses(capsys, run, "--from", bert, "--tasks", "RTE")
+    assert f"--from {bert}: has changed since {data()}/bert/model was made of it; remove {data()}/bert, or" in message
 
 
 @pytest.mark.parametrize(

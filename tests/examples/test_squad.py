@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from shutil import rmtree
 
 import pytest
 import torch
@@ -100,6 +101,23 @@ def test_case_is_the_vocabularys(source, capsys):
         prepare(["--from", str(source), "--cased"])
     said = capsys.readouterr().err
     assert said == f"prepare: error: {source}/vocab.txt: has no pieces with upper-case letters; leave out --cased\n"
+
+
+def test_text_of_another_models_pieces_is_refused(source, tmp_path, monkeypatch, capsys):
+    for name, value in {"DATA": tmp_path / "data", "ARCHIVES": tmp_path}.items():
+        monkeypatch.setenv(name, str(value))
+    prepare(["--from", str(source), "--any-counts"])
+    dictionary().save(str(source / "dict.txt"))
+    with (source / "dict.txt").open("a") as file:
+        file.write("another 1\n")
+    rmtree(tmp_path / "data" / "bert")
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        prepare(["--from", str(source), "--any-counts"])
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said.startswith(
+        f"prepare: error: {tmp_path}/data/text: its dict.txt is of another model than {tmp_path}/data"
+    )
 
 
 def test_files_of_another_size_are_refused(tmp_path, capsys):

@@ -1,10 +1,14 @@
 """Pre-training of BERT: what the pairs are, that their order is reproducible, and fairseq's real commands."""
 
+import gc
 import math
+import multiprocessing
 import random
 import re
+import time
 from argparse import Namespace
-from itertools import pairwise
+from itertools import islice, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,14 +16,15 @@ import torch
 import torch.nn.functional as F
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
-from fairseq.tasks import FairseqTask
+from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
 from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion
 from mixhead_plugin.data.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
-from mixhead_plugin.models.bert import infer_segments
+from mixhead_plugin.models.bert import NEXT_SENTENCE, infer_segments
 from mixhead_plugin.options import OptionError
 from mixhead_plugin.tasks import BertPretrainingTask
+from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig
 from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several
 from tests.models.test_bert import build, pairs
 from tests.topics import binarise, write_documents, write_kinds
@@ -187,6 +192,10 @@ def by_number(batches):
     return {int(i): row.tolist() for b in batches for i, row in zip(b["id"], b["net_input"]["src_tokens"])}
 
 
+def new_task():
+    return BertPretrainingTask(BertPretrainingConfig(data=""), vocabulary())
+
+
 def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
     """As fairseq trains: the task is asked for batches in every epoch."""
 
@@ -195,17 +204,51 @@ def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
 
     lines, seen = documents(20), {}
     for workers in (0, 1):
-        task, found = FairseqTask(Namespace()), dataset(lines)
+        task, found = new_task(), dataset(lines)
         for epoch in (1, 2):
             seen[workers, epoch] = by_number(iterator(task, found, epoch, workers).next_epoch_itr())
     assert seen[0, 1] == seen[1, 1] and seen[0, 2] == seen[1, 2] and seen[1, 1].keys() == seen[1, 2].keys()
     assert sum(row == seen[1, 2][i] for i, row in seen[1, 1].items()) < 0.1 * len(seen[1, 1])
 
-    resumed = iterator(FairseqTask(Namespace()), dataset(lines), 2, 1)
+    resumed = iterator(new_task(), dataset(lines), 2, 1)
     resumed.load_state_dict({"epoch": 2, "iterations_in_epoch": 1, "shuffle": True, "version": 2})
     rest = by_number(resumed.next_epoch_itr())
     assert 0 < len(rest) < len(seen[1, 2])
     assert all(row == seen[1, 2][i] for i, row in rest.items())
+
+
+@pytest.mark.parametrize("buffer", [0, 10])
+def test_readers_stay_for_all_epochs_or_end_with_their_own(buffer):
+    """Epochs and validations, also such as are broken off; nothing waits for Python's collector."""
+
+    def readers():
+        return set(multiprocessing.active_children()) - before
+
+    lines, before = documents(20), set(multiprocessing.active_children())
+    task = new_task()
+    settings = {"max_sentences": 8, "num_workers": 1, "data_buffer_size": buffer}
+    gc.disable()
+    try:
+        found = {"train": dataset(lines), "valid": dataset(lines)}
+        for epoch in range(1, 4):
+            for split, number in (("train", 1000), ("valid", 2)):
+                iterator = task.get_batch_iterator(found[split], epoch=epoch if split == "train" else 1, **settings)
+                batches = iterator.next_epoch_itr(shuffle=split == "train")
+                assert len(list(islice(batches, number))) == min(number, len(iterator))
+        assert len(readers()) == 2
+        kept = readers()
+        for _ in range(3):  # as with text in several folders, of which each has an epoch
+            iterator = task.get_batch_iterator(dataset(lines), disable_iterator_cache=True, **settings)
+            batches = iterator.next_epoch_itr()
+            assert len(list(batches)) == len(iterator) > 3
+            assert len(readers()) <= 3 + 1  # of both epochs for a moment
+        del iterator, batches
+        deadline = time.monotonic() + 5
+        while readers() != kept and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert readers() == kept
+    finally:
+        gc.enable()
 
 
 def test_some_pairs_are_short():
@@ -297,6 +340,60 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sentences(data):
     return write_kinds(data.parent / "kinds", data / "dict.txt")
+
+
+@pytest.mark.slow
+def test_next_sentences_of_unseen_documents_are_told_by_their_topic():
+    """Documents of twenty topics, each with words of its own; a broken path to the head would leave 50 %."""
+    words, rng = Dictionary(), random.Random(1)
+    topics = [[words.add_symbol(f"t{topic}w{i}") for i in range(15)] for topic in range(20)]
+    common = [words.add_symbol(f"c{i}") for i in range(9)]
+    masking = Masking(words.add_symbol("<mask>"))
+
+    def documents_of_topics(number):
+        lines = []
+        for topic in rng.choices(topics, k=number):
+            for _ in range(rng.randint(10, 25)):
+                kinds = rng.choices([common, topic], [0.4, 0.6], k=rng.randint(6, 14))
+                lines.append(torch.tensor([*map(rng.choice, kinds), EOS]))
+            lines.append(torch.tensor([EOS]))
+        return SentencePairs(lines, [len(line) for line in lines], words, 64, masking, 1)
+
+    train, valid = documents_of_topics(1500), documents_of_topics(150)
+    torch.manual_seed(1)
+    sizes = dict(
+        encoder_layers=2,
+        encoder_embed_dim=128,
+        encoder_ffn_embed_dim=512,
+        encoder_attention_heads=4,
+        attention_dropout=0.0,
+    )
+    args = Namespace(
+        arch="fixhead_bert_base", head_dim=32, max_positions=64, tokens_per_sample=64, dropout=0.0, **sizes
+    )
+    model = build_model(args, SimpleNamespace(source_dictionary=words))
+    model.register_classification_head(NEXT_SENTENCE, num_classes=2, dropout=0.0)
+    criterion = BertPretrainingCriterion(SimpleNamespace(target_dictionary=words))
+    updates = 600
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
+    rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min((step + 1) / 100, 1 - step / updates))
+    order, epoch = [], 0
+    for _ in range(updates):
+        if len(order) < 32:
+            epoch += 1
+            train.set_epoch(epoch)
+            order = np.random.default_rng(epoch).permutation(len(train)).tolist()
+        loss, size, _ = criterion(model, train.collater([train[order.pop()] for _ in range(32)]))
+        adam.zero_grad()
+        (loss / size).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        rate.step()
+    model.eval()
+    with torch.no_grad():
+        batches = [valid.collater([valid[i + j] for j in range(64)]) for i in range(0, 512, 64)]
+        right = sum(int(criterion(model, batch)[2]["nsp_correct"]) for batch in batches)
+    assert right / 512 >= 0.85
 
 
 SHORT = ["--max-positions", "32", "--dropout", "0.1", "--arch", "mixhead_bert_base", *ROBERTA_SIZES]

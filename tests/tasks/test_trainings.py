@@ -136,12 +136,15 @@ def test_bf16_learns(task, outputs, data):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "amp"])
 @pytest.mark.parametrize("task", TRAININGS)
-def test_fp16_learns(task, data):
-    flags = ["--fp16", "--fp16-no-flatten-grads", "--fp16-init-scale=4", "--mixing-lr-scale=4", "--lr=0.01"]
+def test_half_precision_learns_on_a_gpu(task, precision, data):
+    flags = [f"--{precision}", "--fp16-no-flatten-grads", "--fp16-init-scale=4", "--mixing-lr-scale=4", "--lr=0.01"]
     flags += [*NO_DROPOUT, "--num-workers=0", "--max-update=16", "--distributed-world-size=1"]
-    (output,) = several(training(data, task, f"{task}.fp16", *flags))
-    check_half_precision(output, saved(data, f"{task}.fp16"), torch.float16)
+    (output,) = several(training(data, task, f"{task}.{precision}", *flags))
+    # with amp the parameters stay in float32
+    kept = torch.float16 if precision == "fp16" else torch.float32
+    check_half_precision(output, saved(data, f"{task}.{precision}"), kept)
 
 
 @pytest.mark.slow
