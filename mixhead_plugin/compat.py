@@ -34,7 +34,6 @@ from fairseq.logging import metrics
 from fairseq.nan_detector import NanDetector
 from fairseq.optim.lr_scheduler import reduce_lr_on_plateau
 from fairseq.trainer import Trainer
-from hydra.core.utils import JobReturn, JobStatus
 
 from mixhead_plugin import reporting, saving, untrusted
 from mixhead_plugin.options import OptionError
@@ -92,18 +91,25 @@ def train_in_bf16_without_tpu(args: argparse.Namespace) -> None:
 def report_option_errors_in_one_line() -> None:
     """fairseq's commands end every exception in a traceback; what a user got wrong deserves its one line instead.
 
-    That is an OptionError, or one of `reporting.KNOWN`. What is unknown keeps its traceback.
+    That is an OptionError, or, where a command of fairseq runs, one of `reporting.KNOWN`. What is unknown keeps its
+    traceback, and MIXHEAD_TRACEBACK=1 shows that of everything.
     """
     previous = sys.excepthook
 
     def hook(kind: Type[BaseException], error: BaseException, traceback: Optional[TracebackType]) -> None:
-        line = reporting.one_line(error)
-        if line is None:
+        line = reporting.one_line(error, _is_command())
+        if line is None or os.environ.get("MIXHEAD_TRACEBACK") == "1":
             previous(kind, error, traceback)
-        else:
+        if line is not None:
             print(f"{argparse.ArgumentParser().prog}: error: {line}", file=sys.stderr)
 
     sys.excepthook = hook
+
+
+def _is_command() -> bool:
+    """Whether this process is a command of fairseq or of the plugin, and not somebody's program that imports it."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return "fairseq_cli" in sys.modules or (main is not None and main.name.startswith("mixhead_plugin."))
 
 
 def report_errors_of_hydra_jobs_in_one_line() -> None:
@@ -111,10 +117,14 @@ def report_errors_of_hydra_jobs_in_one_line() -> None:
 
     HYDRA_FULL_ERROR=1 still shows the whole traceback, and the line after it. The exit status is 1 in every case.
     """
-    stock = JobReturn.return_value
+    from hydra.core import utils
 
-    def return_value(job: JobReturn) -> Any:
-        line = reporting.one_line(job._return_value) if job.status == JobStatus.FAILED else None
+    stock = getattr(utils.JobReturn, "return_value", None)
+    if not isinstance(stock, property):  # hydra < 1.1, where a job raises by itself
+        return
+
+    def return_value(job: Any) -> Any:
+        line = reporting.one_line(job._return_value) if job.status == utils.JobStatus.FAILED else None
         if line is None:
             return stock.fget(job)
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -122,7 +132,23 @@ def report_errors_of_hydra_jobs_in_one_line() -> None:
         print(f"{argparse.ArgumentParser().prog}: error: {line}", file=sys.stderr)
         raise SystemExit(1)
 
-    JobReturn.return_value = property(return_value, stock.fset)
+    utils.JobReturn.return_value = property(return_value, stock.fset)
+
+
+def evaluate_arithmetic_alone() -> None:
+    """fairseq passes strings of flags, and so of a checkpoint's config, to eval(): no code, numbers and strings alone.
+
+    A global of that name hides Python's own in every module of fairseq, all models, tasks and criteria among them.
+    """
+
+    def evaluate(text: Any, *scopes: Any) -> Any:
+        if isinstance(text, (str, bytes)) and not untrusted.is_arithmetic(text):
+            raise OptionError(f"{text!r}: must be of numbers and strings alone, such as [(512, 3)] * 2")
+        return eval(text, {"__builtins__": {}}, {})
+
+    for name, module in list(sys.modules.items()):
+        if module is not None and (name == "fairseq" or name.startswith("fairseq.")):
+            vars(module)["eval"] = evaluate
 
 
 def check_checkpoints() -> None:
@@ -230,6 +256,8 @@ def write_whole_checkpoints() -> None:
         try:
             return stock(cfg, *args, **settings)
         except OSError as error:  # of the folder: it is gone and cannot be made, or an old checkpoint not removed
+            if error.filename is None or not os.path.abspath(error.filename).startswith(os.path.abspath(cfg.save_dir)):
+                raise
             raise OptionError(f"--save-dir {cfg.save_dir}: {error.filename}: {error.strerror}") from error
 
     checkpoint_utils.torch_persistent_save = _around(checkpoint_utils.torch_persistent_save, save)
@@ -273,6 +301,7 @@ def resume_with_the_same_batches() -> None:
     def get_train_iterator(stock: Any, trainer: Any, epoch: int, *args: Any, **settings: Any) -> Any:
         # data in shards are loaded for each epoch, and some tasks make batches for each
         anew = settings.get("disable_iterator_cache") or getattr(trainer.task.cfg, "rebuild_batches", False)
+        anew = anew or trainer.cfg.dataset.update_epoch_batch_itr
         if epoch > 1 and not args and not anew and settings.get("load_dataset", True):
             stock(trainer, 1, **settings)
             settings["load_dataset"] = False
@@ -325,10 +354,13 @@ def resume_at_the_end_of_an_epoch() -> None:
         if not cfg.reset_meters:
             vars(_should_stop_early()).update(state.get("early_stop", {}))
         limit, patience = trainer.cfg.optimization.max_update, cfg.patience
+        hours = trainer.cfg.optimization.stop_time_hours
         if 0 < limit <= trainer.get_num_updates():
             reason = f"--max-update {limit} is reached"
         elif 0 < patience <= getattr(_should_stop_early(), "num_runs", 0):
             reason = f"--patience {patience} is used up"
+        elif 0 < hours < trainer.cumulative_training_time() / 3600:
+            reason = f"--stop-time-hours {hours} are over"
         else:
             return state, epochs
         logger.info(f"nothing to train: {reason}")
@@ -353,8 +385,9 @@ def resume_at_the_end_of_an_epoch() -> None:
 
 def _should_stop_early() -> Any:
     """fairseq's function that counts for --patience, in its attributes; of a command that trains."""
-    command = sys.modules.get("fairseq_cli.train")
-    return getattr(command, "should_stop_early", None) or types.SimpleNamespace()
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has the first alone
+    found = (getattr(module, "should_stop_early", None) for module in modules)
+    return next((function for function in found if function is not None), types.SimpleNamespace())
 
 
 def refuse_to_start_no_worker() -> None:
@@ -381,8 +414,11 @@ def refuse_to_save_a_diverged_model() -> None:
     """
 
     def save_checkpoint(stock: Any, cfg: Any, trainer: Any, epochs: Any, loss: Optional[float]) -> Any:
-        parameters = [] if cfg.no_save else trainer.model.named_parameters()
-        bad = next((name for name, parameter in parameters if not parameter.isfinite().all()), None)
+        # of sharded parameters each worker sees its own, and would leave the others waiting
+        if cfg.no_save or trainer.is_fsdp:
+            return stock(cfg, trainer, epochs, loss)
+        tensors = trainer.model.state_dict().items()  # what would be refused when it is loaded
+        bad = next((name for name, tensor in tensors if untrusted.is_bad(name, tensor)), None)
         if bad is not None:
             raise OptionError(
                 f"the model has NaN or infinite parameters after update {trainer.get_num_updates()}, the first is "
@@ -444,7 +480,10 @@ class _Abandonable(queue.Queue):
         with self.not_full:
             self.abandoned = True
             self.queue.clear()
+            # for who comes back to it
+            self.queue.append(RuntimeError("this validation was given up when the next one began"))
             self.not_full.notify_all()
+            self.not_empty.notify_all()
 
 
 def stop_reading_ahead_where_validation_stops() -> None:
@@ -579,6 +618,7 @@ def apply() -> None:
     restore_numpy_long()
     report_option_errors_in_one_line()
     report_errors_of_hydra_jobs_in_one_line()
+    evaluate_arithmetic_alone()
     check_checkpoints()
     check_checkpoint_is_there()
     check_model_is_known()

@@ -1,7 +1,9 @@
 """What fairseq's exceptions say to who has typed a command: one line for what is known to be the input's fault."""
 
+import builtins
 import re
-from typing import Callable, Iterator, NamedTuple, Optional, Tuple, Type
+import sys
+from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple, Type
 
 from mixhead_plugin import untrusted
 from mixhead_plugin.options import OptionError
@@ -13,6 +15,7 @@ class Failure(NamedTuple):
     kind: Type[BaseException]
     pattern: str  # what the exception's text begins with
     line: Callable[["re.Match[str]", BaseException], str]
+    covered: bool = False  # by what fairseq raises while it handles this one
 
 
 def _checkpoint(text: str) -> str:
@@ -60,12 +63,7 @@ def _numbers(text: str) -> str:
 
 # The first that fits counts.
 KNOWN: Tuple[Failure, ...] = (
-    Failure(RuntimeError, r"Error\(s\) in loading state_dict for ", _other_tensors),
-    Failure(
-        Exception,
-        r"Cannot load model parameters from checkpoint (.+); please",
-        lambda match, error: f"{match[1]}: is of another model; use the --arch and the flags it was trained with",
-    ),
+    Failure(RuntimeError, r"Error\(s\) in loading state_dict for ", _other_tensors, covered=True),
     Failure(AssertionError, "Could not infer task type from .*?'_name': '([^']+)'", _unknown_task),
     Failure(
         RuntimeError,
@@ -170,8 +168,13 @@ KNOWN: Tuple[Failure, ...] = (
 )
 
 
-def one_line(error: BaseException) -> Optional[str]:
-    """What `error`, or what has led to it, says about the input; None if it is not known to be the input's fault."""
+def one_line(error: BaseException, of_command: bool = True) -> Optional[str]:
+    """What `error`, or what has led to it, says about the input; None if it is not known to be the input's fault.
+
+    Args:
+        error: that nobody has caught
+        of_command: of fairseq's or the plugin's; otherwise the plugin's own errors alone are known
+    """
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, OptionError):
@@ -181,20 +184,41 @@ def one_line(error: BaseException) -> Optional[str]:
         told = re.search(r"^mixhead_plugin\.\w+\.(?:Option|Checkpoint)Error: (.+)\Z", str(cause).strip(), re.MULTILINE)
         if told:
             return told[1]
+    if not of_command:
+        return None
+    meant = [*_chain(error, covered=False), *filter(None, (_of_worker(cause) for cause in chain))]
     for known in KNOWN:
-        for cause in chain:
+        for cause in chain if known.covered else meant:
             match = re.match(known.pattern, str(cause), re.DOTALL) if isinstance(cause, known.kind) else None
             if match:
                 return known.line(match, cause).replace("\n", " ")
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+    if isinstance(error, OSError) and error.strerror and _is_asked_for(error.filename):
         return f"{error.filename}: {error.strerror}"
     return None
 
 
-def _chain(error: Optional[BaseException]) -> Iterator[BaseException]:
+def _is_asked_for(path: Any) -> bool:
+    """Whether the command line names a file, or a folder above it."""
+    words = (word.rpartition("=")[2] for word in sys.argv[1:])
+    return isinstance(path, str) and any(len(word) > 1 and path.startswith(word) for word in words)
+
+
+def _of_worker(error: BaseException) -> Optional[BaseException]:
+    """What was raised in a process that torch has started, of which there is the text of a traceback."""
+    told = re.search(r"^-- Process \d+ terminated .*^([\w.]+): (.*)\Z", str(error).strip(), re.MULTILINE | re.DOTALL)
+    if told is None:
+        return None
+    kind = getattr(builtins, told[1], Exception)
+    # a UnicodeDecodeError takes more than its text
+    return kind(told[2]) if isinstance(kind, type) and not issubclass(kind, UnicodeError) else Exception(told[2])
+
+
+def _chain(error: Optional[BaseException], covered: bool = True) -> Iterator[BaseException]:
+    """`error` and its causes; with those that something else was raised over if `covered`."""
     while error is not None:
         yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        context = error.__context__ if covered and not error.__suppress_context__ else None
+        error = error.__cause__ or context
 
 
 def _last_line(text: str) -> str:

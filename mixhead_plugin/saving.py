@@ -40,14 +40,17 @@ def save(state: Any, path: str) -> None:
 def copy(source: str, path: str) -> None:
     """Copy a checkpoint, as `save` writes one."""
 
-    def write(file: IO[bytes]) -> None:
-        with open(source, "rb") as whole:
+    with open(source, "rb") as whole:
+
+        def write(file: IO[bytes]) -> None:
+            whole.seek(0)
             shutil.copyfileobj(whole, file, 1 << 20)
 
-    _replace(path, write)
+        _replace(path, write)
 
 
 def _replace(path: str, write: Callable[[IO[bytes]], None]) -> None:
+    path = os.path.realpath(path)  # of a link, as fairseq writes through it
     part = f"{path}.tmp"  # what a killed process leaves behind is overwritten by the next
     for attempt in range(1, ATTEMPTS + 1):
         try:

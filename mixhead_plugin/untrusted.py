@@ -5,8 +5,10 @@ the reading.
 """
 
 import ast
+import errno
 import os
 import pickle
+import re
 import struct
 from argparse import Namespace
 from typing import Any, Dict, Iterator, Optional, Tuple, Union
@@ -14,7 +16,7 @@ from typing import Any, Dict, Iterator, Optional, Tuple, Union
 import numpy as np
 import torch
 from fairseq.data import indexed_dataset
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from mixhead_plugin.options import OptionError
 
@@ -24,11 +26,17 @@ from mixhead_plugin.options import OptionError
 EVALUATED = frozenset(
     """
     adaptive_input_cutoff adaptive_softmax_cutoff character_filters pretrained project_input gated_attention downsample
-    encoder_layers encoder_attention decoder_layers decoder_attention decoder_self_attention conv_feature_layers
+    encoder_layers encoder_attention decoder_layers decoder_attention self_attention conv_feature_layers
     conv_aggregator_layers wer_args feature_encoder_spec left_pad_source left_pad_target decoder_zero_init
-    pipeline_balance pipeline_devices pipeline_encoder_devices pipeline_decoder_devices
+    encoder_xformers_att_config decoder_xformers_att_config adam_betas adamax_betas adafactor_eps lamb_betas
+    pipeline_balance pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pipeline_decoder_balance
+    pipeline_decoder_devices
     """.split()
 )
+# A reference of a config that computes something: ${name:...}, unlike ${name}.
+_COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
+# What the system says of a file that may well be whole.
+UNREADABLE = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 # fairseq keeps a tensor for its type alone, with whatever was in the memory.
 WITHOUT_VALUE = "_float_tensor"
 _NUMBERS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
@@ -55,13 +63,16 @@ def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[
     except OptionError:
         raise
     except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
         raise OptionError(
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
-            "not loaded, as weights_only forbids it"
+            f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
         ) from error
     except MemoryError:
         raise
     except Exception as error:  # a damaged or foreign file fails in any way, and most of them say nothing of the file
+        if isinstance(error, OSError) and error.errno in UNREADABLE:
+            raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
         reason = f" ({first_line(error)})" if isinstance(error, (OSError, EOFError)) and str(error) else ""
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote{reason}") from error
     check_state(str(path), state)
@@ -84,6 +95,8 @@ def check_state(path: str, state: Any) -> None:
         for name, value in _values(state.get(where)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
                 raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
+            if isinstance(value, str) and _COMPUTED.search(value):
+                raise OptionError(f"{path}: its {name} refers to what is to be computed; not loaded")
     check_finite(path, model)
 
 
@@ -93,14 +106,7 @@ def check_finite(path: str, model: Dict[str, Any]) -> None:
     Raises:
         OptionError: how many tensors have such values, and the first of them
     """
-    bad = [
-        name
-        for name, tensor in model.items()
-        if isinstance(tensor, torch.Tensor)
-        and not name.endswith(WITHOUT_VALUE)
-        and (tensor.is_floating_point() or tensor.is_complex())
-        and not tensor.isfinite().all()
-    ]
+    bad = [name for name, value in model.items() if is_bad(name, value)]
     if bad:
         raise OptionError(
             f"{path}: has NaN or infinite values in {len(bad)} of {len(model)} tensors, the first is {bad[0]}; "
@@ -108,13 +114,26 @@ def check_finite(path: str, model: Dict[str, Any]) -> None:
         )
 
 
+def is_bad(name: str, value: Any) -> bool:
+    """Whether an entry of a model's state is a tensor that has NaN or infinite numbers."""
+    if not isinstance(value, torch.Tensor) or name.endswith(WITHOUT_VALUE):
+        return False
+    return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all())
+
+
 def _values(config: Any) -> Iterator[Tuple[str, Any]]:
-    """Names and values of a config, at any depth."""
-    if isinstance(config, DictConfig):
+    """Names and values of a config, at any depth; those of a list by the list's name."""
+    if OmegaConf.is_config(config):
         config = OmegaConf.to_container(config, resolve=False)
+    if isinstance(config, str):  # a reference in the place of the whole
+        yield "config", config
+        return
     for name, value in (vars(config) if isinstance(config, Namespace) else config or {}).items():
         if isinstance(value, (dict, Namespace, DictConfig)):
             yield from _values(value)
+        elif isinstance(value, (list, tuple, ListConfig)):
+            for part in value:
+                yield from _values(part if isinstance(part, (dict, Namespace, DictConfig)) else {name: part})
         else:
             yield name, value
 

@@ -1,19 +1,23 @@
 """Checkpoints that are no checkpoints, damaged, hostile, of other models: each command refuses them in one line."""
 
+import ast
 import gzip
 import os
 import pickle
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
 
 from mixhead_plugin.options import OptionError
 from mixhead_plugin.reporting import one_line
-from mixhead_plugin.untrusted import check_finite, is_arithmetic
+from mixhead_plugin.untrusted import EVALUATED, check_finite, is_arithmetic
 from tests.commands import PLUGIN, SIZES, run
 from tests.helpers import TINY, build
 from tests.robustness.conftest import LM_TRAIN, TRAIN, TRANSLATION_TRAIN, USE
@@ -60,6 +64,11 @@ def with_code(place, good, bad):
     if place == "evaluated":
         for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff"):
             _set(state["cfg"]["model"], name, f"__import__('os').mkdir({str(made)!r})")
+    elif place == "xformers":
+        _set(state["cfg"]["model"], "encoder_xformers_att_config", f"__import__('os').mkdir({str(made)!r})")
+    elif place == "reference":
+        values = f"decoder_attention: \"__import__('os').mkdir('{made}')\""
+        state["cfg"] = OmegaConf.create({**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"})
     elif place == "pickle":
         bad.write_bytes(pickle.dumps(Code(made)))
         return
@@ -89,7 +98,7 @@ def without(name, state):
 
 NOT_ONE = (
     "holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
-    "not loaded, as weights_only forbids it"
+    r"not loaded, as weights_only forbids it(?: \(\S+\))?"
 )
 DAMAGED = "is damaged, or not a checkpoint that fairseq-train wrote"
 NO_MODEL = "not a checkpoint that fairseq-train wrote: no tensors of a model"
@@ -105,6 +114,8 @@ BAD = {
     "code as the model": (partial(with_code, "model"), NOT_ONE),
     "code in the config": (partial(with_code, "cfg"), NOT_ONE),
     "code to be evaluated": (partial(with_code, "evaluated"), r"its adaptive_\w+_cutoff is no list of numbers"),
+    "code in a flag of attention": (partial(with_code, "xformers"), r"its encoder_xformers_att_config is no list of"),
+    "code behind a reference": (partial(with_code, "reference"), "its model refers to what is to be computed"),
     "empty": (partial(cut, 0), DAMAGED),
     **{f"cut after {keep}": (partial(cut, keep), EITHER) for keep in (1, 4, 100, 0.1, 0.5, 0.9, 0.999)},
     "last byte gone": (partial(cut, -1), EITHER),
@@ -378,8 +389,69 @@ def test_unknown_exceptions_keep_their_traceback():
         AssertionError(),
         ValueError("loaded"),
         OSError(5, "I/O"),
+        FileNotFoundError(2, "No such file or directory", "no-such-compiler"),
+        raised(KeyError("mine"), during=UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")),
+        raised(Exception("Cannot load model parameters from checkpoint a.pt; please"), during=AttributeError("mine")),
+        raised(
+            Exception("Cannot load model parameters from checkpoint a.pt; please"), during=RuntimeError("no memory")
+        ),
     ):
-        assert one_line(error) is None
+        assert one_line(error) is None, error
+
+
+def raised(error, during):
+    """`error` as it comes out of an `except` without `from`."""
+    error.__context__ = during
+    return error
+
+
+def test_a_program_that_imports_the_plugin_keeps_its_tracebacks(tmp_path):
+    (tmp_path / "notes").write_bytes(b"\xff")
+    for line, said in (("open('table.csv')", "FileNotFoundError"), ("open('notes').read()", "UnicodeDecodeError")):
+        program = [sys.executable, "-X", "utf8", "-c", f"import mixhead_plugin\n{line}", "table.csv"]
+        result = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 1
+        assert "Traceback" in result.stderr and said in result.stderr.splitlines()[-1]
+
+
+def test_what_fairseq_says_in_a_process_that_torch_has_started_is_known():
+    text = "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n  File ...\n"
+    assert one_line(Exception(f"{text}FileNotFoundError: Dataset not found: valid (data/de-en)\n")) == (
+        "data data/de-en: has no set valid; run fairseq-preprocess first"
+    )
+    assert one_line(Exception(f"{text}KeyError: 'mine'\n")) is None
+
+
+def evaluated_by_fairseq():
+    """NAME of every `eval(x.NAME)` in fairseq itself, its examples apart."""
+    package = Path(checkpoint_utils.__file__).parent
+    paths = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "examples"]
+    assert len(paths) > 300
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Attribute):
+                continue
+            if ast.unparse(node.func).rpartition(".")[2] in EVALUATING:
+                yield node.args[0].attr
+
+
+EVALUATING = ("eval", "eval_str_list", "eval_bool", "eval_str_dict")
+
+
+def test_all_that_fairseq_evaluates_of_a_config_is_looked_at():
+    found = set(evaluated_by_fairseq())
+    assert {"adaptive_softmax_cutoff", "self_attention", "adam_betas"} <= found
+    assert found <= EVALUATED
+
+
+def test_no_module_of_fairseq_evaluates_code(tmp_path):
+    evaluate = checkpoint_utils.eval
+    assert evaluate("[(512, 3)] * 2") == [(512, 3)] * 2 and evaluate("{'a': (1, True)}") == {"a": (1, True)}
+    with pytest.raises(OptionError, match="must be of numbers and strings alone"):
+        evaluate(f"__import__('os').mkdir({str(tmp_path / 'made')!r})")
+    assert not (tmp_path / "made").exists()
+    modules = [module for name, module in sys.modules.items() if name.startswith("fairseq.")]
+    assert len(modules) > 200 and all(module.eval is evaluate for module in modules)
 
 
 def test_a_refusal_in_a_process_that_torch_has_started_is_one_line():
