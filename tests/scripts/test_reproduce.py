@@ -143,7 +143,7 @@ def test_every_row_is_trained_with_every_seed_and_kept(command, toy):
     assert run["train"] == {"--head-mixing": ["position-independent"], "--seed": ["2"]}
     assert (run["updates"], run["parameters"], run["seconds_per_update"]) == (30, 1_234_567, 0.4)
     assert (run["train_loss"], run["valid_loss"], run["device"]) == (7.5, 8.25, "a CPU")
-    assert 0 < run["wall_seconds"] < 60 and 0 < run["peak_memory_mib"] < 2000
+    assert 0 <= run["wall_seconds"] < 60 and 0 < run["peak_memory_mib"] < 2000
     assert json.loads((toy / "results" / "table7.json").read_text())["published"]["A"] == "21.20/20.48"
 
     status, printed, _ = command("run", "table7", "--scale", "small", "--seeds", "2")
