@@ -125,7 +125,7 @@ def test_roberta_trains_as_a_masked_language_model(text_data, tmp_path):
     assert len(losses(result)) == 3
 
 
-@pytest.mark.parametrize("name", ["translation", "lm"])
+@pytest.mark.parametrize("name", ["lm", pytest.param("translation", marks=pytest.mark.slow)])
 def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp_path):
     data = translation_data if name == "translation" else text_data
     overrides = [f"common.user_dir={PLUGIN}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save"]
@@ -149,6 +149,7 @@ def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
     assert "Traceback" not in result.stderr and "Error executing job" not in result.stderr
 
 
+@pytest.mark.slow
 def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
     """Interrupted and resumed, dropout on, the mixing at a learning rate of its own: the losses are those of one go."""
     flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40", "--mixing-lr-scale", "4"]

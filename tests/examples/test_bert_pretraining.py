@@ -339,6 +339,7 @@ def state(path):
     return checkpoint_utils.load_checkpoint_to_cpu(str(path))
 
 
+@pytest.mark.slow
 def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, capsys):
     """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
     prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"])

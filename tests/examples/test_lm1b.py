@@ -514,6 +514,7 @@ def figure(line: str, name: str) -> float:
     return float(number)
 
 
+@pytest.mark.slow
 def test_subwords_are_trained_on_and_evaluated(archive, monkeypatch):
     run("--form", "subword", "--subwords", "320")
     statistics = json.loads((data() / "subword" / "statistics.json").read_text())["valid"]

@@ -102,6 +102,7 @@ def test_interactive_continues_what_is_typed(outputs):
     assert first.startswith("dog sees ") and second.startswith("man hears cat " * 5)  # longer than a window
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_text_as_one_worker_has_it(text_data, tmp_path):
     """Twice two rows and once four are the same text: parameters agree if every worker's memory is its own text's."""
     flags = [text_data, *TRAINING, "--criterion", "cross_entropy", "--lr", "0.001"]

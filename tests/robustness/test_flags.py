@@ -50,6 +50,7 @@ def outcomes(seed, numbers, server, data):
     return counts
 
 
+@pytest.mark.slow
 def test_a_few_combinations_train_or_are_refused(server, data):
     counts = outcomes(8, range(len(KINDS)), server, data)
     assert counts[TRAINED] > 1 and counts[REFUSED] > 1
