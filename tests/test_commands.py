@@ -112,7 +112,8 @@ def test_adaptive_inputs_train(text_data, tmp_path):
     assert "(q_proj): Linear(in_features=16, out_features=64" in result.stdout + result.stderr  # 4 heads of 16 tokens
 
 
-@pytest.mark.parametrize("flag", ["--bf16", pytest.param("--memory-efficient-bf16", marks=pytest.mark.slow)])
+@pytest.mark.slow  # by default tests/tasks/test_trainings.py trains in bf16
+@pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
 def test_bf16_needs_no_tpu(flag, text_data, tmp_path):
     flags = ["--task", "language_modeling", "--tokens-per-sample", "32", *LM_SIZES, flag]
     result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=2)
