@@ -489,7 +489,7 @@ FairseqTask.train_step = train_step
 
 
 class TwoWorkers:
-    def __init__(self, trainings, arguments, folder, before=("", "")):
+    def __init__(self, trainings, arguments, folder, before=("", ""), faults=(None, None)):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             address = f"tcp://localhost:{free.getsockname()[1]}"
@@ -498,8 +498,8 @@ class TwoWorkers:
         flags += ["--distributed-init-method", address, "--save-dir", folder / "save", "--max-update", "100000"]
         self.trainings = trainings
         self.workers = [
-            trainings.start(folder / f"log{rank}", *arguments, *flags, "--distributed-rank", rank, before=before[rank])
-            for rank in (0, 1)
+            trainings.start(folder / f"log{rank}", *arguments, *flags, "--distributed-rank", rank, **settings)
+            for rank, settings in enumerate(dict(before=b, fault=f) for b, f in zip(before, faults))
         ]
 
     def wait_for_update(self, number, seconds=120):
@@ -545,6 +545,27 @@ def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, t
     ends = workers.ends()
     assert [end.status for end in ends] == [1, 1], [end.output[-2000:] for end in ends]
     assert ends[rank].output.splitlines()[-1].endswith(last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "at, name, flags",
+    [(6, "checkpoint_2_3.pt", []), (10, "checkpoint_last.pt", []), (4, "checkpoint_last.pt", ["--max-epoch", "1"])],
+    ids=["update", "last", "end"],
+)
+def test_the_other_worker_ends_with_an_error_when_the_disk_is_full(at, name, flags, trainings, recipes, tmp_path):
+    """Only the first one saves; the other waits for it in the next update, or at the end of the training."""
+    full = {"folder": str(tmp_path / "save"), "at": at, "how": "full", "bytes": 100_000}
+    workers = TwoWorkers(trainings, [*recipes["transformer"], *flags], tmp_path, faults=(full, None))
+    ends = workers.ends()
+    assert [end.status for end in ends] == [1, 1], [end.output[-2000:] for end in ends]
+    assert re.fullmatch(
+        rf"(\[rank0\]: )?fairseq-train: error: checkpoint {tmp_path}/save/{name}: cannot be written: File too large; "
+        r"\S+, of update \d+, is whole",
+        error_line(ends[0].output),
+    )
+    assert re.search("[Cc]onnection", ends[1].output.splitlines()[-1])
+    assert_whole(tmp_path / "save")
 
 
 SPAWN = """
