@@ -20,7 +20,7 @@ from recipes import EXAMPLES, dry_run, parse
 from sweep import Point, canonical
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
-GRIDS = sorted(path for kind in ("toml", "json") for path in (EXAMPLES / "grids").glob(f"*.{kind}"))
+GRIDS = sorted(path for kind in ("toml", "json") for path in (EXAMPLES / "grids").rglob(f"*.{kind}"))
 PAPER_TABLES = sorted((EXAMPLES / "grids").glob("mixhead_table_*.toml"))
 
 # A recipe whose metric is made of its flags; it says what it did.
@@ -654,7 +654,7 @@ def test_a_dry_run_prints_fairseqs_commands():
     assert "random" in commands[9] and "--gen-subset" in commands[10]
 
 
-@pytest.mark.parametrize("path", GRIDS, ids=[path.stem for path in GRIDS])
+@pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
 def test_fairseq_takes_every_command_of_a_grid(path):
     """Flags come last in the scripts, so each command is the script's own with the run's flags behind."""
     grid = sweep.read_grid(path)
