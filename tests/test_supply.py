@@ -118,6 +118,47 @@ def test_setup_py_asks_for_what_is_pinned():
             assert pin.version in requirement.specifier, text
 
 
+# ---- what SECURITY.md says of it -------------------------------------------------------------------------------------
+
+
+def table_of(heading: str) -> list[list[str]]:
+    """The cells of the table below a heading, row by row."""
+    text = re.search(rf"(?ms)^### {heading}.*?^\|---[-|]*\n(.*?)\n\n", SECURITY)[1]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+def test_the_document_lists_what_is_pinned_in_these_versions_and_nothing_else():
+    rows = table_of("Every package")
+    listed = [f"{canonicalize_name(name)}=={version}" for name, version, *_ in rows]
+    assert sorted(listed) == sorted(f"{name}{requirement.specifier}" for name, requirement in pins().items())
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def test_the_review_is_of_the_versions_that_are_pinned():
+    found = [row[0] for row in table_of("Review of")]
+    wanted = {f"{canonicalize_name(name)} {next(iter(pin.specifier)).version}" for name, pin in pins().items()}
+    assert len(found) >= 5 and set(found) <= wanted
+    (auditor,) = re.findall(r"pip-audit==(\S+)", (ROOT / "scripts" / "audit.sh").read_text())
+    assert f"pip-audit {auditor} " in SECURITY
+
+
+@pytest.mark.skipif(not venv_of_setup(), reason="needs the .venv of scripts/setup.sh")
+def test_the_document_says_what_the_packages_say_of_licences_and_needs():
+    wrong = []
+    for name, _, purpose, licence in table_of("Every package"):
+        try:
+            stated = importlib.metadata.metadata(name)["License-Expression"]  # older packages have free text
+        except importlib.metadata.PackageNotFoundError:  # of another machine
+            continue
+        if stated not in (None, licence):
+            wrong.append((name, licence))
+        for other in purpose.removeprefix("needed by ").split(", ") if purpose.startswith("needed by ") else []:
+            needs = {canonicalize_name(Requirement(text).name) for text in importlib.metadata.requires(other) or []}
+            if canonicalize_name(name) not in needs:
+                wrong.append((name, other))
+    assert wrong == []
+
+
 @pytest.mark.slow
 def test_pip_installs_the_package_with_its_documents(tmp_path):
     shutil.copytree(ROOT / "mixhead_plugin", tmp_path / "mixhead_plugin", ignore=shutil.ignore_patterns("__pycache__"))
