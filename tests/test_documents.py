@@ -6,6 +6,7 @@ A line that looks like a command and that no rule below knows fails: who adds on
 import argparse
 import contextlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Optional
 
 import pytest
+import recipes
+import sweep
+import test_recipes
 from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
@@ -27,11 +31,6 @@ from mixhead_plugin.analysis.__main__ import COMMANDS as ANALYSES
 
 ROOT = Path(mixhead_plugin.__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-sys.path[:0] = [str(EXAMPLES / "demo"), str(EXAMPLES), str(ROOT / "tests" / "examples")]
-
-import recipes  # noqa: E402
-import sweep  # noqa: E402
-import test_recipes  # noqa: E402
 
 FOLDERS = ("docs", "examples", "mixhead_plugin", "scripts", "tests")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (ROOT / name).rglob("*.md"))])
@@ -342,10 +341,77 @@ def test_bash_reads_every_command():
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-@pytest.mark.parametrize("test", sorted({test for test in ELSEWHERE.values() if test}))
-def test_what_is_tested_elsewhere_is_tested_there(test):
-    file, _, name = test.partition("::")
-    assert f"def {name}(" in (ROOT / file).read_text()
+class Started:
+    """A plugin of pytest's: the tests that it collects, and the processes that each starts."""
+
+    def __init__(self):
+        self.tests: dict[str, pytest.Function] = {}
+        self.processes: dict[str, list[str]] = defaultdict(list)  # NAME=value ... program arguments, by test
+        self.outcomes: dict[str, set[str]] = defaultdict(set)
+
+    def pytest_collection_finish(self, session):
+        self.tests = {item.nodeid: item for item in session.items}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item):
+        stock = subprocess.Popen.__init__
+
+        def start(process, args, *more, **settings):
+            variables = {**os.environ, **(settings.get("env") or {})}
+            words = [args] if isinstance(args, (str, Path)) else args
+            line = [*(f"{name}={value}" for name, value in variables.items()), *map(str, words)]
+            self.processes[item.nodeid].append(" ".join(line))
+            stock(process, args, *more, **settings)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess.Popen, "__init__", start)
+            return (yield)
+
+    def pytest_runtest_logreport(self, report):
+        self.outcomes[report.nodeid].add(report.outcome)
+
+
+def inner_pytest(*arguments: str) -> tuple[int, Started]:
+    """pytest in this process, as nobody's suite; its status and what it has seen."""
+    seen = Started()
+    settings = ["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+    tests = [str(ROOT / word) if "::" in word else word for word in arguments]
+    return pytest.main([*settings, *tests], plugins=[seen]), seen
+
+
+TESTS_ELSEWHERE = sorted({test for test in ELSEWHERE.values() if test})
+
+
+def test_what_is_tested_elsewhere_has_tests_there():
+    status, seen = inner_pytest("--collect-only", *TESTS_ELSEWHERE)
+    assert status == 0
+    assert {name.partition("[")[0] for name in seen.tests} == set(TESTS_ELSEWHERE)
+    assert [name for name, item in seen.tests.items() if item.get_closest_marker("skip")] == []
+
+
+def test_a_test_that_is_not_there_would_be_found():
+    status, _ = inner_pytest("--collect-only", "tests/scripts/test_setup.py::test_nothing")
+    assert status == pytest.ExitCode.USAGE_ERROR
+
+
+def started(command: str, process: str) -> bool:
+    """Whether it is the command's program, with values for the same variables."""
+    words = VARIABLES.sub("", command, count=1).split()
+    program = words[1] if words[0] == "source" else words[0]
+    names = re.findall(r"(\w+)=", VARIABLES.match(command)[0])
+    return all(f"{name}=" in process for name in names) and bool(
+        re.search(rf"(?:^|[ /]){re.escape(Path(program).name)}(?: |$)", process)
+    )
+
+
+@pytest.mark.slow
+def test_what_is_tested_elsewhere_is_started_there():
+    status, seen = inner_pytest(*TESTS_ELSEWHERE)
+    assert status == 0
+    for command, test in ELSEWHERE.items():
+        ran = [name for name in seen.tests if name.partition("[")[0] == test and "skipped" not in seen.outcomes[name]]
+        for name in ran:
+            assert any(started(command, process) for process in seen.processes[name]), (command, name)
 
 
 def test_what_is_tested_elsewhere_is_still_said():

@@ -1,4 +1,4 @@
-"""The folders of the demo and of the recipes on the import path, and what several tests share."""
+"""What several tests of the examples share."""
 
 import os
 import shutil
@@ -8,10 +8,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-# The demo's modules stand alone; those of the recipes are common.archives, wikitext2.prepare, ...
-sys.path[:0] = [str(EXAMPLES / "demo"), str(EXAMPLES)]
 
 # Those that the recipes read, beside the launchers'.
 VARIABLES = (
