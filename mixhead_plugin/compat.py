@@ -390,21 +390,58 @@ def _should_stop_early() -> Any:
     return next((function for function in found if function is not None), types.SimpleNamespace())
 
 
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # fairseq goes by them if all are there
+
+
 def refuse_to_start_no_worker() -> None:
-    """fairseq starts a worker for each GPU: without one it ends at once, its exit status 0 and nothing trained."""
+    """fairseq starts a worker for each GPU: without one it ends at once, its exit status 0 and nothing trained.
+
+    Of a worker that torchrun has started it divides the number by that of GPUs; without them it needs no device.
+    """
 
     def call_main(stock: Any, cfg: Any, main: Any, **settings: Any) -> None:
         workers = cfg.distributed_training
-        starts = workers.distributed_world_size > 1 and not workers.distributed_no_spawn and not cfg.common.tpu
-        launched = any(name in os.environ for name in ("RANK", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
-        if starts and not launched and torch.cuda.device_count() == 0:
-            raise OptionError(
-                f"--distributed-world-size {workers.distributed_world_size}: no GPU to start a worker for; without "
-                "GPUs start each by --distributed-no-spawn --distributed-rank (with --distributed-backend gloo)"
-            )
+        if workers.distributed_world_size > 1 and not cfg.common.tpu and torch.cuda.device_count() == 0:
+            _start_without_gpus(workers)
         stock(cfg, main, **settings)
 
     distributed.call_main = _around(distributed.call_main, call_main)
+
+
+def _start_without_gpus(workers: Any) -> None:
+    """Set in `workers`, the config of distributed training, what torchrun or Slurm say of this one.
+
+    Raises:
+        OptionError: neither has started it, nor its user
+    """
+    number = workers.distributed_world_size
+    if workers.distributed_init_method is None:
+        if all(name in os.environ for name in TORCHRUN):
+            rank, number = _number("RANK", least=0), _number("WORLD_SIZE", least=1)
+            if rank >= number:
+                raise OptionError(f"RANK {rank}: must be below WORLD_SIZE {number}")
+            workers.distributed_init_method, workers.distributed_no_spawn = "env://", True
+            workers.distributed_world_size, workers.distributed_rank = number, rank
+        elif workers.distributed_port > 0:  # without which fairseq does not ask Slurm
+            distributed._infer_slurm_init(workers, None)
+    if workers.distributed_init_method is None or not workers.distributed_no_spawn:
+        missing = [name for name in TORCHRUN if name not in os.environ]
+        some = len(missing) < len(TORCHRUN) and workers.distributed_init_method is None
+        raise OptionError(
+            f"--distributed-world-size {number}: no GPU to start a worker for; without GPUs start each by torchrun"
+            f"{' (not set: ' + ', '.join(missing) + ')' if some else ''}, or by --distributed-no-spawn "
+            "--distributed-rank --distributed-init-method tcp://HOST:PORT (with --distributed-backend gloo)"
+        )
+    if workers.distributed_backend == "nccl":
+        raise OptionError("--distributed-backend nccl: needs GPUs; must be gloo without them")
+
+
+def _number(name: str, least: int) -> int:
+    """Of a variable of the environment."""
+    text = os.environ[name]
+    if not text.isdecimal() or int(text) < least:
+        raise OptionError(f"{name} {text!r}: must be a number of at least {least}")
+    return int(text)
 
 
 def refuse_to_save_a_diverged_model() -> None:

@@ -139,6 +139,13 @@ KNOWN: Tuple[Failure, ...] = (
     ),
     Failure(
         ValueError,
+        "DistributedDataParallel device_ids and output_device arguments only work with",
+        lambda match, error: (
+            "--ddp-backend: fairseq's default, pytorch_ddp, needs GPUs; must be legacy_ddp for workers without"
+        ),
+    ),
+    Failure(
+        ValueError,
         r"Cannot use a fixed learning rate schedule with (\S+)( lr)?\.",
         lambda match, error: (
             f"--lr: must be one number with --lr-scheduler {match[1].replace('-', '_')}; several are for fixed"

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, distributed_utils
 from fairseq.data import FairseqDataset, iterators
+from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
@@ -625,15 +627,82 @@ def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
     assert_whole(tmp_path / "save")
 
 
-def test_workers_without_gpus_are_refused_not_forgotten(trainings, recipes, tmp_path):
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+GLOO = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+NO_GPU = "--distributed-world-size 2: no GPU to start"
+without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs to start workers for")
+
+
+@without_gpus
+@pytest.mark.parametrize("flags", [[], ["--distributed-init-method", "tcp://localhost:1"]])
+def test_workers_without_gpus_are_refused_not_forgotten(flags, trainings, recipes, tmp_path):
     """fairseq would start none, and end with the exit status 0."""
-    if torch.cuda.is_available():
-        pytest.skip("there are GPUs to start workers for")
-    flags = ["--distributed-world-size", "2", "--save-dir", tmp_path / "save"]
-    for more in ([], ["--distributed-init-method", "tcp://localhost:1"]):
-        end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, *more)
-        assert end.status == 1
-        assert error_line(end.output).startswith("fairseq-train: error: --distributed-world-size 2: no GPU to start")
+    flags = ["--distributed-world-size", "2", "--save-dir", tmp_path / "save", *flags]
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags)
+    assert end.status == 1
+    assert error_line(end.output).startswith(f"fairseq-train: error: {NO_GPU}")
+
+
+@without_gpus
+@pytest.mark.parametrize(
+    "flags, variables, said",
+    [
+        ({"distributed_no_spawn": True}, {}, NO_GPU),
+        ({}, {"RANK": "0"}, r".* \(not set: MASTER_ADDR, MASTER_PORT, WORLD_SIZE\), or by --distributed-no-spawn"),
+        ({"distributed_init_method": "tcp://localhost:1"}, {"RANK": "0"}, NO_GPU),
+        ({"distributed_init_method": "tcp://localhost:1"}, TORCHRUN, NO_GPU),
+        ({"distributed_port": 1}, {**TORCHRUN, "RANK": "2"}, "RANK 2: must be below WORLD_SIZE 2"),
+        ({}, {**TORCHRUN, "RANK": "-1"}, "RANK '-1': must be a number of at least 0"),
+        ({}, {**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE 'two': must be a number of at least 1"),
+        ({}, TORCHRUN, "--distributed-backend nccl: needs GPUs; must be gloo"),
+        ({"distributed_port": 1}, {"SLURM_JOB_NODELIST": "none"}, NO_GPU),
+        ({}, {"SLURM_JOB_NODELIST": "none"}, NO_GPU),
+    ],
+)
+def test_what_a_launcher_has_left_out_is_named(flags, variables, said, monkeypatch):
+    """fairseq would start no worker, divide by the number of GPUs, or wait for ever."""
+    for name in [name for name in os.environ if name in TORCHRUN or name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    workers = DistributedTrainingConfig(distributed_world_size=2, tpu=False, **flags)
+    cfg = SimpleNamespace(common=SimpleNamespace(tpu=False), distributed_training=workers)
+    with pytest.raises(OptionError, match=f"^{said}"):
+        distributed_utils.call_main(cfg, lambda cfg: None)
+
+
+@without_gpus
+@pytest.mark.parametrize("ddp", ["legacy_ddp", pytest.param("pytorch_ddp", marks=pytest.mark.slow)])
+def test_workers_that_torchrun_has_started_train_together_without_gpus(ddp, trainings, recipes, tmp_path):
+    """Or say in one line which flag it takes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        variables = {**TORCHRUN, "MASTER_PORT": str(free.getsockname()[1])}
+    flags = [*GLOO, "--ddp-backend", ddp, "--distributed-world-size", "2", "--save-dir", tmp_path / "save"]
+    flags += ["--max-update", "2"]
+    workers = [
+        trainings.start(
+            tmp_path / f"log{rank}",
+            *recipes["transformer"],
+            *flags,
+            before=f"import os; os.environ.update({ ({**variables, 'RANK': rank})!r})",
+        )
+        for rank in "01"
+    ]
+    ends = [trainings.end(worker, NOTICES) for worker in workers]
+    if ddp == "legacy_ddp":
+        assert [end.status for end in ends] == [0, 0], [end.output[-3000:] for end in ends]
+        alone = trainings.run(
+            tmp_path / "log", *recipes["transformer"], "--max-update", "2", "--update-freq", "2", "--no-save"
+        )
+        together, expected = ([line["bsz"] for line in logged(end.output)] for end in (ends[0], alone))
+        assert together == expected and len(together) == 2
+        assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
+    else:
+        assert [end.status for end in ends] == [1, 1], [end.output[-3000:] for end in ends]
+        assert "fairseq-train: error: --ddp-backend: fairseq's default, pytorch_ddp, needs" in error_line(
+            ends[0].output
+        )
 
 
 @pytest.mark.slow
