@@ -151,6 +151,23 @@ def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs to start workers for")
+@pytest.mark.parametrize("imported", [False, True])
+def test_hydra_train_without_gpus_refuses_workers_if_the_plugin_is_imported(imported, text_data, tmp_path):
+    """As README.md says. In fairseq's own command nobody has imported it: `common.user_dir` is for the workers."""
+    overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"checkpoint.save_dir={tmp_path}/save"]
+    overrides += ["distributed_training.distributed_world_size=2", f"hydra.run.dir={tmp_path}/out"]
+    overrides += ["distributed_training.distributed_init_method=tcp://localhost:1"]
+    program = "import mixhead_plugin; from fairseq_cli.hydra_train import cli_main; cli_main()"
+    command = ["python", "-c", program] if imported else ["fairseq-hydra-train"]
+    result = run(*command, "--config-dir", EXAMPLES / "demo", "--config-name", "lm", *overrides, check=False)
+    assert result.returncode == (1 if imported else 0)
+    refused = ": error: --distributed-world-size 2: no GPU to start a worker for" in result.stderr
+    assert refused == imported, result.stderr[-3000:]
+    assert not (tmp_path / "save").exists()
+
+
+@pytest.mark.slow
 def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
     """Interrupted and resumed, dropout on, the mixing at a learning rate of its own: the losses are those of one go."""
     flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40", "--mixing-lr-scale", "4"]
