@@ -12,16 +12,21 @@ from hydra.core.utils import JobReturn, JobStatus
 from mixhead_plugin import reporting
 from mixhead_plugin.criterions.penalised import PenaltyOptions
 from mixhead_plugin.models.families import FamilyModel
+from mixhead_plugin.models.transformer_xl import TransformerXLConfig
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions, OptionError, option_name
 from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
 from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
-from tests.helpers import build, shake, tokens
+from tests.criterions.cases import CASES, criterion
+from tests.criterions.cases import model as penalised_model
+from tests.helpers import VOCABULARY, build, shake, tokens
 from tests.models.test_bert import build as build_bert
 from tests.robustness import flags
 from tests.robustness.flags import KINDS, REFUSED, TRAINED, Server, draw, make_data, typed, verdict
-from tests.xl import build_xl
+from tests.xl import build_xl, in_windows
 
 # ---- random combinations ---------------------------------------------------------------------------------------------
 
@@ -263,6 +268,170 @@ def test_every_flag_of_squad_changes_windows_or_answers(data):
     assert plain == windows_seen(data)
     for name, value in QUESTIONS.items():
         assert windows_seen(data, **{name: value}) != plain, name
+
+
+# ---- Transformer-XL's own flags --------------------------------------------------------------------------------------
+
+XL_USUAL, XL_ODD = KINDS["transformer_xl"].usual[-1], KINDS["transformer_xl"].odd[-1]
+PARAMETERS, TRAINING, TEXT, STEPS, SAVED = "parameters", "training", "text", "steps", "saved"
+ALL_OF_IT = {PARAMETERS, TRAINING, TEXT, STEPS, SAVED}
+
+# By flag what each value that is not the default changes.
+XL_CHANGES = {
+    **dict.fromkeys(("n_layer", "n_head", "d_model", "d_head", "d_inner", "div_val", "cutoffs"), ALL_OF_IT),
+    "mem_len": {TRAINING, TEXT, STEPS, SAVED},
+    "same_length": {TRAINING, TEXT, STEPS, SAVED},
+    "clamp_len": {TRAINING, TEXT, STEPS},
+    "dropout": {TRAINING, SAVED},
+    "dropatt": {TRAINING, SAVED},
+    "checkpoint_activations": {SAVED},  # the same, in less memory
+    "offload_activations": {SAVED},
+    # the task cuts the text by them; the model, how far a step looks back
+    "tokens_per_sample": {STEPS},
+    "max_target_positions": {STEPS},
+}
+# Flags and others beside them, of which the documentation says that they do nothing.
+XL_NOTHING = [
+    ({"clamp_len": -1}, {}),
+    ({"clamp_len": 0}, {}),
+    ({"div_val": 1}, {}),
+    ({"dropout": 0.0}, {}),
+    ({"dropatt": 0.0}, {}),
+    ({"same_length": False}, {}),
+    ({"cutoffs": [9, 20, 100000]}, {}),
+    ({"d_head": 2}, {"head_dim": 4}),
+    ({"d_head": 2}, {"arch": "fixhead_transformer_xl"}),
+    ({"tokens_per_sample": 4}, {"max_target_positions": 8}),
+]
+
+
+def of_xl(table):
+    """Names and values of a table of the random draws, of their types."""
+    for flag, texts in table.items():
+        name = flag[2:].replace("-", "_")
+        for text in texts or [""]:
+            if name == "cutoffs" and text != "a":  # argparse refuses that
+                yield name, [int(number) for number in text.split(",")]
+            elif name != "cutoffs":
+                yield name, True if not text else float(text) if name in ("dropout", "dropatt") else int(text)
+
+
+def shown(value):
+    return f"{value}".replace(" ", "")
+
+
+def xl_effect(arch="mixhead_transformer_xl", **values):
+    """What a user could notice: parameters, the log-probabilities of three windows in training and after it, the
+    memory of the first, and the log-probabilities of decoding step by step."""
+    model = build_xl(arch, **values)
+    words = torch.randint(4, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(3))
+    saved = []
+    torch.manual_seed(5)  # of the dropout
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        trained = in_windows(model.train(), words, [8, 8, 8])
+    state, model = {}, model.eval()
+    with torch.no_grad():
+        text = in_windows(model, words, [8, 8, 8])
+        decoded = [model.decoder(words[:, :n], incremental_state=state) for n in range(1, words.shape[1] + 1)]
+        steps = torch.cat([model.get_normalized_probs(out, log_probs=True) for out in decoded], 1)
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+    return {PARAMETERS: parameters, TRAINING: trained.detach(), TEXT: text, STEPS: steps, SAVED: saved}
+
+
+def xl_differences(left, right):
+    """Which of what a user could notice differs."""
+
+    def equal(a, b):
+        if isinstance(a, dict):
+            return a.keys() == b.keys() and all(equal(value, b[name]) for name, value in a.items())
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    return {part for part in left if not equal(left[part], right[part])}
+
+
+def test_every_flag_of_transformer_xl_is_in_the_tables():
+    ours = {f.name for f in fields(TransformerXLConfig) if not f.name.startswith("_")} - set(OPTION_NAMES)
+    assert ours == set(XL_CHANGES) == {name for table in (XL_USUAL, XL_ODD) for name, _ in of_xl(table)}
+
+
+@pytest.mark.parametrize("name, value", [*of_xl(XL_USUAL), ("max_target_positions", 2)], ids=shown)
+def test_every_value_of_transformer_xls_flags_changes_what_it_should(name, value):
+    base = {"max_target_positions": None} if name == "tokens_per_sample" else {}
+    changed = xl_differences(xl_effect(**base), xl_effect(**{**base, name: value}))
+    assert changed == (set() if ({name: value}, base) in XL_NOTHING else XL_CHANGES[name])
+
+
+@pytest.mark.parametrize("values, beside", XL_NOTHING, ids=shown)
+def test_what_is_documented_to_do_nothing_in_transformer_xl_does_nothing(values, beside):
+    assert xl_differences(xl_effect(**beside), xl_effect(**beside, **values)) == set()
+
+
+def test_the_length_of_a_window_is_the_size_of_a_fixhead():
+    changed = xl_differences(*(xl_effect("fixhead_transformer_xl", tokens_per_sample=n) for n in (4, 8)))
+    assert changed == ALL_OF_IT
+
+
+@pytest.mark.parametrize("name, value", list(of_xl(XL_ODD)), ids=shown)
+def test_odd_values_of_transformer_xls_flags_are_refused_or_change_something(name, value):
+    base = {"max_target_positions": None} if name == "tokens_per_sample" else {}
+    try:
+        found = xl_effect(**{**base, name: value})
+    except OptionError as refused:
+        assert str(refused).startswith(f"{option_name(name)} ")
+    else:
+        assert xl_differences(xl_effect(**base), found) == XL_CHANGES[name]
+
+
+# ---- weights of the penalties ----------------------------------------------------------------------------------------
+
+
+def losses(stock, name, weight, **values):
+    """Of a batch in training and in validation; without a `name` by fairseq's own criterion."""
+    made, sample = penalised_model(stock, **values), CASES[stock].batch()
+    others = {f"{other}_weight": 0.0 for other in PENALTIES}
+    kind = criterion(f"orthogonal_{stock}", **{**others, f"{name}_weight": weight}) if name else criterion(stock)
+    found = []
+    for training in (True, False):
+        made.train(training), kind.train(training)
+        found.append(kind(made, sample)[0].sum().item())
+    return found
+
+
+@pytest.mark.parametrize("mixing", HEAD_MIXINGS)
+@pytest.mark.parametrize("name", PENALTIES)
+@pytest.mark.parametrize("stock", CASES)
+def test_every_weight_of_a_penalty_changes_the_loss_of_training_alone_or_is_refused(stock, name, mixing):
+    training, validation = losses(stock, None, 0, head_mixing=mixing)
+    seen = []
+    for weight in map(float, flags.PENALTY[f"--{name}-weight"]):
+        try:
+            found = losses(stock, name, weight, head_mixing=mixing)
+        except OptionError as refused:
+            assert PENALTIES[name].on_mixing and not HEAD_MIXINGS[mixing].trained and weight > 0
+            assert str(refused).startswith(f"--{name}-weight {weight}: nothing to act on in this model; use ")
+            continue
+        assert found[1] == validation, "in training alone"
+        if weight == 0:
+            assert found[0] == training, "0 is off"
+        seen.append(found[0])
+    assert len(set(seen)) == len(seen) == (3 if not PENALTIES[name].on_mixing or HEAD_MIXINGS[mixing].trained else 1)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_penalty_on_one_head_changes_the_loss_or_is_refused(name):
+    one = {"head_mixing": "position-wise", "decoder_attention_heads": 1}
+    if PENALTIES[name].on_mixing:  # its one number is not 1
+        assert losses("cross_entropy", name, 1.0, **one)[0] != losses("cross_entropy", name, 0.0, **one)[0]
+    else:
+        with pytest.raises(OptionError, match=f"--{name}-weight 1.0: nothing to act on .* two heads or more"):
+            losses("cross_entropy", name, 1.0, **one)
+
+
+@pytest.mark.parametrize("flag, text", [(flag, text) for flag, texts in flags.ODD_PENALTY.items() for text in texts])
+def test_odd_weights_of_a_penalty_are_refused(flag, text):
+    line = re.escape(f"{flag} {float(text)}: must be a finite number, 0 (off) or more")
+    with pytest.raises(OptionError, match=f"^{line}$"):
+        criterion("orthogonal_cross_entropy", **{flag[2:].replace("-", "_"): float(text)})
 
 
 # ---- what fairseq says of its own flags ------------------------------------------------------------------------------
