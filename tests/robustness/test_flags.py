@@ -5,6 +5,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from hydra.core.utils import JobReturn, JobStatus
@@ -84,6 +85,16 @@ def test_every_flag_model_and_criterion_of_the_plugin_is_drawn():
     assert {f.name for f in fields(PenaltyOptions) if not f.name.startswith("_")} == {
         flag[2:].replace("-", "_") for flag in flags.PENALTY
     }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_numbers_of_the_plugins_flags_are_read_as_numbers(kind, family):
+    numbers = {"head_dim": 4, "relative_gain": 2, "value_init_scale": 0.5, "mixing_lr_scale": 2.0}
+    typed = [f"{option_name(name)}={value}" for name, value in numbers.items()]
+    flags = [*kind.arguments, "--arch", f"{family}_{kind.architectures[0]}", "--head-mixing", "position-wise", *typed]
+    args = options.parse_args_and_arch(options.get_training_parser(), ["data", *flags])
+    assert {name: getattr(args, name) for name in numbers} == numbers
 
 
 # ---- no flag does nothing --------------------------------------------------------------------------------------------
