@@ -6,6 +6,8 @@ import pytest
 
 from tests.commands import LM_SIZES, PLUGIN, SIZES
 from tests.robustness.inprocess import ROOT, preprocessed, seen
+from tests.squad import write_data
+from tests.topics import binarise
 
 TRAIN = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --seed 1 --no-epoch-checkpoints".split()
 TRAIN += ["--user-dir", PLUGIN, "--max-update", "1", "--required-batch-size-multiple", "1", "--disable-validation"]
@@ -29,6 +31,35 @@ def lab(corpus, tmp_path_factory):
         assert found.status == 0, found.out[-2000:] + found.err[-2000:]
         (save / "checkpoint_last.pt").rename(folder / f"{name}.pt")
     return folder
+
+
+@pytest.fixture(scope="session")
+def labelled_data(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("labelled")
+    for part in ("input0", "label"):
+        (folder / part).mkdir()
+        for split in ("train", "valid"):
+            lines = (corpus / f"{split}.en").read_text().splitlines()
+            lines = lines if part == "input0" else ["yes" if "dog" in line else "no" for line in lines]
+            (folder / part / split).write_text("".join(f"{line}\n" for line in lines))
+        binarise({split: folder / part / split for split in ("train", "valid")}, folder / "data" / part)
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def document_data(corpus, tmp_path_factory):
+    """Sentences as before, an empty line after every fifth."""
+    folder = tmp_path_factory.mktemp("documents")
+    for split in ("train", "valid"):
+        lines = (corpus / f"{split}.en").read_text().splitlines()
+        documents = ["\n".join(lines[i : i + 5]) + "\n" for i in range(0, len(lines), 5)]
+        (folder / split).write_text("\n".join(documents))
+    return binarise({split: folder / split for split in ("train", "valid")}, folder / "data")
+
+
+@pytest.fixture(scope="session")
+def question_data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("squad") / "data")
 
 
 @pytest.fixture

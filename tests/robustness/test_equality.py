@@ -12,8 +12,6 @@ from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, logged, run
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
 from tests.robustness.workers import train_in_workers
-from tests.squad import write_data
-from tests.topics import binarise
 from tests.xl import build_xl
 
 COMMON = "--cpu --seed 1 --num-workers 0 --log-format json --log-interval 1 --required-batch-size-multiple 1".split()
@@ -54,35 +52,6 @@ def served():
     """The plugin's criteria, and those of fairseq that it derives from."""
     own = [name for name, kind in CRITERION_REGISTRY.items() if kind.__module__.startswith("mixhead_plugin")]
     return sorted({*own, *(name.removeprefix("orthogonal_") for name in own)})
-
-
-@pytest.fixture(scope="session")
-def labelled_data(corpus, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("labelled")
-    for part in ("input0", "label"):
-        (folder / part).mkdir()
-        for split in ("train", "valid"):
-            lines = (corpus / f"{split}.en").read_text().splitlines()
-            lines = lines if part == "input0" else ["yes" if "dog" in line else "no" for line in lines]
-            (folder / part / split).write_text("".join(f"{line}\n" for line in lines))
-        binarise({split: folder / part / split for split in ("train", "valid")}, folder / "data" / part)
-    return folder / "data"
-
-
-@pytest.fixture(scope="session")
-def document_data(corpus, tmp_path_factory):
-    """Sentences as before, an empty line after every fifth."""
-    folder = tmp_path_factory.mktemp("documents")
-    for split in ("train", "valid"):
-        lines = (corpus / f"{split}.en").read_text().splitlines()
-        documents = ["\n".join(lines[i : i + 5]) + "\n" for i in range(0, len(lines), 5)]
-        (folder / split).write_text("\n".join(documents))
-    return binarise({split: folder / split for split in ("train", "valid")}, folder / "data")
-
-
-@pytest.fixture(scope="session")
-def question_data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("squad") / "data")
 
 
 def parameters(folder):

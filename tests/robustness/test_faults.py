@@ -25,6 +25,7 @@ from mixhead_plugin import saving
 from mixhead_plugin.options import OptionError
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
 from tests.robustness.faults import ROOT, Trainings, events
+from tests.robustness.test_equality import TASKS
 from tests.xl import XL_SIZES
 
 COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
@@ -38,6 +39,9 @@ TRANSFORMER_XL += ["--task", "truncated_bptt_lm", "--tokens-per-sample", "8", "-
 TRANSFORMER_XL += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"]
 # Of a loss that does not halve from one epoch to the next two in a row are enough: what must be counted is counted.
 PLATEAU = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-threshold", "0.5", "--lr-patience", "1"]
+# Tasks whose data are drawn anew in each epoch, by workers that read ahead.
+READ_AHEAD = ("masked_lm", "bert_pretraining", "squad", "sentence_prediction")
+AHEAD = ["--num-workers", "2", "--save-interval-updates", "2", *DROPOUT, "--pooler-dropout", "0.2"]
 THREE_EPOCHS = ["--max-epoch", "3"]
 FOUR_EPOCHS = ["--log-interval", "3", *PLATEAU]  # of five updates: a mean of losses goes on in the next epoch
 
@@ -49,8 +53,14 @@ def trainings():
 
 
 @pytest.fixture(scope="module")
-def recipes(translation_data, text_data):
+def recipes(translation_data, text_data, labelled_data, document_data, question_data):
+    data = {"text_data": text_data, "labelled_data": labelled_data}
+    data |= {"document_data": document_data, "question_data": question_data}
+    ahead = {
+        name: [data[TASKS[name].data], *TASKS[name].flags, *COMMON, *AHEAD, "--criterion", name] for name in READ_AHEAD
+    }
     return {
+        **ahead,
         "transformer": [translation_data, *TRANSLATION],
         "transformer_lm": [text_data, *LANGUAGE_MODEL],
         "transformer_xl": [text_data, *TRANSFORMER_XL],
@@ -210,6 +220,28 @@ def test_the_faults_of_these_tests_hit_where_they_say(undisturbed):
     names = ["checkpoint_1_3.pt", "checkpoint_best.pt", "checkpoint_last.pt"]
     assert found[:6] == [[event, f"{name}.tmp"] for name in names for event in ("open", "os.rename")]
     assert all(name.endswith(".tmp") for _, name in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", READ_AHEAD)
+def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undisturbed(
+    recipe, trainings, recipes, undisturbed, tmp_path
+):
+    """Killed in the midst of the second epoch and at its end, with workers that have read ahead."""
+    expected = undisturbed(recipe, *THREE_EPOCHS)
+    names = [(event, name.split(".")[0]) for event, name in events(expected / "events")]
+    ends = [i + 1 for i, what in enumerate(names) if what == ("os.rename", "checkpoint_last")]  # of saves
+    began = {epoch: next(i for i, what in enumerate(names) if f"_{epoch}_" in what[1]) for epoch in (2, 3)}
+    midst = next(end for end in ends if end > began[2])
+    end = max(end for end in ends if end <= began[3])
+    assert midst < end
+    killed = Killed(trainings, [*recipes[recipe], *THREE_EPOCHS], tmp_path)
+    for at in (midst, 2 + end - midst):  # twice the folder is tried
+        assert killed.go(dict(at=at)).status == -signal.SIGKILL
+    place = torch.load(killed.save / "checkpoint_last.pt", weights_only=True)["extra_state"]["train_iterator"]
+    assert (place["epoch"], place["iterations_in_epoch"]) == (3, 0)
+    assert killed.go().status == 0
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
 # So many that ten kills find it still at work.
