@@ -115,7 +115,7 @@ def check_finite(path: str, model: Dict[str, Any]) -> None:
 
 
 def is_bad(name: str, value: Any) -> bool:
-    """Whether an entry of a model's state is a tensor that has NaN or infinite numbers."""
+    """Whether an entry of a model's state, parameter or buffer, is a tensor that has NaN or infinite numbers."""
     if not isinstance(value, torch.Tensor) or name.endswith(WITHOUT_VALUE):
         return False
     return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all())

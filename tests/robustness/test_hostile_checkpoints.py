@@ -9,6 +9,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,6 +93,11 @@ def all_weights(value, state):
             tensor.fill_(value)
 
 
+def buffer(value, state):
+    """One that every model of translation has; no parameter, and nothing reads its value any more."""
+    state["model"]["decoder.version"].fill_(value)
+
+
 def without(name, state):
     del state[name]
 
@@ -135,6 +141,7 @@ BAD = {
     "a config of numbers": (partial(changed, lambda s: {**s, "cfg": [1, 2]}), f"({NO_CONFIG}|{DAMAGED})"),
     "one NaN": (partial(changed, partial(first_weight, float("nan"))), NAN),
     "one infinity": (partial(changed, partial(first_weight, float("-inf"))), NAN),
+    "NaN in a buffer": (partial(changed, partial(buffer, float("nan"))), NAN.replace(r"\S+", r"decoder\.version")),
     "all NaN": (partial(changed, partial(all_weights, float("nan"))), NAN),
 }
 FEW = ("code beside the model", "cut after 0.5", "HTML", "no model", "one NaN")
@@ -498,6 +505,49 @@ def test_nothing_else_may_be_evaluated(text):
 @pytest.mark.parametrize("arch", [f"mixhead_{stock}" for stock in TINY] + ["mixhead_synthesizer_lm", "l2_transformer"])
 def test_no_model_has_other_than_finite_tensors_to_save(arch):
     check_finite("new.pt", build(arch).state_dict())
+
+
+class WithBuffer(torch.nn.Module):
+    def __init__(self, name, value, persistent=True):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+        self.register_buffer(name, value, persistent)
+
+
+NAN_TENSOR = torch.tensor([0.0, float("nan")])
+
+
+@pytest.mark.parametrize("value", [NAN_TENSOR, -1 / torch.zeros(2), NAN_TENSOR.bfloat16(), NAN_TENSOR * 1j])
+def test_buffers_are_looked_at_like_parameters(value):
+    """An infinite mask of another project among them: fairseq and the plugin save none."""
+    with pytest.raises(OptionError, match="infinite values in 1 of 2 tensors, the first is scale; must be finite"):
+        check_finite("new.pt", WithBuffer("scale", value).state_dict())
+
+
+@pytest.mark.parametrize(
+    "name, value, persistent",
+    [
+        ("_float_tensor", NAN_TENSOR, True),  # fairseq's, for its type alone
+        ("scale", NAN_TENSOR, False),  # is not saved
+        ("counts", torch.tensor([1, 2]), True),
+    ],
+)
+def test_buffers_without_a_value_may_hold_anything(name, value, persistent):
+    check_finite("new.pt", WithBuffer(name, value, persistent).state_dict())
+
+
+def test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved(tmp_path):
+    """`random` mixing is a buffer that the attention computes with."""
+    made = build("mixhead_transformer", head_mixing="random")
+    name = next(name for name, _ in made.named_buffers() if name.endswith("head_mixing.weight"))
+    made.get_buffer(name).view(-1)[0] = float("nan")
+    said = f"first is {re.escape(name)}"
+    with pytest.raises(OptionError, match=said):
+        check_finite("new.pt", made.state_dict())
+    trainer = SimpleNamespace(is_fsdp=False, model=made, get_num_updates=lambda: 3)
+    with pytest.raises(OptionError, match=said):
+        cfg = SimpleNamespace(no_save=False, save_dir=str(tmp_path))
+        checkpoint_utils.save_checkpoint(cfg, trainer, None, None)
 
 
 def test_the_real_command_says_it_in_one_line(lab, tmp_path):
