@@ -128,8 +128,9 @@ KNOWN: Tuple[Failure, ...] = (
         Exception,
         "The dataset is empty",
         lambda match, error: (
-            "data: no batch is left; sentences must not be longer than --max-tokens and the model's positions allow, "
-            "and the set not empty"
+            "data: no batch is left; sentences must not be longer than --max-tokens and the model's positions allow "
+            "(--max-positions, --max-source-positions, --max-target-positions), and each set must have at least "
+            "--required-batch-size-multiple of them"
         ),
     ),
     Failure(

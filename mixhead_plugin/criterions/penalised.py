@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any, Dict, List, Mapping, Tuple
 
 import torch
-from fairseq.criterions import FairseqCriterion
+from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
@@ -53,7 +53,7 @@ class PenalisedCriterion(FairseqCriterion):
         weights = {name: weight for name, weight in weights.items() if weight > 0}
         whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
         if whole is not None:  # fairseq keeps the model's flags beside the criterion's
-            _check_model(weights, whole.get("model"))
+            _check_model(cls, weights, whole.get("model"))
         criterion = super().build_criterion(cfg, task)
         criterion.penalty_weights = weights
         return criterion
@@ -69,7 +69,7 @@ class PenalisedCriterion(FairseqCriterion):
         penalised = PenalisedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
         for name, number in penalised.attentions.items():
             if number == 0:
-                _refuse(name, self.penalty_weights[name], "in this model")
+                _refuse(type(self), name, self.penalty_weights[name], "in this model")
         with penalised:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in penalised.values.items():
@@ -94,25 +94,28 @@ class PenalisedCriterion(FairseqCriterion):
                 metrics.log_scalar(f"{name}_loss", total / sample_size, sample_size, round=6)
 
 
-def _check_model(weights: Mapping[str, float], model: Any) -> None:
+def _check_model(criterion: type, weights: Mapping[str, float], model: Any) -> None:
     """Refuse, before anything is trained, a model of which its flags say that a penalty finds nothing in it."""
     options = model_options(model)
     if options is None:  # not known by name: the first batch shows what it has
         return
     for name, weight in weights.items():
         if options is STOCK_MODEL:
-            _refuse(name, weight, f"in --arch {getattr(model, 'arch', getattr(model, '_name', None))}")
+            _refuse(criterion, name, weight, f"in --arch {getattr(model, 'arch', getattr(model, '_name', None))}")
         elif PENALTIES[name].on_mixing and not HEAD_MIXINGS[options.head_mixing].trained:
-            _refuse(name, weight, f"with --head-mixing {options.head_mixing}")
+            _refuse(criterion, name, weight, f"with --head-mixing {options.head_mixing}")
         elif not PENALTIES[name].on_mixing and max(attention_heads(model, options).values(), default=2) < 2:
             flags = ", ".join(f"{flag} {number}" for flag, number in attention_heads(model, options).items())
-            _refuse(name, weight, f"with {flags}")
+            _refuse(criterion, name, weight, f"with {flags}")
 
 
-def _refuse(name: str, weight: float, where: str) -> None:
+def _refuse(criterion: type, name: str, weight: float, where: str) -> None:
     if PENALTIES[name].on_mixing:
         trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
         remedy = f"use an architecture mixhead_*, --head-mixing {trained}"
     else:
         remedy = "use an architecture of this plugin with two heads or more"
-    raise OptionError(f"--{name}-weight {weight}: nothing to act on {where}; {remedy}, or --{name}-weight 0")
+    # whoever has not typed the weight knows the criterion that it comes with
+    names = (f"--criterion {known}" for known, registered in CRITERION_REGISTRY.items() if registered is criterion)
+    preset = f" ({weight} is the default of {next(names, 'the criterion')})" if weight == PENALTIES[name].weight else ""
+    raise OptionError(f"--{name}-weight {weight}: nothing to act on {where}; {remedy}, or --{name}-weight 0{preset}")

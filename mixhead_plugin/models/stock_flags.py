@@ -172,7 +172,10 @@ def _check_quantisation(args: Any) -> None:
         block = getattr(args, "quant_noise_pq_block_size", 8)
         for flag, width in _widths(args):
             if width % block != 0:
-                raise OptionError(f"--quant-noise-pq-block-size {block}: must divide {flag}")
+                raise OptionError(
+                    f"--quant-noise-pq-block-size {block}: must divide {flag}, with --quant-noise-pq "
+                    f"{args.quant_noise_pq}"
+                )
     learned = hasattr(args, "max_positions") or any(getattr(args, f"{s}_learned_pos", False) for s in _SIDES)
     if (
         getattr(args, "quant_noise_scalar", 0)

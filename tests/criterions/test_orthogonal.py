@@ -378,6 +378,9 @@ def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_b
         with pytest.raises(OptionError) as error:
             build_criterion(config(model_flags, **flags), task())
         assert str(error.value).startswith(message) and "\n" not in str(error.value)
+        # nobody has typed the weight: the line says where it comes from
+        preset = str(error.value).endswith("(0.0001 is the default of --criterion orthogonal_cross_entropy)")
+        assert preset == ("0.0001" in message)
 
 
 @pytest.mark.parametrize(

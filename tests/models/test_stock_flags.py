@@ -68,7 +68,7 @@ WRONG = [
     (
         TRANSLATION,
         {"quant_noise_pq": 0.1, "decoder_ffn_embed_dim": 20},
-        "--quant-noise-pq-block-size 8: must divide --decoder-ffn-embed-dim 20",
+        "--quant-noise-pq-block-size 8: must divide --decoder-ffn-embed-dim 20, with --quant-noise-pq 0.1",
     ),
     (
         LM,

@@ -451,7 +451,10 @@ def test_odd_weights_of_a_penalty_are_refused(flag, text):
 @pytest.mark.parametrize(
     "error, line",
     [
-        (Exception("The dataset is empty. This could indicate that"), "data: no batch is left; .*--max-tokens"),
+        (
+            Exception("The dataset is empty. This could indicate that"),
+            "data: no batch is left; .*--max-tokens .*--max-positions, .*--required-batch-size-multiple",
+        ),
         (
             Exception("AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel."),
             "--criterion adaptive_loss: needs --ddp-backend legacy_ddp",
