@@ -69,7 +69,7 @@ def recipes(translation_data, text_data, labelled_data, document_data, question_
 
 @pytest.fixture(scope="module")
 def undisturbed(trainings, recipes, tmp_path_factory):
-    """By recipe and flags the folder of a training that nothing happened to, with its `log` and `events`."""
+    """By recipe and flags the folder of a training that nothing happened to, with `log`, `events` and `seconds`."""
     made = {}
 
     def train(recipe, *flags):
@@ -77,7 +77,9 @@ def undisturbed(trainings, recipes, tmp_path_factory):
             folder = tmp_path_factory.mktemp("undisturbed")
             fault = {"folder": str(folder / "save"), "record": str(folder / "events")}
             arguments = [*recipes[recipe], *flags, "--save-dir", folder / "save"]
+            began = time.monotonic()
             end = trainings.run(folder / "log", *arguments, fault=fault)
+            (folder / "seconds").write_text(f"{time.monotonic() - began}")
             assert end.status == 0, end.output[-3000:]
             made[recipe, flags] = folder
         return made[recipe, flags]
@@ -244,27 +246,29 @@ def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undistur
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
-# So many that ten kills find it still at work.
-EPOCHS = {"transformer": "60", "transformer_lm": "40", "transformer_xl": "15"}
+# Ten kills, each within some two epochs, are meant to find it still at work.
+EPOCHS = {"transformer": 60, "transformer_lm": 40, "transformer_xl": 15}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", EPOCHS)
 def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, trainings, recipes, undisturbed, tmp_path):
-    """At random moments, most of them while it saves."""
-    flags = ["--max-epoch", EPOCHS[recipe], "--keep-interval-updates", "2", "--update-freq", "2"]
+    """At random moments, most of them while it saves; those of a clock follow the speed of this machine."""
+    flags = ["--max-epoch", str(EPOCHS[recipe]), "--keep-interval-updates", "2", "--update-freq", "2"]
     expected = undisturbed(recipe, *flags)
+    epoch = float((expected / "seconds").read_text()) / EPOCHS[recipe]
     killed = Killed(trainings, [*recipes[recipe], *flags], tmp_path)
     chance = random.Random(recipe)
-    while killed.kills < 10:
+    while killed.kills < 10 and 0 not in killed.statuses:
         if chance.random() < 0.4:
             by = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
-            end = killed.go(wait=chance.uniform(0, 0.5), begun=chance.random() < 0.8, by=by)
+            end = killed.go(wait=chance.uniform(0, 2) * epoch, begun=chance.random() < 0.8, by=by)
         else:
             how = chance.choice(["cut", "kill"])
             end = killed.go(dict(at=chance.randrange(2, 12), how=how, bytes=chance.randrange(40_000)))
-        assert end.status < 0, end.output[-3000:]
-    assert killed.go().status == 0
+        assert end.status <= 0, end.output[-3000:]
+    assert killed.kills > 5, "it has ended before most of the kills"
+    assert 0 in killed.statuses or killed.go().status == 0
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
