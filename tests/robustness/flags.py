@@ -656,7 +656,7 @@ def verdict(drawn: Draw, server: Server, data: Path) -> str:
             evaluation = drawn.evaluation(data, save)
             problem = _evaluation_problem(evaluation[0], server.run(f"{drawn.name}-evaluate", *evaluation))
         return problem or TRAINED
-    return _refusal_problem(ran, save, command) or REFUSED
+    return _refusal_problem(ran, save, drawn) or REFUSED
 
 
 def _training_problem(ran: Ran) -> str:
@@ -680,7 +680,54 @@ def _evaluation_problem(command: str, ran: Ran) -> str:
     return ""
 
 
-def _refusal_problem(ran: Ran, save: Path, command: List[str]) -> str:
+# What a refusal may name in the place of a flag that was drawn and brings this along, by the drawn one's text.
+PARTNERS: Dict[str, Tuple[str, ...]] = {
+    r"--arch=fixhead_": ("--head-dim",),
+    r"--arch=\w+_lm_wiki103": ("--adaptive-softmax-cutoff", "--adaptive-input-cutoff"),
+    r"--criterion=orthogonal_": tuple(PENALTY),  # they are not 0 where the criterion alone is given
+    r"--quant-noise-pq=": ("--quant-noise-pq-block-size",),
+}
+# Why a value from a table of usual ones is refused all the same, beside other flags that the line then names.
+REASONS = (
+    r"Transformer-XL has|a synthesizer|this model|relative positions|one for each layer|the vocabulary"  # the model
+    r"|needs a GPU|CUDA device|fairseq (?:cannot|has no)"  # fairseq and the machine
+)
+
+
+def refusal_problem(line: str, drawn: Draw) -> str:
+    """What is wrong with a refusal's line: it blames no flag that was drawn, or a usual value without a reason."""
+    text = re.sub(r"^fairseq-train: error: (argument |unrecognized arguments: )?", "", line)
+    named = set(re.findall(r"--[a-z0-9-]+", text))
+    blamed = set(re.findall(r"--[a-z0-9-]+", text.partition(": ")[0])) or named  # what is said of the data blames all
+    typed = _typed(drawn)
+    partners = {flag for sign, flags in PARTNERS.items() if re.search(sign, " ".join(typed.values())) for flag in flags}
+    if not blamed & {*typed, *partners}:
+        return f"blames no flag that was drawn: {line}"
+    usual = blamed <= set(typed) and not any(_is_odd(typed[flag], drawn.kind) for flag in blamed)
+    if usual and not named - blamed and not re.search(REASONS, text):
+        return f"refuses a usual value without a reason: {line}"
+    return ""
+
+
+def _typed(drawn: Draw) -> Dict[str, str]:
+    """The drawn flags by name, with their values: --arch=..., --patience=9, --bf16."""
+    texts: List[str] = []
+    for part in drawn.flags:
+        if part.startswith("--"):
+            texts.append(part)
+        else:
+            texts[-1] += f"={part}"
+    return {text.partition("=")[0]: text for text in texts}
+
+
+def _is_odd(text: str, kind: str) -> bool:
+    """Whether a drawn flag, or its value, is in a table of odd ones."""
+    flag, _, value = text.partition("=")
+    values = {value, value.replace("decoder-self", "encoder-self")}  # `draw` may have changed it
+    return any(flag in table and values & set(table[flag] or [""]) for table in KINDS[kind].odd)
+
+
+def _refusal_problem(ran: Ran, save: Path, drawn: Draw) -> str:
     if ran.status < 0:
         return f"killed by signal {-ran.status}"
     if "Traceback" in ran.err + ran.out:
@@ -690,14 +737,8 @@ def _refusal_problem(ran: Ran, save: Path, command: List[str]) -> str:
         lines = lines[-1:]
     if len(lines) != 1 or not re.match(r"fairseq-train: error: \S", lines[0]):
         return f"no single line of error: {ran.err[-600:]}"
-    flags = {part.partition("=")[0] for part in command if part.startswith("--")}
-    if any("wiki103" in part for part in command):
-        flags |= {"--adaptive-softmax-cutoff", "--adaptive-input-cutoff"}  # of these architectures
-    if any(part.startswith("orthogonal_") for part in command):
-        flags |= set(PENALTY)  # they are not 0 where the criterion alone is given
-    named = re.findall(r"--[a-z0-9-]+", lines[0])
-    if not flags & set(named) and " is missing" not in lines[0]:
-        return f"names no flag of the command: {lines[0]}"
+    if problem := refusal_problem(lines[0], drawn):
+        return problem
     if "train_inner" in ran.out:
         return f"refused after an update: {lines[0]}"
     if save.exists() and any(save.iterdir()):

@@ -26,7 +26,7 @@ from tests.criterions.cases import model as penalised_model
 from tests.helpers import VOCABULARY, build, shake, tokens
 from tests.models.test_bert import build as build_bert
 from tests.robustness import flags
-from tests.robustness.flags import KINDS, REFUSED, TRAINED, Server, draw, make_data, typed, verdict
+from tests.robustness.flags import KINDS, REFUSED, TRAINED, Draw, Server, draw, make_data, typed, verdict
 from tests.xl import build_xl, in_windows
 
 # ---- random combinations ---------------------------------------------------------------------------------------------
@@ -67,6 +67,56 @@ def test_a_few_combinations_train_or_are_refused(server, data):
 def test_random_combinations_train_or_are_refused(seed, server, data):
     counts = outcomes(seed, range(80), server, data)
     assert min(counts.values()) >= 16
+
+
+ERROR = "fairseq-train: error: "
+
+
+@pytest.mark.parametrize(
+    "kind, drawn, line",
+    [
+        ("language_model", "--head-dim=0", "--head-dim 0: must be at least 1"),
+        ("language_model", "--head-dim=eight", "argument --head-dim: invalid int value: 'eight'"),
+        ("language_model", "--head-dim=4 --scale-heads", "--scale-heads: needs --head-dim 5, not 4"),
+        ("translation", "--arch fixhead_transformer", "--head-dim is missing: family fixhead needs a head size"),
+        ("squad", "--criterion orthogonal_squad", "--orthogonal-weight 0.0001: nothing to act on in this model"),
+        ("squad", "--quant-noise-pq=0.1", "--quant-noise-pq-block-size 8: must divide 4, --quant-noise-pq"),
+        ("language_model", "--arch l2_transformer_lm_wiki103", "--adaptive-input-cutoff 60000: must be at most 32"),
+        ("masked_lm", "--max-positions=4", "data: no batch is left; must not be longer than --max-positions allows"),
+        (
+            "transformer_xl",
+            "--heads-per-layer=decoder-self=0,2",
+            "--heads-per-layer decoder-self=0,2: must be one number",
+        ),
+        (
+            "transformer_xl",
+            "--relative-position=t5",
+            "--relative-position t5: must be none, Transformer-XL has its own",
+        ),
+    ],
+)
+def test_a_line_that_blames_what_was_drawn_is_a_refusal(kind, drawn, line):
+    assert flags.refusal_problem(ERROR + line, Draw("", kind, tuple(drawn.split()))) == ""
+
+
+@pytest.mark.parametrize(
+    "kind, drawn, line",
+    [
+        # flags that every command has, or that are no more than a remedy
+        ("language_model", "--head-dim=0", "--task language_modeling: must be another"),
+        ("language_model", "--head-dim=0", "--max-update 3: must be more, or --head-dim left out"),
+        ("squad", "--max-tokens=100", "--batch-size is missing: needs so many rows"),
+        ("squad", "--max-tokens=100", "the data is missing"),
+        ("translation", "--arch mixhead_transformer", "--head-dim is missing: family fixhead needs a head size"),
+        ("squad", "--criterion squad", "--orthogonal-weight 0.0001: nothing to act on in this model"),
+        ("masked_lm", "--seed=7", "data: no batch is left; must not be longer than --max-positions allows"),
+        # what nobody would call odd
+        ("language_model", "--arch fixhead_transformer_lm --head-dim=4", "--head-dim 4: must be a whole number"),
+        ("language_model", "--bf16", "--bf16: must be left out"),
+    ],
+)
+def test_a_line_that_blames_something_else_is_none(kind, drawn, line):
+    assert flags.refusal_problem(ERROR + line, Draw("", kind, tuple(drawn.split()))) != ""
 
 
 def test_draws_can_be_repeated():
