@@ -444,10 +444,22 @@ def _number(name: str, least: int) -> int:
     return int(text)
 
 
+def refuse_to_write_asynchronously_without_iopath() -> None:
+    """fairseq logs that the package is missing, and ends with the exit status 0 and nothing trained."""
+
+    def call_main(stock: Any, cfg: Any, main: Any, **settings: Any) -> None:
+        if cfg.checkpoint.write_checkpoints_asynchronously and find_spec("iopath") is None:
+            raise OptionError("--write-checkpoints-asynchronously: needs the package iopath, or must be left out")
+        stock(cfg, main, **settings)
+
+    distributed.call_main = _around(distributed.call_main, call_main)
+
+
 def refuse_to_save_a_diverged_model() -> None:
     """fairseq looks for NaN in the gradients, before a step; what the step has made of the parameters it would save.
 
     And where the loss of a validation was NaN nothing would ever count as better: no more checkpoint_best.pt.
+    Sharded models (--ddp-backend fully_sharded) are saved without that look at their parameters and that loss.
     """
 
     def save_checkpoint(stock: Any, cfg: Any, trainer: Any, epochs: Any, loss: Optional[float]) -> Any:
@@ -669,6 +681,7 @@ def apply() -> None:
     tell_data_workers_the_epoch()
     resume_at_the_end_of_an_epoch()
     refuse_to_start_no_worker()
+    refuse_to_write_asynchronously_without_iopath()
     end_with_the_parent()
     refuse_to_save_a_diverged_model()
     find_nan_in_models_of_dicts()

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -436,6 +437,17 @@ def test_a_folder_that_vanishes_ends_the_training_in_one_line(trainings, recipes
     assert_whole(tmp_path / "save.gone")
 
 
+def test_writing_asynchronously_without_iopath_is_refused_not_forgotten(trainings, recipes, tmp_path):
+    """fairseq would end with the exit status 0."""
+    if find_spec("iopath") is not None:
+        pytest.skip("iopath is installed")
+    flags = ["--write-checkpoints-asynchronously", "--save-dir", tmp_path / "save", "--max-update", "1"]
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags)
+    assert end.status == 1
+    expected = "fairseq-train: error: --write-checkpoints-asynchronously: needs the package iopath, or must be left out"
+    assert error_line(end.output) == expected
+
+
 @pytest.fixture
 def checkpoints(undisturbed, tmp_path):
     shutil.copytree(undisturbed("transformer", *THREE_EPOCHS) / "save", tmp_path / "save")
@@ -702,7 +714,8 @@ def test_what_a_launcher_has_left_out_is_named(flags, variables, said, monkeypat
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     workers = DistributedTrainingConfig(distributed_world_size=2, tpu=False, **flags)
-    cfg = SimpleNamespace(common=SimpleNamespace(tpu=False), distributed_training=workers)
+    checkpoint = SimpleNamespace(write_checkpoints_asynchronously=False)
+    cfg = SimpleNamespace(common=SimpleNamespace(tpu=False), distributed_training=workers, checkpoint=checkpoint)
     with pytest.raises(OptionError, match=f"^{said}"):
         distributed_utils.call_main(cfg, lambda cfg: None)
 
