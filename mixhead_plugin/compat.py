@@ -159,14 +159,18 @@ def check_checkpoints() -> None:
 
 
 def check_model_is_known() -> None:
-    """fairseq's words on a model that nobody has registered fail themselves, over the braces of its config."""
+    """fairseq's words on a model that nobody has registered fail themselves, over the braces of its config.
+
+    It is a checkpoint's, or, where none was read, that of fairseq-hydra-train's user.
+    """
 
     def build_model(stock: Any, cfg: Any, *args: Any, **settings: Any) -> Any:
         name = getattr(cfg, "_name", None) or getattr(cfg, "arch", None)
         if name and name not in models.ARCH_MODEL_REGISTRY and name not in models.MODEL_DATACLASS_REGISTRY:
-            raise untrusted.CheckpointError(
-                f"its model {name} is not known here; must be one that fairseq or --user-dir registers"
-            )
+            valid = "must be one that fairseq or --user-dir registers"
+            if untrusted.last_checkpoint is None:
+                raise OptionError(f"model._name {name} (--arch): is not known here; {valid}")
+            raise untrusted.CheckpointError(f"its model {name} is not known here; {valid}")
         return stock(cfg, *args, **settings)
 
     models.build_model = _around(models.build_model, build_model)

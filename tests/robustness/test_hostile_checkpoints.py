@@ -13,9 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, models
 from omegaconf import OmegaConf
 
+from mixhead_plugin import untrusted
 from mixhead_plugin.options import OptionError
 from mixhead_plugin.reporting import one_line
 from mixhead_plugin.untrusted import EVALUATED, check_finite, is_arithmetic
@@ -376,6 +377,22 @@ def test_a_checkpoint_of_a_later_version(kind, lab, tmp_path):
     of_a_later_version(change, lab / "de-en.pt", path)
     line = refusal(*translating(command, lab, path, tmp_path))
     assert str(path) in line and expected in line, line
+
+
+@pytest.mark.parametrize("key", ["_name", "arch"])
+@pytest.mark.parametrize(
+    "read, expected",
+    [
+        (None, "model._name mixhead_perceiver (--arch): is not known here"),
+        ("a.pt", "a.pt: its model mixhead_perceiver is"),
+    ],
+)
+def test_a_model_that_is_not_known_is_the_users_if_no_checkpoint_was_read(read, expected, key, monkeypatch):
+    """fairseq-train knows all values of --arch, fairseq-hydra-train takes any model._name."""
+    monkeypatch.setattr(untrusted, "last_checkpoint", read)
+    with pytest.raises(OptionError) as error:
+        models.build_model(OmegaConf.create({key: "mixhead_perceiver"}), None)
+    assert one_line(error.value).startswith(expected)
 
 
 @pytest.mark.slow
