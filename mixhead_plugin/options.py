@@ -216,8 +216,9 @@ def complete(args: Any, family: str) -> None:
                 value = FAMILIES[family].get(option.name, option.default)
             if value == TOKENS_PER_SAMPLE:
                 value = getattr(args, "tokens_per_sample", None)
-            if option.name == "head_dim" and isinstance(value, str) and value.isdecimal():
-                value = int(value)  # fairseq's parsers read a flag whose default is another flag as text
+            # fairseq's parsers read a flag whose default is another flag as text
+            if FAMILIES[family].get(option.name) == TOKENS_PER_SAMPLE and isinstance(value, str) and value.isdecimal():
+                value = int(value)
             setattr(args, option.name, value)
 
 
