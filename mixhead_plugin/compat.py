@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Tuple, Type
 import numpy as np
 import omegaconf
 import torch
-from fairseq import binarizer, checkpoint_utils, file_chunker_utils, models
+from fairseq import binarizer, checkpoint_utils, file_chunker_utils, models, options
 from fairseq.data import dictionary, indexed_dataset, iterators
 from fairseq.distributed import utils as distributed
 from fairseq.file_io import PathManager
@@ -156,6 +156,21 @@ def check_checkpoints() -> None:
     checkpoint_utils.load_checkpoint_to_cpu = _around(
         checkpoint_utils.load_checkpoint_to_cpu, untrusted.load_checkpoint
     )
+
+
+def check_model_overrides() -> None:
+    """fairseq finds out from the checkpoint, whose fault it then seems to be, or not at all."""
+
+    def parse(stock: Any, *args: Any, **settings: Any) -> Any:
+        parsed = stock(*args, **settings)
+        found = parsed[0] if isinstance(parsed, tuple) else parsed
+        text = getattr(found, "model_overrides", None)
+        if text is not None:  # fairseq-validate parses its flags twice, the second time those alone that were given
+            several = os.pathsep in (getattr(found, "path", None) or "") or bool(getattr(found, "lm_path", None))
+            untrusted.overrides = untrusted.read_overrides(text, several)
+        return parsed
+
+    options.parse_args_and_arch = _around(options.parse_args_and_arch, parse)
 
 
 def check_model_is_known() -> None:
@@ -674,6 +689,7 @@ def apply() -> None:
     evaluate_arithmetic_alone()
     check_checkpoints()
     check_checkpoint_is_there()
+    check_model_overrides()
     check_model_is_known()
     check_dictionaries()
     check_binarised_data()

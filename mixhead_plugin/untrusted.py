@@ -5,20 +5,25 @@ the reading.
 """
 
 import ast
+import difflib
 import errno
+import logging
 import os
 import pickle
 import re
 import struct
-from argparse import Namespace
-from typing import Any, Dict, Iterator, Optional, Tuple, Union
+from argparse import ArgumentParser, Namespace
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Set, Tuple, Union
 
 import numpy as np
 import torch
+from fairseq import models
 from fairseq.data import indexed_dataset
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from mixhead_plugin.options import OptionError
+
+logger = logging.getLogger(__name__)
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -50,6 +55,84 @@ class CheckpointError(OptionError):
 last_checkpoint: Optional[str] = None
 
 
+class Overrides(NamedTuple):
+    """--model-overrides of the command, as it was typed and as it is meant."""
+
+    text: str
+    flags: Dict[str, Any]
+    of_several: bool  # checkpoints, each of which may lack some of the flags
+
+
+# Of the command that this process is: who loads a checkpoint gets them among others.
+overrides: Optional[Overrides] = None
+
+
+def read_overrides(text: str, of_several: bool) -> Overrides:
+    """--model-overrides.
+
+    Raises:
+        OptionError: not a dictionary, where fairseq would blame the checkpoint
+    """
+    try:
+        flags = ast.literal_eval(text.strip())
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        flags = None
+    if not isinstance(flags, dict):
+        raise OptionError(f"--model-overrides {text}: must be a dictionary such as \"{{'dropout': 0.0}}\"")
+    return Overrides(text, flags, of_several)
+
+
+def check_overrides(stock: Any, path: str, state: Dict[str, Any]) -> None:
+    """Refuse flags that a checkpoint's config has not: fairseq would leave them out, or add them for nobody.
+
+    Raises:
+        OptionError: the first of them; if it may be another checkpoint's there is a warning instead
+    """
+    if overrides is None:
+        return
+    known = _names(_configs(state), of_namespaces=False) | _flags_of_model(state)
+    if all(name in known for name in overrides.flags):
+        return
+    # a Namespace has taken them by now
+    known |= _names(_configs(stock(path)))
+    unknown = [name for name in overrides.flags if name not in known]
+    if unknown:
+        close = difflib.get_close_matches(str(unknown[0]), known, 1)
+        message = (
+            f"--model-overrides {overrides.text}: {path} has no flag {unknown[0]}; must be flags of its config"
+            f"{f', such as {close[0]}' if close else ''}"
+        )
+        if not overrides.of_several:
+            raise OptionError(message)
+        logger.warning(message)
+
+
+def _configs(state: Dict[str, Any]) -> Dict[str, Any]:
+    found = {where: state[where] for where in ("cfg", "args") if state.get(where) is not None}
+    return {k: OmegaConf.to_container(v, resolve=False) if OmegaConf.is_config(v) else v for k, v in found.items()}
+
+
+def _names(config: Any, of_namespaces: bool = True) -> Set[str]:
+    """Those of a config at any depth."""
+    if isinstance(config, Namespace):
+        config = vars(config) if of_namespaces else {}
+    if not isinstance(config, dict):
+        return set()
+    return set(config).union(*(_names(value, of_namespaces) for value in config.values()))
+
+
+def _flags_of_model(state: Dict[str, Any]) -> Set[str]:
+    """Those that came with a later version too, which an older checkpoint's config has not."""
+    configs = _configs(state)
+    model = (configs.get("cfg") or {}).get("model") or configs.get("args")
+    values = vars(model) if isinstance(model, Namespace) else model or {}
+    kind = models.ARCH_MODEL_REGISTRY.get(values.get("arch") or values.get("_name"))
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    if kind is not None:
+        kind.add_args(parser)
+    return {action.dest for action in parser._actions}
+
+
 def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[str, Any]:
     """A checkpoint's state, from fairseq's own function `stock`.
 
@@ -73,10 +156,25 @@ def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[
     except Exception as error:  # a damaged or foreign file fails in any way, and most of them say nothing of the file
         if isinstance(error, OSError) and error.errno in UNREADABLE:
             raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
+        if overrides is not None and overrides.flags and _loads(stock, path):
+            raise OptionError(
+                f"--model-overrides {overrides.text}: does not fit the config of {path}: {first_line(error)}; must be "
+                "flags of it, and their values"
+            ) from error
         reason = f" ({first_line(error)})" if isinstance(error, (OSError, EOFError)) and str(error) else ""
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote{reason}") from error
     check_state(str(path), state)
+    if args or "arg_overrides" in settings:
+        check_overrides(stock, str(path), state)
     return state
+
+
+def _loads(stock: Any, path: str) -> bool:
+    try:
+        stock(path)
+    except Exception:
+        return False
+    return True
 
 
 def check_state(path: str, state: Any) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that are no checkpoints, damaged, hostile, of other models: each command refuses them in one line."""
 
 import ast
+import contextlib
 import gzip
 import os
 import pickle
@@ -401,6 +402,87 @@ def test_flags_of_the_training_alone_that_are_not_known_do_no_harm(lab, tmp_path
     path = tmp_path / "later.pt"
     of_a_later_version(later_flag, lab / "de-en.pt", path)
     assert seen("fairseq-generate", lab / "de-en", *USE, "--path", path).status == 0
+
+
+# ---- --model-overrides -----------------------------------------------------------------------------------------------
+
+NO_DICTIONARY = r"must be a dictionary such as \"\{'dropout': 0\.0\}\"$"
+OVERRIDES = {
+    "no Python": ("{'dropout': ", NO_DICTIONARY),
+    "no dictionary": ("dropout=0", NO_DICTIONARY),
+    "a number": ("3", NO_DICTIONARY),
+    "code": ("{'dropout': open('made', 'w')}", NO_DICTIONARY),
+    "an unknown flag": ("{'dropuot': 0.1}", r"\S+ has no flag dropuot; must be flags of its config, such as dropout$"),
+    "no name": ("{1: 2}", r"(\S+ has no flag 1|does not fit the config of .+); must be flags of it"),
+    "an unknown part": ("{'task': {'x': {'y': 1}}}", r"does not fit the config of \S+: .+; must be flags of it"),
+}
+
+
+def with_overrides(command, lab, text, path=None):
+    data, task = ("text", "language_modeling") if command == "fairseq-eval-lm" else ("de-en", "translation")
+    flags = ["--user-dir", PLUGIN, "--cpu"] if command == "fairseq-interactive" else USE
+    return [
+        command,
+        lab / data,
+        *flags,
+        "--task",
+        task,
+        "--path",
+        path or lab / f"{data}.pt",
+        "--model-overrides",
+        text,
+    ]
+
+
+@pytest.mark.parametrize(
+    "command, kind",
+    mostly_slow(
+        [
+            (f"fairseq-{command}", kind)
+            for command in ("eval-lm", "generate", "validate", "interactive")
+            for kind in OVERRIDES
+        ],
+        [
+            ("fairseq-generate", "no dictionary"),
+            ("fairseq-validate", "no Python"),
+            ("fairseq-eval-lm", "code"),
+            ("fairseq-generate", "an unknown flag"),
+            ("fairseq-eval-lm", "an unknown part"),
+        ],
+    ),
+)
+def test_bad_overrides_are_not_the_checkpoints_fault(command, kind, lab, tmp_path):
+    text, expected = OVERRIDES[kind]
+    line = refusal(*with_overrides(command, lab, text), stdin=b"hund\n", cwd=tmp_path)
+    assert re.search(rf": error: --model-overrides {re.escape(text)}: {expected}", line), line
+    assert not list(tmp_path.iterdir()), "code has run"
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fairseq-eval-lm", *(pytest.param(f"fairseq-{c}", marks=pytest.mark.slow) for c in ("generate", "validate"))],
+)
+def test_good_overrides_pass(command, lab):
+    found = seen(*with_overrides(command, lab, "{'dropout': 0.3, 'model': {'activation_dropout': 0.1}}"))
+    assert found.status == 0, found.err[-3000:]
+
+
+def test_overrides_of_an_ensemble_may_be_of_one_of_its_models(lab, monkeypatch, caplog):
+    path, text = str(lab / "de-en.pt"), "{'mem_len': 4}"
+    for several in (True, False):
+        monkeypatch.setattr(untrusted, "overrides", untrusted.read_overrides(text, several))
+        with contextlib.nullcontext() if several else pytest.raises(OptionError, match="has no flag mem_len"):
+            checkpoint_utils.load_checkpoint_to_cpu(path, {"mem_len": 4})
+        assert caplog.text.count(f"--model-overrides {text}: {path} has no flag mem_len") == 1
+
+
+def test_overrides_may_be_flags_that_came_after_the_checkpoint(lab, tmp_path, monkeypatch):
+    state = torch.load(lab / "de-en.pt", weights_only=True)
+    del state["cfg"]["model"].attention_impl
+    torch.save(state, tmp_path / "old.pt")
+    monkeypatch.setattr(untrusted, "overrides", untrusted.read_overrides("{'attention_impl': 'auto'}", False))
+    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"), untrusted.overrides.flags)
+    assert state["cfg"].model.attention_impl == "auto"
 
 
 # ---- what is said, and of what ---------------------------------------------------------------------------------------
