@@ -40,6 +40,8 @@ from mixhead_plugin.options import OptionError
 
 logger = logging.getLogger(__name__)
 
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # fairseq goes by them if all are there
+
 
 def allow_fairseq_checkpoints() -> None:
     """torch >= 2.6 loads tensors and plain containers only; name the other plain classes of fairseq's checkpoints.
@@ -293,6 +295,25 @@ def check_save_dir() -> None:
     checkpoint_utils.verify_checkpoint_directory = _around(checkpoint_utils.verify_checkpoint_directory, verify)
 
 
+def refuse_workers_that_do_not_know_each_other() -> None:
+    """fairseq asks torchrun's variables only if --distributed-world-size, the GPUs of one machine, is more than 1.
+
+    With one GPU on each machine, or none, every worker trained alone, all into the same --save-dir.
+    """
+
+    def verify(stock: Any, save_dir: str) -> None:
+        number = os.environ.get("WORLD_SIZE", "1")
+        started = number.isdecimal() and int(number) > 1 and all(name in os.environ for name in TORCHRUN)
+        if started and not torch.distributed.is_initialized():
+            raise OptionError(
+                f"--distributed-world-size 1: torchrun has started {number} workers (WORLD_SIZE), each of which would "
+                f"train alone into --save-dir {save_dir}; must be {number}, or RANK and WORLD_SIZE not be set"
+            )
+        stock(save_dir)
+
+    checkpoint_utils.verify_checkpoint_directory = _around(checkpoint_utils.verify_checkpoint_directory, verify)
+
+
 def name_checkpoints_to_go_on_from() -> None:
     """Of a training whose checkpoint does not load, or is not there although others are."""
 
@@ -407,9 +428,6 @@ def _should_stop_early() -> Any:
     modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has the first alone
     found = (getattr(module, "should_stop_early", None) for module in modules)
     return next((function for function in found if function is not None), types.SimpleNamespace())
-
-
-TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # fairseq goes by them if all are there
 
 
 def refuse_to_start_no_worker() -> None:
@@ -696,6 +714,7 @@ def apply() -> None:
     name_text_that_is_not_utf8()
     write_whole_checkpoints()
     check_save_dir()
+    refuse_workers_that_do_not_know_each_other()
     name_checkpoints_to_go_on_from()
     resume_with_the_same_batches()
     tell_data_workers_the_epoch()

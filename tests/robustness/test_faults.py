@@ -754,6 +754,15 @@ def test_workers_that_torchrun_has_started_train_together_without_gpus(ddp, trai
         )
 
 
+def test_workers_of_torchrun_do_not_train_apart(trainings, recipes, tmp_path):
+    """fairseq's default, a worker for each GPU of this machine, is 1 where there are none."""
+    flags = ["--save-dir", tmp_path / "save", "--max-update", "2", "--distributed-world-size", "1"]
+    before = f"import os; os.environ.update({TORCHRUN!r})"
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, before=before)
+    assert end.status == 1 and not (tmp_path / "save").exists()
+    assert error_line(end.output).startswith("fairseq-train: error: --distributed-world-size 1: torchrun has started 2")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
 def test_a_preempted_command_leaves_whole_checkpoints_and_says_so_by_its_status(by, recipes, tmp_path):
