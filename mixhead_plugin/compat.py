@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import subprocess
 import sys
 import types
 import typing
@@ -35,12 +36,13 @@ from fairseq.nan_detector import NanDetector
 from fairseq.optim.lr_scheduler import reduce_lr_on_plateau
 from fairseq.trainer import Trainer
 
-from mixhead_plugin import reporting, saving, untrusted
+from mixhead_plugin import overrides, reporting, saving, untrusted
 from mixhead_plugin.options import OptionError
 
 logger = logging.getLogger(__name__)
 
 TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # fairseq goes by them if all are there
+SLURM = ("SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS")
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -165,11 +167,11 @@ def check_model_overrides() -> None:
 
     def parse(stock: Any, *args: Any, **settings: Any) -> Any:
         parsed = stock(*args, **settings)
-        found = parsed[0] if isinstance(parsed, tuple) else parsed
-        text = getattr(found, "model_overrides", None)
-        if text is not None:  # fairseq-validate parses its flags twice, the second time those alone that were given
-            several = os.pathsep in (getattr(found, "path", None) or "") or bool(getattr(found, "lm_path", None))
-            untrusted.overrides = untrusted.read_overrides(text, several)
+        flags = parsed[0] if isinstance(parsed, tuple) else parsed
+        # fairseq-validate parses its flags twice, the second time without defaults
+        if hasattr(flags, "model_overrides") and hasattr(flags, "path"):
+            of_models = [flags.path, getattr(flags, "lm_path", None)]
+            overrides.check(flags.model_overrides, [p for given in of_models if given for p in given.split(os.pathsep)])
         return parsed
 
     options.parse_args_and_arch = _around(options.parse_args_and_arch, parse)
@@ -291,25 +293,6 @@ def check_save_dir() -> None:
 
     def verify(stock: Any, save_dir: str) -> None:
         saving.check_folder(save_dir)
-
-    checkpoint_utils.verify_checkpoint_directory = _around(checkpoint_utils.verify_checkpoint_directory, verify)
-
-
-def refuse_workers_that_do_not_know_each_other() -> None:
-    """fairseq asks torchrun's variables only if --distributed-world-size, the GPUs of one machine, is more than 1.
-
-    With one GPU on each machine, or none, every worker trained alone, all into the same --save-dir.
-    """
-
-    def verify(stock: Any, save_dir: str) -> None:
-        number = os.environ.get("WORLD_SIZE", "1")
-        started = number.isdecimal() and int(number) > 1 and all(name in os.environ for name in TORCHRUN)
-        if started and not torch.distributed.is_initialized():
-            raise OptionError(
-                f"--distributed-world-size 1: torchrun has started {number} workers (WORLD_SIZE), each of which would "
-                f"train alone into --save-dir {save_dir}; must be {number}, or RANK and WORLD_SIZE not be set"
-            )
-        stock(save_dir)
 
     checkpoint_utils.verify_checkpoint_directory = _around(checkpoint_utils.verify_checkpoint_directory, verify)
 
@@ -460,7 +443,14 @@ def _start_without_gpus(workers: Any) -> None:
             workers.distributed_init_method, workers.distributed_no_spawn = "env://", True
             workers.distributed_world_size, workers.distributed_rank = number, rank
         elif workers.distributed_port > 0:  # without which fairseq does not ask Slurm
-            distributed._infer_slurm_init(workers, None)
+            try:
+                distributed._infer_slurm_init(workers, None)
+            except (AssertionError, TypeError, ValueError, subprocess.CalledProcessError) as error:
+                said = ", ".join(f"{name} {os.environ[name]}" for name in SLURM if name in os.environ)
+                raise OptionError(
+                    f"--distributed-world-size {number}: does not fit what Slurm says ({said}); must be nodes x tasks "
+                    "per node"
+                ) from error
     if workers.distributed_init_method is None or not workers.distributed_no_spawn:
         missing = [name for name in TORCHRUN if name not in os.environ]
         some = len(missing) < len(TORCHRUN) and workers.distributed_init_method is None
@@ -479,6 +469,28 @@ def _number(name: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise OptionError(f"{name} {text!r}: must be a number of at least {least}")
     return int(text)
+
+
+def refuse_to_train_apart() -> None:
+    """fairseq asks torchrun's variables only if --distributed-world-size, the GPUs of one machine, is more than 1.
+
+    With one GPU on each machine, or none, every worker trained alone, all into the same --save-dir.
+    """
+
+    def call_main(stock: Any, cfg: Any, main: Any, **settings: Any) -> None:
+        workers = cfg.distributed_training
+        alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
+        trains = cfg.common_eval.path is None  # what is trained; several may well evaluate it
+        if alone and trains and all(name in os.environ for name in TORCHRUN) and _number("WORLD_SIZE", least=1) > 1:
+            number = os.environ["WORLD_SIZE"]
+            raise OptionError(
+                f"--distributed-world-size 1: torchrun has started {number} workers (WORLD_SIZE), each of which would "
+                f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}, or RANK and WORLD_SIZE not "
+                "be set"
+            )
+        stock(cfg, main, **settings)
+
+    distributed.call_main = _around(distributed.call_main, call_main)
 
 
 def refuse_to_write_asynchronously_without_iopath() -> None:
@@ -714,12 +726,12 @@ def apply() -> None:
     name_text_that_is_not_utf8()
     write_whole_checkpoints()
     check_save_dir()
-    refuse_workers_that_do_not_know_each_other()
     name_checkpoints_to_go_on_from()
     resume_with_the_same_batches()
     tell_data_workers_the_epoch()
     resume_at_the_end_of_an_epoch()
     refuse_to_start_no_worker()
+    refuse_to_train_apart()
     refuse_to_write_asynchronously_without_iopath()
     end_with_the_parent()
     refuse_to_save_a_diverged_model()

@@ -246,7 +246,8 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
         )
     if options.head_dim is not None and not (isinstance(options.head_dim, int) and options.head_dim >= 1):
         raise OptionError(
-            f"--head-dim {options.head_dim}: must be a whole number of at least 1 (leave it out for embedding / heads)"
+            f"--head-dim {options.head_dim}: must be a whole number of at least 1 (leave it out for "
+            f"{'--tokens-per-sample' if 'head_dim' in FAMILIES[family] else 'embedding / heads'})"
         )
     if options.head_dim is not None and options.head_dim > GREATEST_SIZE:
         raise OptionError(f"--head-dim {options.head_dim}: must be at most {GREATEST_SIZE}")

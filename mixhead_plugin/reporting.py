@@ -183,6 +183,11 @@ def one_line(error: BaseException, of_command: bool = True) -> Optional[str]:
         error: that nobody has caught
         of_command: of fairseq's or the plugin's; otherwise the plugin's own errors alone are known
     """
+    told = _told(error, of_command)
+    return None if told is None else " ".join(told.splitlines())  # what was typed may have several
+
+
+def _told(error: BaseException, of_command: bool) -> Optional[str]:
     chain = list(_chain(error))
     for cause in chain:
         if isinstance(cause, OptionError):
@@ -199,7 +204,7 @@ def one_line(error: BaseException, of_command: bool = True) -> Optional[str]:
         for cause in chain if known.covered else meant:
             match = re.match(known.pattern, str(cause), re.DOTALL) if isinstance(cause, known.kind) else None
             if match:
-                return known.line(match, cause).replace("\n", " ")
+                return known.line(match, cause)
     if isinstance(error, OSError) and error.strerror and _is_asked_for(error.filename):
         return f"{error.filename}: {error.strerror}"
     return None

@@ -5,19 +5,17 @@ the reading.
 """
 
 import ast
-import difflib
 import errno
 import logging
 import os
 import pickle
 import re
 import struct
-from argparse import ArgumentParser, Namespace
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Set, Tuple, Union
+from argparse import Namespace
+from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
 import numpy as np
 import torch
-from fairseq import models
 from fairseq.data import indexed_dataset
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -55,84 +53,6 @@ class CheckpointError(OptionError):
 last_checkpoint: Optional[str] = None
 
 
-class Overrides(NamedTuple):
-    """--model-overrides of the command, as it was typed and as it is meant."""
-
-    text: str
-    flags: Dict[str, Any]
-    of_several: bool  # checkpoints, each of which may lack some of the flags
-
-
-# Of the command that this process is: who loads a checkpoint gets them among others.
-overrides: Optional[Overrides] = None
-
-
-def read_overrides(text: str, of_several: bool) -> Overrides:
-    """--model-overrides.
-
-    Raises:
-        OptionError: not a dictionary, where fairseq would blame the checkpoint
-    """
-    try:
-        flags = ast.literal_eval(text.strip())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        flags = None
-    if not isinstance(flags, dict):
-        raise OptionError(f"--model-overrides {text}: must be a dictionary such as \"{{'dropout': 0.0}}\"")
-    return Overrides(text, flags, of_several)
-
-
-def check_overrides(stock: Any, path: str, state: Dict[str, Any]) -> None:
-    """Refuse flags that a checkpoint's config has not: fairseq would leave them out, or add them for nobody.
-
-    Raises:
-        OptionError: the first of them; if it may be another checkpoint's there is a warning instead
-    """
-    if overrides is None:
-        return
-    known = _names(_configs(state), of_namespaces=False) | _flags_of_model(state)
-    if all(name in known for name in overrides.flags):
-        return
-    # a Namespace has taken them by now
-    known |= _names(_configs(stock(path)))
-    unknown = [name for name in overrides.flags if name not in known]
-    if unknown:
-        close = difflib.get_close_matches(str(unknown[0]), known, 1)
-        message = (
-            f"--model-overrides {overrides.text}: {path} has no flag {unknown[0]}; must be flags of its config"
-            f"{f', such as {close[0]}' if close else ''}"
-        )
-        if not overrides.of_several:
-            raise OptionError(message)
-        logger.warning(message)
-
-
-def _configs(state: Dict[str, Any]) -> Dict[str, Any]:
-    found = {where: state[where] for where in ("cfg", "args") if state.get(where) is not None}
-    return {k: OmegaConf.to_container(v, resolve=False) if OmegaConf.is_config(v) else v for k, v in found.items()}
-
-
-def _names(config: Any, of_namespaces: bool = True) -> Set[str]:
-    """Those of a config at any depth."""
-    if isinstance(config, Namespace):
-        config = vars(config) if of_namespaces else {}
-    if not isinstance(config, dict):
-        return set()
-    return set(config).union(*(_names(value, of_namespaces) for value in config.values()))
-
-
-def _flags_of_model(state: Dict[str, Any]) -> Set[str]:
-    """Those that came with a later version too, which an older checkpoint's config has not."""
-    configs = _configs(state)
-    model = (configs.get("cfg") or {}).get("model") or configs.get("args")
-    values = vars(model) if isinstance(model, Namespace) else model or {}
-    kind = models.ARCH_MODEL_REGISTRY.get(values.get("arch") or values.get("_name"))
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    if kind is not None:
-        kind.add_args(parser)
-    return {action.dest for action in parser._actions}
-
-
 def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[str, Any]:
     """A checkpoint's state, from fairseq's own function `stock`.
 
@@ -156,16 +76,12 @@ def load_checkpoint(stock: Any, path: str, *args: Any, **settings: Any) -> Dict[
     except Exception as error:  # a damaged or foreign file fails in any way, and most of them say nothing of the file
         if isinstance(error, OSError) and error.errno in UNREADABLE:
             raise OptionError(f"{path}: cannot be read: {error.strerror}") from error
-        if overrides is not None and overrides.flags and _loads(stock, path):
-            raise OptionError(
-                f"--model-overrides {overrides.text}: does not fit the config of {path}: {first_line(error)}; must be "
-                "flags of it, and their values"
-            ) from error
+        given = settings.get("arg_overrides", args[0] if args else None)
+        if given and _loads(stock, path):
+            raise OptionError(f"{path}: its config does not take {given}: {first_line(error)}") from error
         reason = f" ({first_line(error)})" if isinstance(error, (OSError, EOFError)) and str(error) else ""
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote{reason}") from error
     check_state(str(path), state)
-    if args or "arg_overrides" in settings:
-        check_overrides(stock, str(path), state)
     return state
 
 
@@ -187,14 +103,16 @@ def check_state(path: str, state: Any) -> None:
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
         raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
     cfg = state.get("cfg")
-    if cfg is not None and "model" not in cfg:
-        raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
     for where in ("cfg", "args"):
         for name, value in _values(state.get(where)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
                 raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
             if isinstance(value, str) and _COMPUTED.search(value):
                 raise OptionError(f"{path}: its {name} refers to what is to be computed; not loaded")
+    if cfg is not None:
+        parts = cfg if isinstance(cfg, (dict, DictConfig)) else {}
+        if not isinstance(parts.get("model"), (dict, DictConfig, Namespace)):
+            raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
     check_finite(path, model)
 
 

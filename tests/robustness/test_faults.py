@@ -247,8 +247,8 @@ def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undistur
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
-# Ten kills, each within some two epochs, are meant to find it still at work.
-EPOCHS = {"transformer": 60, "transformer_lm": 40, "transformer_xl": 15}
+# Ten kills, each within some two epochs, find it still at work.
+EPOCHS = {"transformer": 60, "transformer_lm": 40, "transformer_xl": 30}
 
 
 @pytest.mark.slow
@@ -260,16 +260,15 @@ def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, trainings, r
     epoch = float((expected / "seconds").read_text()) / EPOCHS[recipe]
     killed = Killed(trainings, [*recipes[recipe], *flags], tmp_path)
     chance = random.Random(recipe)
-    while killed.kills < 10 and 0 not in killed.statuses:
-        if chance.random() < 0.4:
+    for number in range(10):
+        if number % 5 < 2:
             by = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
             end = killed.go(wait=chance.uniform(0, 2) * epoch, begun=chance.random() < 0.8, by=by)
         else:
             how = chance.choice(["cut", "kill"])
             end = killed.go(dict(at=chance.randrange(2, 12), how=how, bytes=chance.randrange(40_000)))
-        assert end.status <= 0, end.output[-3000:]
-    assert killed.kills > 5, "it has ended before most of the kills"
-    assert 0 in killed.statuses or killed.go().status == 0
+        assert end.status < 0, f"kill {number + 1} found no training: {end.output[-3000:]}"
+    assert killed.go().status == 0
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
@@ -678,6 +677,7 @@ def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 GLOO = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
 NO_GPU = "--distributed-world-size 2: no GPU to start"
+SLURM = {"SLURM_JOB_NODELIST": "a", "SLURM_NNODES": "1", "SLURM_NTASKS": "4", "SLURM_NODEID": "0"}
 without_gpus = pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs to start workers for")
 
 
@@ -703,12 +703,29 @@ def test_workers_without_gpus_are_refused_not_forgotten(flags, trainings, recipe
         ({}, {**TORCHRUN, "RANK": "-1"}, "RANK '-1': must be a number of at least 0"),
         ({}, {**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE 'two': must be a number of at least 1"),
         ({}, TORCHRUN, "--distributed-backend nccl: needs GPUs; must be gloo"),
-        ({"distributed_port": 1}, {"SLURM_JOB_NODELIST": "none"}, NO_GPU),
+        (
+            {"distributed_port": 1},
+            {"SLURM_JOB_NODELIST": "none"},
+            r"--dist.* what Slurm says \(SLURM_JOB_NODELIST none",
+        ),
         ({}, {"SLURM_JOB_NODELIST": "none"}, NO_GPU),
+        (
+            {"distributed_port": 1},
+            SLURM,
+            r"--dist.* 2: does not fit what Slurm says \(\w+ a, SLURM_NNODES 1, ",
+        ),
+        (
+            {"distributed_port": 1},
+            {"SLURM_JOB_NODELIST": "a"},
+            r"--dist.* does not fit what Slurm says \(SLURM_JOB_NODELIST a\)",
+        ),
     ],
 )
-def test_what_a_launcher_has_left_out_is_named(flags, variables, said, monkeypatch):
+def test_what_a_launcher_has_left_out_is_named(flags, variables, said, monkeypatch, tmp_path):
     """fairseq would start no worker, divide by the number of GPUs, or wait for ever."""
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$3" != none ] && echo localhost\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name in [name for name in os.environ if name in TORCHRUN or name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
@@ -716,6 +733,7 @@ def test_what_a_launcher_has_left_out_is_named(flags, variables, said, monkeypat
     workers = DistributedTrainingConfig(distributed_world_size=2, tpu=False, **flags)
     checkpoint = SimpleNamespace(write_checkpoints_asynchronously=False)
     cfg = SimpleNamespace(common=SimpleNamespace(tpu=False), distributed_training=workers, checkpoint=checkpoint)
+    cfg.common_eval = SimpleNamespace(path=None)
     with pytest.raises(OptionError, match=f"^{said}"):
         distributed_utils.call_main(cfg, lambda cfg: None)
 
@@ -754,11 +772,12 @@ def test_workers_that_torchrun_has_started_train_together_without_gpus(ddp, trai
         )
 
 
-def test_workers_of_torchrun_do_not_train_apart(trainings, recipes, tmp_path):
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_workers_of_torchrun_do_not_train_apart(rank, trainings, recipes, tmp_path):
     """fairseq's default, a worker for each GPU of this machine, is 1 where there are none."""
     flags = ["--save-dir", tmp_path / "save", "--max-update", "2", "--distributed-world-size", "1"]
-    before = f"import os; os.environ.update({TORCHRUN!r})"
-    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, before=before)
+    before = f"import os; os.environ.update({ ({**TORCHRUN, 'RANK': rank})!r})"
+    end = trainings.run(tmp_path / "log", *recipes["transformer"], *flags, "--distributed-rank", rank, before=before)
     assert end.status == 1 and not (tmp_path / "save").exists()
     assert error_line(end.output).startswith("fairseq-train: error: --distributed-world-size 1: torchrun has started 2")
 

@@ -1,7 +1,6 @@
 """Checkpoints that are no checkpoints, damaged, hostile, of other models: each command refuses them in one line."""
 
 import ast
-import contextlib
 import gzip
 import os
 import pickle
@@ -17,7 +16,7 @@ import torch
 from fairseq import checkpoint_utils, models
 from omegaconf import OmegaConf
 
-from mixhead_plugin import untrusted
+from mixhead_plugin import overrides, untrusted
 from mixhead_plugin.options import OptionError
 from mixhead_plugin.reporting import one_line
 from mixhead_plugin.untrusted import EVALUATED, check_finite, is_arithmetic
@@ -141,6 +140,10 @@ BAD = {
     "a list as the model": (partial(changed, lambda s: {**s, "model": [torch.zeros(3)]}), f"({NO_MODEL}|{DAMAGED})"),
     "a config of words": (partial(changed, lambda s: {**s, "cfg": "de-en"}), NO_CONFIG),
     "a config of numbers": (partial(changed, lambda s: {**s, "cfg": [1, 2]}), f"({NO_CONFIG}|{DAMAGED})"),
+    "a list as the model's flags": (
+        partial(changed, lambda s: {**s, "cfg": {**s["cfg"], "model": [1]}}),
+        f"({NO_CONFIG}|{DAMAGED})",
+    ),
     "one NaN": (partial(changed, partial(first_weight, float("nan"))), NAN),
     "one infinity": (partial(changed, partial(first_weight, float("-inf"))), NAN),
     "NaN in a buffer": (partial(changed, partial(buffer, float("nan"))), NAN.replace(r"\S+", r"decoder\.version")),
@@ -412,9 +415,18 @@ OVERRIDES = {
     "no dictionary": ("dropout=0", NO_DICTIONARY),
     "a number": ("3", NO_DICTIONARY),
     "code": ("{'dropout': open('made', 'w')}", NO_DICTIONARY),
-    "an unknown flag": ("{'dropuot': 0.1}", r"\S+ has no flag dropuot; must be flags of its config, such as dropout$"),
-    "no name": ("{1: 2}", r"(\S+ has no flag 1|does not fit the config of .+); must be flags of it"),
-    "an unknown part": ("{'task': {'x': {'y': 1}}}", r"does not fit the config of \S+: .+; must be flags of it"),
+    "an unknown flag": ("{'dropuot': 0.1}", r"\S+ has no flag dropuot; must be one such as dropout$"),
+    "no name": ("{1: 2}", r"\S+ has no flag 1$"),
+    "an unknown part": ("{'parts': {'x': {'y': 1}}}", r"\S+ has no flag parts"),
+    "of no part": ("{'task': {'dtaa': 'x'}}", r"the task of \S+ has no flag dtaa; must be data$"),
+    "of a model": (
+        "{'model': {'dropuot': 0.1}}",
+        r"the model of \S+ has (its flags in no part of their own|no flag dropuot); must be",
+    ),
+    "another type": (
+        "{'tokens_per_sample': 'x', 'left_pad_source': [1]}",
+        r"(\S+ has no flag|does not fit the config)",
+    ),
 }
 
 
@@ -462,30 +474,51 @@ def test_bad_overrides_are_not_the_checkpoints_fault(command, kind, lab, tmp_pat
     "command",
     ["fairseq-eval-lm", *(pytest.param(f"fairseq-{c}", marks=pytest.mark.slow) for c in ("generate", "validate"))],
 )
-def test_good_overrides_pass(command, lab):
-    found = seen(*with_overrides(command, lab, "{'dropout': 0.3, 'model': {'activation_dropout': 0.1}}"))
-    assert found.status == 0, found.err[-3000:]
+def test_good_overrides_count(command, lab):
+    """head_dim 3 makes another model of it, which its weights do not fit."""
+    assert seen(*with_overrides(command, lab, "{'dropout': 0.3, 'task': {}}")).status == 0
+    assert "--head-dim 4, this model has 3" in refusal(*with_overrides(command, lab, "{'head_dim': 3}"))
 
 
-def test_overrides_of_an_ensemble_may_be_of_one_of_its_models(lab, monkeypatch, caplog):
-    path, text = str(lab / "de-en.pt"), "{'mem_len': 4}"
-    for several in (True, False):
-        monkeypatch.setattr(untrusted, "overrides", untrusted.read_overrides(text, several))
-        with contextlib.nullcontext() if several else pytest.raises(OptionError, match="has no flag mem_len"):
-            checkpoint_utils.load_checkpoint_to_cpu(path, {"mem_len": 4})
-        assert caplog.text.count(f"--model-overrides {text}: {path} has no flag mem_len") == 1
+def test_overrides_of_an_ensemble_may_be_of_one_of_its_models(lab):
+    paths = [str(lab / "de-en.pt"), str(lab / "text.pt")]
+    overrides.check("{'tokens_per_sample': 4}", paths)
+    with pytest.raises(OptionError, match=r"de-en\.pt has no flag tokens_per_sample"):
+        overrides.check("{'tokens_per_sample': 4}", paths[:1])
+    with pytest.raises(OptionError, match=r"de-en\.pt, \S+text\.pt have no flag tokens_per_smaple"):
+        overrides.check("{'tokens_per_smaple': 4}", paths)
 
 
-def test_overrides_may_be_flags_that_came_after_the_checkpoint(lab, tmp_path, monkeypatch):
+def test_overrides_may_be_flags_that_came_after_the_checkpoint(lab, tmp_path):
     state = torch.load(lab / "de-en.pt", weights_only=True)
     del state["cfg"]["model"].attention_impl
     torch.save(state, tmp_path / "old.pt")
-    monkeypatch.setattr(untrusted, "overrides", untrusted.read_overrides("{'attention_impl': 'auto'}", False))
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"), untrusted.overrides.flags)
-    assert state["cfg"].model.attention_impl == "auto"
+    overrides.check("{'attention_impl': 'auto'}", [str(tmp_path / "old.pt")])
+    found = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"), {"attention_impl": "auto"})
+    assert found["cfg"].model.attention_impl == "auto"
+    # a config of hydra's takes what it has alone
+    state["cfg"]["model"] = vars(state["cfg"]["model"])
+    torch.save(state, tmp_path / "old.pt")
+    with pytest.raises(OptionError, match="has no flag attention_impl"):
+        overrides.check("{'attention_impl': 'auto'}", [str(tmp_path / "old.pt")])
+
+
+def test_overrides_of_a_program_are_told_from_a_damaged_file(lab, tmp_path):
+    state = torch.load(lab / "text.pt", weights_only=True)
+    state["cfg"]["task"] = dict(state["cfg"]["task"])
+    torch.save(state, tmp_path / "text.pt")
+    with pytest.raises(OptionError, match=r"text\.pt: its config does not take \{'task': \{'x': \{'y': 1\}\}\}"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "text.pt"), {"task": {"x": {"y": 1}}})
+    (tmp_path / "text.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(OptionError, match="not a checkpoint that fairseq-train wrote"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "text.pt"), {"task": {}})
 
 
 # ---- what is said, and of what ---------------------------------------------------------------------------------------
+
+
+def test_what_was_typed_in_several_lines_is_told_in_one():
+    assert one_line(OptionError("--save-dir a\nb: must be\r\none")) == "--save-dir a b: must be one"
 
 
 def test_unknown_exceptions_keep_their_traceback():
