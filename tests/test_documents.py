@@ -274,10 +274,6 @@ def of_other_scripts(said: Said) -> bool:
     return bool(re.fullmatch(r"examples/\w+/\w+\.sh", words[0])) and not test_recipes.SCRIPT.search(words[0])
 
 
-def of_sweep(said: Said) -> bool:
-    return without_variables(said).startswith("examples/sweep.py ")
-
-
 def of_fairseq(said: Said) -> bool:
     return bool(re.match(r"fairseq-(?!hydra)", said.text))
 
@@ -308,7 +304,6 @@ RULES: list[Callable[[Said], bool]] = [
         of_recipes,
         of_hydra,
         of_other_scripts,
-        of_sweep,
         of_fairseq,
         of_preparation,
         of_criterion,
@@ -454,12 +449,6 @@ def test_prepare_sh_takes_its_flags(said, actions, monkeypatch):
         assert problem(shlex.join(words), actions) is None
     else:
         start(monkeypatch, f"{said.document.parent.name}.prepare", words, EXAMPLES)
-
-
-@under(of_sweep)
-def test_a_grid_is_read(said, monkeypatch):
-    monkeypatch.setattr(sys, "argv", shlex.split(without_variables(said)))
-    assert sweep.runs(sweep.grid_of(*sweep.arguments()))
 
 
 @under(of_other_scripts)
