@@ -103,16 +103,17 @@ def check_state(path: str, state: Any) -> None:
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
         raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
     cfg = state.get("cfg")
+    foreign = OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
+    if cfg is not None and not isinstance(cfg, (dict, DictConfig)):
+        raise foreign
     for where in ("cfg", "args"):
         for name, value in _values(state.get(where)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
                 raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
             if isinstance(value, str) and _COMPUTED.search(value):
                 raise OptionError(f"{path}: its {name} refers to what is to be computed; not loaded")
-    if cfg is not None:
-        parts = cfg if isinstance(cfg, (dict, DictConfig)) else {}
-        if not isinstance(parts.get("model"), (dict, DictConfig, Namespace)):
-            raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
+    if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
+        raise foreign
     check_finite(path, model)
 
 

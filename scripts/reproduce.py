@@ -17,6 +17,7 @@ The recipes' variables (DATA, PRECISION, ...) are as for examples/sweep.py.
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,6 +118,7 @@ def draw(folder: Path, studies: Sequence[results.Study]) -> None:
         fail(f"no figures: {error}; the environment of the recipes has what they need: .venv/bin/python {sys.argv[0]}")
     from reproduction import figures
 
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq has everything logged
     for name in dict.fromkeys(study.table for study in studies):
         for path in figures.draw([study for study in studies if study.table == name], folder):
             print(path)

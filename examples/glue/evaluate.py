@@ -50,7 +50,7 @@ def task_of(data: Path, subset: str) -> tuple[str, Task]:
 def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
     """The checkpoint --path, provided that it classifies into as many classes."""
     try:
-        overrides = {"data": args.data, **_overrides(args.model_overrides)}
+        overrides = {"data": args.data, **ast.literal_eval(args.model_overrides.strip())}
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
         cfg = state["cfg"]
     except OptionError as error:
@@ -111,13 +111,6 @@ def _results(args: Namespace, predicted: numpy.ndarray, gold: numpy.ndarray, cla
     return Results(predicted.astype(int), None if known is None else known.astype(int))
 
 
-def _overrides(text: str) -> dict[str, Any]:
-    try:
-        return dict(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError):
-        fail(f"--model-overrides {text}: must be a dictionary such as \"{{'dropout': 0.0}}\"")
-
-
 def write_predictions(path: Path, predicted: numpy.ndarray, index: Sequence[str], task: Task) -> None:
     """As the evaluation server takes them: the labels' names, or similarities from 0 to 5."""
     if task.labels:
@@ -129,7 +122,10 @@ def write_predictions(path: Path, predicted: numpy.ndarray, index: Sequence[str]
 
 
 def main() -> None:
-    args = options.parse_args_and_arch(options.get_validation_parser())
+    try:
+        args = options.parse_args_and_arch(options.get_validation_parser())
+    except OptionError as error:
+        fail(str(error))
     data, subset = Path(args.data), args.valid_subset
     name, task = task_of(data, subset)
     if not Path(args.path).is_file():

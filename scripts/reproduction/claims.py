@@ -54,6 +54,15 @@ class Claim(NamedTuple):
     findings: Callable[[Study], Iterator[Finding]]  # of one table
 
 
+def findings_of(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
+    """Each comparison once: tables share runs."""
+    found: list[Finding] = []
+    for finding in (finding for study in studies for finding in claim.findings(study)):
+        if not finding.values or all(finding.values != other.values for other in found):
+            found.append(finding)
+    return found
+
+
 def verdict(findings: Sequence[Finding]) -> str:
     found = {finding.verdict for finding in findings}
     return FAILS if FAILS in found else HOLDS if HOLDS in found else OPEN

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from reproduction import samples
-from reproduction.claims import CLAIMS, HOLDS, RULE, Finding, verdict
+from reproduction.claims import CLAIMS, HOLDS, RULE, Finding, findings_of, verdict
 from reproduction.results import Study
 from reproduction.tables import cell
 
@@ -42,9 +42,8 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def claims(studies: Sequence[Study]) -> str:
-    found = [
-        (claim, [f for study in studies if study.scale != "tiny" for f in claim.findings(study)]) for claim in CLAIMS
-    ]
+    shown = [study for study in studies if study.scale != "tiny"]
+    found = [(claim, findings_of(claim, shown)) for claim in CLAIMS]
     rows = [[claim.text, claim.source, verdict(f), counts(f)] for claim, f in found]
     text = "## Claims\n\n" + markdown(["claim", "of", "verdict", "comparisons"], rows)
     for claim, findings in found:

@@ -147,6 +147,18 @@ def is_of(known: Mapping[str, Any], bare: Run) -> bool:
     return known["digest"] == bare.digest and known["evaluate"] == evaluations(bare)
 
 
+def of_other_tables(folder: Path, table: Table, scale: str, wanted: Sequence[Pair]) -> list[dict[str, Any]]:
+    """The entries that another table of this scale has of the very runs that are `wanted`, with this one's labels."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        content = (read(folder, path.stem) if path.stem != table.name else None) or {"scales": {}}
+        for pair in wanted:
+            for known in content["scales"].get(scale, {"runs": []})["runs"]:
+                if is_of(known, pair.bare):
+                    found[pair.bare.digest] = {**known, "labels": list(pair.labels)}
+    return list(found.values())
+
+
 def keep(part: dict[str, Any], new: dict[str, Any]) -> None:
     """In place of the entry of the same row and seed, in the order of rows and seeds."""
     runs = [e for e in part["runs"] if (e["labels"], e["seed"]) != (new["labels"], new["seed"])]

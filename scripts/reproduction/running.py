@@ -86,6 +86,13 @@ def run(
     kept = {entry["digest"] for entry in part["runs"] for pair in pairs if results.is_of(entry, pair.bare)}
     runner = RecordingRunner(make(folder_of(out, table, scale)), jobs)
     done = [pair for pair in pairs if runner.values(pair.run).keys() == pair.run.evaluate.keys()]
+    missing = [pair for pair in pairs if not again and pair.bare.digest not in kept and pair not in done]
+    if others := results.of_other_tables(folder, table, scale, missing):
+        print(f"{len(others)} runs are of the same flags as some of other tables, whose results they are")
+        with results.changed(folder, table) as content:
+            for entry in others:
+                results.keep(results.scale_of(content, table, scale, grid), entry)
+        kept |= {entry["digest"] for entry in others}
     todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
     if len(todo) < len(pairs):
         print(f"{len(pairs) - len(todo)} runs are in {folder / table.name}.json and not repeated; --again does")

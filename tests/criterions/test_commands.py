@@ -64,6 +64,7 @@ def test_penalties_are_in_tensorboard(one_worker):
         assert found[name] == [(step, pytest.approx(value, rel=1e-4)) for step, value in expected]
 
 
+@pytest.mark.slow
 def test_two_workers_end_with_the_parameters_of_one_with_twice_the_update_freq(one_worker, text_data, tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))

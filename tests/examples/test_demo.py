@@ -27,6 +27,7 @@ def text(tmp_path):
     return tmp_path / "text"
 
 
+@pytest.mark.slow
 def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_path):
     result = run("--updates", 2, "--vocabulary", 200, "--folder", tmp_path / "out", data=text)
     assert result.returncode == 0, result.stderr[-3000:]

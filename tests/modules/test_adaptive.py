@@ -83,7 +83,8 @@ def test_with_targets_only_other_bands_are_left_out(cutoffs, div_val):
     assert torch.equal(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
     for start, stop in pairwise(cutoffs):
         inside = (target >= start) & (target < stop)
-        assert torch.equal(found[inside][:, start:stop], every[inside][:, start:stop])
+        # products of other shapes may be summed in another order
+        torch.testing.assert_close(found[inside][:, start:stop], every[inside][:, start:stop])
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
 

@@ -162,6 +162,26 @@ def test_what_is_missing_is_added_and_what_is_committed_is_not_repeated(command,
     assert [call for call in calls(toy) if "train" in call] == ["train --seed 1 --head-mixing none"]
 
 
+def test_a_run_of_another_table_is_not_repeated(command, toy):
+    command("run", "table7", "--scale", "small", "--seeds", "2", "--only", "softmax,A")
+    grids = toy / "examples" / "grids"
+    for text, path in ((FULL, "mixhead_table_8.toml"), (SMALL, "small/mixhead_table_8.toml")):
+        (grids / path).write_text(text.replace("softmax =", '"8" =').replace("B =", "b ="))
+    calls(toy)
+    status, printed, _ = command("run", "table8", "--scale", "small", "--seeds", "2", "--only", "8,average")
+    assert status == 0 and printed.startswith("2 runs are of the same flags as some of other tables")
+    assert {call for call in calls(toy) if "train" in call} == {
+        f"train --seed {seed} --head-mixing average" for seed in (1, 2)
+    }
+    ours, others = (json.loads((toy / "results" / f"table{n}.json").read_text())["scales"]["small"] for n in (8, 7))
+    assert [(run["labels"], run["seed"]) for run in ours["runs"]] == [
+        ([label], seed) for label in ("8", "average") for seed in (1, 2)
+    ]
+    assert [run["values"] for run in ours["runs"][:2]] == [run["values"] for run in others["runs"][:2]]
+    command("run", "table8", "--scale", "small", "--seeds", "1", "--only", "8", "--again")
+    assert [call for call in calls(toy) if "train" in call] == ["train --seed 1 --head-mixing none"]
+
+
 def test_other_flags_are_another_run(command, toy):
     command("run", "table7", "--scale", "small", "--seeds", "1", "--only", "softmax")
     grid = toy / "examples" / "grids" / "small" / "mixhead_table_7.toml"
@@ -399,7 +419,7 @@ def study(values, table="table7", axes=None, measure="perplexity", better="lower
 
 def verdict_of(text, *studies):
     (claim,) = (claim for claim in claims.CLAIMS if claim.text == text)
-    return claims.verdict([finding for s in studies for finding in claim.findings(s)])
+    return claims.verdict(claims.findings_of(claim, studies))
 
 
 BASE = [100.0, 104.0, 102.0]
@@ -419,6 +439,13 @@ BASE = [100.0, 104.0, 102.0]
 )
 def test_a_verdict_takes_a_difference_beyond_seed_noise(values, expected):
     assert verdict_of("Mixhead A and B beat softmax", study(values)) == expected
+
+
+def test_runs_that_tables_share_are_compared_once():
+    values = {"softmax": BASE, "A": [95.0, 99.1, 96.9]}
+    other = {**values, "A": [94.0, 98.1, 96.9]}
+    found = claims.findings_of(claims.CLAIMS[0], [study(values), study(values, "table1"), study(other, "table8")])
+    assert [finding.study for finding in found] == ["table7 at `small`", "table8 at `small`"]
 
 
 def test_more_is_better_where_the_measure_says_so():

@@ -81,7 +81,7 @@ def test_validate_gives_the_metrics_and_the_answers_of_all_windows(outputs, data
     assert {len(best) for best in answers.values()} == {20}
     for question in squad.questions:
         probabilities = [answer["probability"] for answer in answers[question.id]]
-        assert probabilities == sorted(probabilities, reverse=True) and probabilities[0] > 0.5
+        assert probabilities == sorted(probabilities, reverse=True) and probabilities[0] > 0.25
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
