@@ -88,6 +88,7 @@ def test_two_workers_end_with_the_parameters_of_one_with_twice_the_update_freq(o
     assert not any(torch.equal(expected[name], torch.eye(4)) for name in mixing)
 
 
+@pytest.mark.slow
 def test_validate_gives_the_same_loss_with_and_without_weight(one_worker, text_data):
     found = []
     for weight in ("0.0", "100.0"):

@@ -439,6 +439,7 @@ def numbers(output, name, kind="train_inner"):
     return [float(log[prefix + name]) for log in logged(output, kind)]
 
 
+@pytest.mark.slow
 def test_pretraining_learns_words(outputs):
     words = numbers(outputs["whole"], "mlm_loss", "valid")
     assert words[-1] < 0.75 * words[0]
