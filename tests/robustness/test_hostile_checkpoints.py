@@ -503,6 +503,16 @@ def test_overrides_may_be_flags_that_came_after_the_checkpoint(lab, tmp_path):
         overrides.check("{'attention_impl': 'auto'}", [str(tmp_path / "old.pt")])
 
 
+def test_overrides_of_a_checkpoint_from_before_hydra(lab, tmp_path):
+    state = torch.load(lab / "de-en.pt", weights_only=True)
+    state["args"] = state.pop("cfg")["model"]
+    torch.save(state, tmp_path / "old.pt")
+    overrides.check("{'dropout': 0.3}", [str(tmp_path / "old.pt")])
+    for text in ("{'dropuot': 0.3}", "{'model': {'dropout': 0.3}}"):
+        with pytest.raises(OptionError, match=f"^--model-overrides {re.escape(text)}: "):
+            overrides.check(text, [str(tmp_path / "old.pt")])
+
+
 def test_overrides_of_a_program_are_told_from_a_damaged_file(lab, tmp_path):
     state = torch.load(lab / "text.pt", weights_only=True)
     state["cfg"]["task"] = dict(state["cfg"]["task"])
