@@ -11,6 +11,7 @@ from pathlib import Path
 import mixhead_plugin
 from mixhead_plugin.options import option_name
 from tests.helpers import TINY
+from tests.warm_start import WarmStart
 
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
 
@@ -29,17 +30,14 @@ WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 
-def run(command, *arguments, stdin=None, check=True, cwd=None):
-    program = str(Path(sys.executable).parent / command)
-    result = subprocess.run(
-        [program, *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+# fairseq-train sets up its log before it imports fairseq, whose own way the others log in
+WARM = {module: WarmStart(module) for module in ("fairseq_cli.train", "fairseq")}
+
+
+def run(command, *arguments, stdin="", check=True, cwd=None):
+    program = Path(sys.executable).parent / command
+    warm = WARM["fairseq_cli.train" if command == "fairseq-train" else "fairseq"]
+    result = warm.run(program, arguments, stdin, {**os.environ, "OMP_NUM_THREADS": "1"}, cwd, timeout=300)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
 
@@ -60,23 +58,10 @@ def preprocess(corpus, data, *flags):
     return data
 
 
-# fairseq's commands one after the other in one process, as their names are typed; saves the seconds of their imports.
-SEVERAL = """
-import importlib, json, sys
-for command, arguments in json.load(sys.stdin):
-    print("=====", flush=True)
-    sys.argv = [command, *arguments]
-    importlib.import_module(command.replace("fairseq-", "fairseq_cli.").replace("-", "_")).cli_main()
-"""
-
-
 def several(*commands):
-    lines = json.dumps([[command, [str(a) for a in arguments]] for command, *arguments in commands])
-    result = subprocess.run(
-        [sys.executable, "-c", SEVERAL], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert result.returncode == 0, result.stdout[-5000:]
-    return result.stdout.split("=====\n")[1:]
+    """What each prints, one after the other."""
+    results = [run(command, *arguments) for command, *arguments in commands]
+    return [result.stdout + result.stderr for result in results]
 
 
 def logged(output, kind="train_inner"):
