@@ -462,9 +462,19 @@ def training(folder: Path) -> Training:
 
 def write(path: Path, content: Any) -> None:
     """JSON, whole or not at all."""
+    write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Whole or not at all."""
     unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=2) + "\n")
-    unfinished.replace(path)
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    except OSError:  # a full disk
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
 
 
 def end_of(process: subprocess.Popen) -> tuple[int, float]:

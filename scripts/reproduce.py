@@ -10,14 +10,18 @@
 
 Scales: `full` is the paper's row; `small` a model and a text for minutes on a CPU, where there is such a grid; `tiny`
 the same with six updates, to try the tool. Each run has a folder below --out, and goes on where it was interrupted.
-What is finished is in results/<table>.json at once (`tiny`: in --out/results), and is not run again without --again.
+What is finished is in results/<table>.json and results/README.md at once (`tiny`: in --out/results), and is not run
+again unless its flags have changed.
 
-The recipes' variables (DATA, PRECISION, ...) are as for examples/sweep.py.
+Of the recipes' variables DATA, GPUS and PRECISION may be set, as for examples/sweep.py; runs of another PRECISION are
+other runs.
 """
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +30,8 @@ from typing import Optional
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(ROOT / "examples")]
 
-from reproduction import costs, estimates, listing, report, results, running, spectra, tables  # noqa: E402
-from reproduction.errors import fail  # noqa: E402
+from reproduction import costs, estimates, keeping, listing, results, running, spectra, tables  # noqa: E402
+from reproduction.errors import Problem, fail, warn  # noqa: E402
 from reproduction.tables import SCALES, SEEDS  # noqa: E402
 
 
@@ -73,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
     ran.add_argument(
         "--jobs", type=number, default=1, help="runs at a time, which share out GPUs or cores (default: %(default)s)"
     )
-    ran.add_argument("--again", action="store_true", help="also what results/ has, but --out has not")
+    ran.add_argument("--again", action="store_true", help="train also what results/ has, but --out has not")
     cost = of_a_table("cost", "seconds per update and peak memory of each row, in turn; wants an idle machine")
     cost.add_argument("--rounds", type=number, default=5, help="(default: %(default)s)")
     cost.add_argument("--updates", type=number, default=30, help="of each run of a round (default: %(default)s)")
@@ -85,6 +89,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     args = parser().parse_args(arguments)
+    try:
+        return perform(args)
+    except Problem as problem:
+        fail(str(problem))
+
+
+def perform(args: argparse.Namespace) -> int:
+    """The exit status of a command, and what it does."""
     tried = getattr(args, "scale", None) == "tiny"
     folder = args.results or (args.out / "results" if tried else ROOT / "results")
     if args.command == "list":
@@ -95,17 +107,31 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         studies = results.studies(folder)
         if not studies:
             fail(f"{folder}: has no results; `scripts/reproduce.py run table7 --scale small` makes some")
-        print(report.write(folder, report.render(studies)))
+        print(keeping.write_report(folder))
         draw(folder, studies)
         return 0
     table = tables.table(args.table)
+    if args.command == "run":
+        status = running.run(table, args.scale, args.seeds, args.only, args.jobs, args.out, folder, args.again)
+        return status if os.environ.get("DRY_RUN") else publish(status, table, args.scale, folder)
+    keeping.comparable(folder, table, args.scale)  # said before the measuring, not after it
     if args.command == "cost":
-        return costs.measure(table, args.scale, args.rounds, args.updates, args.out, folder)
-    if args.command == "spectrum":
-        return spectra.measure(table, args.scale, args.seeds, args.out, folder)
-    status = running.run(table, args.scale, args.seeds, args.only, args.jobs, args.out, folder, args.again)
-    if status == 0:
-        draw(folder, [study for study in results.studies(folder) if study.table == table.name])
+        status = costs.measure(table, args.scale, args.rounds, args.updates, args.out, folder)
+    else:
+        status = spectra.measure(table, args.scale, args.seeds, args.out, folder)
+    return publish(status, table, args.scale, folder)
+
+
+def publish(status: int, table: tables.Table, scale: str, folder: Path) -> int:
+    """The exit status of a command that has written a table's file, with the report and the figures made of it."""
+    try:
+        if studies := [study for study in results.studies(folder) if study.table == table.name]:
+            if scale != "tiny":
+                keeping.write_report(folder)
+            draw(folder, studies)
+    except Problem as problem:
+        warn(f"error: {problem}")
+        return status or 1
     return status
 
 
@@ -115,13 +141,19 @@ def draw(folder: Path, studies: Sequence[results.Study]) -> None:
 
         import mixhead_plugin  # noqa: F401 (has the style of all figures)
     except ImportError as error:
-        fail(f"no figures: {error}; the environment of the recipes has what they need: .venv/bin/python {sys.argv[0]}")
+        python = f".venv/bin/python {sys.argv[0]}"
+        raise Problem(f"no figures: {error}; the environment of the recipes has what they need: {python}") from error
     from reproduction import figures
 
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq has everything logged
     for name in dict.fromkeys(study.table for study in studies):
-        for path in figures.draw([study for study in studies if study.table == name], folder):
-            print(path)
+        try:
+            made = figures.draw([study for study in studies if study.table == name], folder)
+        except OSError as error:
+            raise Problem(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from error
+        with contextlib.suppress(OSError):  # after SIGHUP the terminal may be gone
+            for path in made:
+                print(path)
 
 
 if __name__ == "__main__":

@@ -1,149 +1,181 @@
-"""The papers' claims, each with a verdict from the differences of runs of the same seed."""
+"""The papers' claims, and whether they hold for what was run.
+
+Each claim has one test at each scale. A table gives the claim one number for each seed, the mean over the rows that it
+speaks of, and a paired t-test over the seeds; the tests of several tables are combined by Stouffer's method. So rows
+that were compared by the way cannot decide it, however many they are.
+"""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import NormalDist, fmean
 from typing import NamedTuple
 
+from reproduction import gains
 from reproduction.results import Study
-from reproduction.samples import FEWEST, LEVEL, paired, sample, slope
+from reproduction.samples import FEWEST, LEVEL, sample, slope
 
 HOLDS = "holds here"
 FAILS = "does not hold here"
 OPEN = "not testable at this size"
-RULE = (
-    f"A difference counts where at least {FEWEST} seeds have both runs and a two-sided paired t-test over the seeds "
-    f"gives p < {LEVEL:g}; otherwise it is within seed noise. A claim *holds here* if some of its differences count "
-    "and all that do have the claimed sign; it *does not hold here* if one that counts has the other; it is *not "
-    "testable at this size* if none counts. Nothing is corrected for the number of comparisons."
-)
 
 
-class Finding(NamedTuple):
-    """One comparison: values by seed, which the claim says are above 0."""
+class Comparison(NamedTuple):
+    """Of two rows, or of a line through several: by seed a number that the claim says is above 0."""
 
-    study: str
     what: str
-    values: Sequence[float]
+    values: Mapping[int, float]
     unit: str
+    runs: frozenset[tuple[str, str]]  # digests of what is compared, by which tables' common runs are known
+    counts: bool = True  # in the test; others are told beside it
+
+
+class Evidence(NamedTuple):
+    """What one table says of a claim."""
+
+    study: Study
+    comparisons: Sequence[Comparison]
 
     @property
-    def verdict(self) -> str:
-        if len(self.values) < FEWEST:
-            return OPEN
+    def counted(self) -> list[Comparison]:
+        return [comparison for comparison in self.comparisons if comparison.counts and comparison.values]
+
+    @property
+    def values(self) -> list[float]:
+        """By seed the mean over the rows, of the seeds that all rows have which have any."""
+        if not self.counted:
+            return []
+        seeds = set.intersection(*(set(comparison.values) for comparison in self.counted))
+        return [fmean(comparison.values[seed] for comparison in self.counted) for seed in sorted(seeds)]
+
+    @property
+    def normal(self) -> float:
+        """The normal deviate of the t-test's one-sided p; FEWEST values at least."""
         found = sample(self.values)
-        if not found.p < LEVEL:
-            return OPEN
-        return HOLDS if found.mean > 0 else FAILS
+        beyond = min(max(found.p / 2, 1e-15), 0.5)
+        return math.copysign(NormalDist().inv_cdf(1 - beyond), found.mean)
+
+
+class Judgement(NamedTuple):
+    verdict: str
+    reason: str  # of a verdict that is open
+    p: float  # nan where nothing could be tested
+    evidence: Sequence[Evidence]
 
     @property
     def words(self) -> str:
-        if not self.values:
-            return f"{self.study}: {self.what}: no runs of the same seed"
-        found = sample(self.values)
-        if len(self.values) < FEWEST:
-            seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
-            return f"{self.study}: {self.what}: {found.mean:+.3g} {self.unit}, of {seeds} only"
-        numbers = f"{found.mean:+.3g} ± {found.error:.2g} {self.unit} (n {found.n}, p {found.p:.2g})"
-        within = ": no difference beyond seed noise" if self.verdict == OPEN else ""
-        return f"{self.study}: {self.what}: {numbers}{within}"
+        return f"{self.verdict}: {self.reason}" if self.reason else f"{self.verdict} (p {self.p:.2g})"
 
 
 class Claim(NamedTuple):
     text: str
     source: str
-    findings: Callable[[Study], Iterator[Finding]]  # of one table
+    comparisons: Callable[[Study], Iterator[Comparison]]  # of one table
 
 
-def findings_of(claim: Claim, studies: Sequence[Study]) -> list[Finding]:
-    """Each comparison once: tables share runs."""
-    found: list[Finding] = []
-    for finding in (finding for study in studies for finding in claim.findings(study)):
-        if not finding.values or all(finding.values != other.values for other in found):
-            found.append(finding)
-    return found
+def judge(claim: Claim, studies: Sequence[Study]) -> Judgement:
+    """By the studies of one scale."""
+    evidence = [found for found in evidence_of(claim, studies) if found.values]
+    enough = [found for found in evidence if len(found.values) >= FEWEST]
+    if not evidence:
+        return Judgement(OPEN, "not run", math.nan, ())
+    if not enough:
+        most = max(len(found.values) for found in evidence)
+        return Judgement(OPEN, f"{most} of the {FEWEST} seeds that a test takes", math.nan, evidence)
+    deviate = sum(found.normal for found in enough) / math.sqrt(len(enough))
+    p = 2 * NormalDist().cdf(-abs(deviate))
+    if p >= LEVEL:
+        return Judgement(OPEN, f"within seed noise (p {p:.2g})", p, evidence)
+    return Judgement(HOLDS if deviate > 0 else FAILS, "", p, evidence)
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    found = {finding.verdict for finding in findings}
-    return FAILS if FAILS in found else HOLDS if HOLDS in found else OPEN
+def evidence_of(claim: Claim, studies: Sequence[Study]) -> list[Evidence]:
+    """By table; what several tables compare of the same runs is the first one's that has most seeds."""
+    found = [(study, comparison) for study in studies for comparison in claim.comparisons(study)]
+
+    def is_repeated(i: int) -> bool:
+        study, own = found[i]
+        return any(
+            theirs is not study and own.runs & other.runs and (-len(other.runs), j) < (-len(own.runs), i)
+            for j, (theirs, other) in enumerate(found)
+        )
+
+    kept = [pair for i, pair in enumerate(found) if not is_repeated(i)]
+    return [Evidence(study, own) for study in studies if (own := [comparison for s, comparison in kept if s is study])]
 
 
 # ---- what is compared ------------------------------------------------------------------------------------------------
 
 
-def better(study: Study, row: Sequence[str], base: Sequence[str]) -> list[float]:
-    """By how much `row` is better than `base`, by seed, in the measure's own unit."""
-    differences = paired(study.values(row, study.metric), study.values(base, study.metric))
-    return [study.measure.sign * difference for difference in differences]
-
-
 def place(study: Study, row: Sequence[str]) -> str:
     """The row's labels but the attention's, with their axes."""
     own = study.attention(row)
-    labels = [f"{axis} {label}" for axis, label in zip(study.axes, row) if label != own]
-    return f", {', '.join(labels)}" if labels else ""
+    return ", ".join(f"{axis} {label}" for axis, label in zip(study.axes, row) if label != own)
 
 
-def against(label: str, base: str, worse: bool = False) -> Callable[[Study], Iterator[Finding]]:
-    """Rows of one attention are better, or worse, than those of another."""
+def compared(study: Study, row: Sequence[str], base: Sequence[str], seeds: Mapping[int, float]) -> frozenset:
+    """The digests of two rows, by seed."""
+    ours, theirs = study.field(row, "digest"), study.field(base, "digest")
+    return frozenset((ours[seed], theirs[seed]) for seed in seeds)
 
-    def findings(study: Study) -> Iterator[Finding]:
+
+def against(label: str, base: str, sign: int = 1) -> Callable[[Study], Iterator[Comparison]]:
+    """Rows of one attention are better (`sign` -1: worse) than those of another."""
+
+    def comparisons(study: Study) -> Iterator[Comparison]:
         for row in study.rows:
             other = study.other(row, base)
             if study.attention(row) != label or other is None:
                 continue
-            values = better(study, row, other)
-            what = f"{label} {'worse' if worse else 'better'} than {base}{place(study, row)}"
-            yield Finding(study.name, what, [-v for v in values] if worse else values, study.measure.name)
+            found = gains.by_seed(study, row, other)
+            values = {seed: sign * value for seed, value in found.items()}
+            what = f"{label} {'better' if sign > 0 else 'worse'} than {base}"
+            where = place(study, row)
+            yield Comparison(
+                f"{what}, {where}" if where else what, values, gains.unit(study), compared(study, row, other, found)
+            )
 
-    return findings
+    return comparisons
 
 
-def several(*parts: Callable[[Study], Iterator[Finding]]) -> Callable[[Study], Iterator[Finding]]:
-    def findings(study: Study) -> Iterator[Finding]:
+def several(*parts: Callable[[Study], Iterator[Comparison]]) -> Callable[[Study], Iterator[Comparison]]:
+    def comparisons(study: Study) -> Iterator[Comparison]:
         for part in parts:
             yield from part(study)
 
-    return findings
-
-
-def gain(study: Study, value: float, base: float) -> float:
-    """What models of different sizes can be compared in: nats a word for perplexity, else the measure's points."""
-    if study.measure.name == "perplexity":
-        return math.log(base) - math.log(value)
-    return study.measure.gain(value, base)
+    return comparisons
 
 
 # Axes along which d_k / n changes, by table, and the sign of x where it gets smaller.
 SQUEEZED = {"table4": ("heads", 1), "table9": ("tokens", 1), "table10": ("head-size", -1)}
 
 
-def grows_with_the_squeeze(label: str) -> Callable[[Study], Iterator[Finding]]:
+def grows_with_the_squeeze(label: str) -> Callable[[Study], Iterator[Comparison]]:
     """The gain over softmax as d_k / n halves: the slope of a line through all points of a seed."""
 
-    def findings(study: Study) -> Iterator[Finding]:
+    def comparisons(study: Study) -> Iterator[Comparison]:
         axis, sign = SQUEEZED.get(study.table, ("", 1))
-        if axis not in study.axes:
+        rows = [row for row in study.rows if study.attention(row) == label and study.other(row, "softmax")]
+        if axis not in study.axes or len(rows) < 2:
             return
-        by_seed: dict[int, list[tuple[float, float]]] = {}
-        rows = [row for row in study.rows if study.attention(row) == label]
-        if not rows:
-            return
+        points: dict[int, list[tuple[float, float]]] = {}
+        runs: set[tuple[str, str]] = set()
         for row in rows:
-            ours, base = (study.values(r, study.metric) for r in (row, study.other(row, "softmax")))
+            base = study.other(row, "softmax")
             x = sign * math.log2(float(row[list(study.axes).index(axis)]))
-            for seed in ours.keys() & base.keys():
-                by_seed.setdefault(seed, []).append((x, gain(study, ours[seed], base[seed])))
+            found = gains.by_seed(study, row, base)
+            runs |= compared(study, row, base, found)
+            for seed, value in found.items():
+                points.setdefault(seed, []).append((x, value))
         # a seed that lacks a point would have another line
-        slopes = [slope(points) for _, points in sorted(by_seed.items()) if len(points) == len(rows) > 1]
-        unit = "nats a word" if study.measure.name == "perplexity" else study.measure.name
-        yield Finding(study.name, f"gain of {label} as d_k / n halves ({axis})", slopes, unit)
+        slopes = {seed: slope(of_seed) for seed, of_seed in points.items() if len(of_seed) == len(rows)}
+        what = f"gain of {label} for each halving of d_k / n ({axis})"
+        yield Comparison(what, slopes, gains.unit(study), frozenset(runs))
 
-    return findings
+    return comparisons
 
 
-def large_fixhead_overfits(study: Study) -> Iterator[Finding]:
-    """Against the head size below it, the largest one is worse, and further from its training loss."""
+def large_fixhead_overfits(study: Study) -> Iterator[Comparison]:
+    """The largest head size is worse than the one below; whether it is further from its training loss is told."""
     sizes = study.axes.get("head-size", [])
     if study.table != "table10" or len(sizes) < 2:
         return
@@ -152,62 +184,78 @@ def large_fixhead_overfits(study: Study) -> Iterator[Finding]:
         if largest not in row:
             continue
         other = tuple(below if label == largest else label for label in row)
-        attention = study.attention(row)
-        worse = [-value for value in better(study, row, other)]
-        what = f"{attention}, head size {largest} worse than {below}"
-        yield Finding(study.name, what, worse, study.measure.name)
-        gaps = [
+        found = gains.by_seed(study, row, other)
+        runs = compared(study, row, other, found)
+        what = f"{study.attention(row)}, head size {largest} worse than {below}"
+        yield Comparison(what, {seed: -value for seed, value in found.items()}, gains.unit(study), runs)
+        ours, theirs = (
             {seed: valid[seed] - train[seed] for seed in valid.keys() & train.keys()}
             for valid, train in ((study.field(r, "valid_loss"), study.field(r, "train_loss")) for r in (row, other))
-        ]
-        what = f"{attention}, validation loss minus training loss, head size {largest} above {below}"
-        yield Finding(study.name, what, paired(*gaps), "bits")
+        )
+        wider = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        what = f"{study.attention(row)}, validation loss minus training loss, head size {largest} above {below}"
+        yield Comparison(what, wider, "bits", runs, counts=False)
 
 
-def raises_the_rank(label: str) -> Callable[[Study], Iterator[Finding]]:
-    def findings(study: Study) -> Iterator[Finding]:
+def raises_the_rank(label: str, counts: bool = True) -> Callable[[Study], Iterator[Comparison]]:
+    def comparisons(study: Study) -> Iterator[Comparison]:
         for row in study.rows:
             base = study.other(row, "softmax")
             if study.attention(row) != label or base is None or not study.ranks(row):
                 continue
-            values = paired(study.ranks(row), study.ranks(base))
-            yield Finding(study.name, f"{label} above softmax{place(study, row)}", values, "of effective rank")
+            ours, theirs = study.ranks(row), study.ranks(base)
+            values = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+            where = place(study, row)
+            what = f"{label} above softmax{f', {where}' if where else ''}"
+            yield Comparison(what, values, "of effective rank", compared(study, row, base, values), counts)
 
-    return findings
+    return comparisons
 
 
-def unmixed_decoding_costs(study: Study) -> Iterator[Finding]:
+def unmixed_decoding_costs(study: Study) -> Iterator[Comparison]:
     for row in study.rows:
-        unmixed = study.values(row, "test unmixed")
+        mixed, unmixed = study.values(row, "test"), study.values(row, "test unmixed")
         if study.attention(row) in ("A", "B") and unmixed:
-            values = paired(study.values(row, "test"), unmixed)
-            what = f"{study.attention(row)}, mixed above unmixed{place(study, row)}"
-            yield Finding(study.name, what, values, study.measure.name)
+            values = {seed: mixed[seed] - unmixed[seed] for seed in sorted(mixed.keys() & unmixed.keys())}
+            where = place(study, row)
+            what = f"{study.attention(row)}, mixed above unmixed{f', {where}' if where else ''}"
+            yield Comparison(what, values, study.measure.name, compared(study, row, row, values))
 
 
+EVERYWHERE = "Mixhead, tables 1 to 10"
 CLAIMS = (
-    Claim(
-        "Mixhead A and B beat softmax",
-        "Mixhead, tables 1 to 4, 7 to 10",
-        several(*(against(x, "softmax") for x in "AB")),
-    ),
+    Claim("Mixhead A beats softmax", EVERYWHERE, against("A", "softmax")),
+    Claim("Mixhead B beats softmax", EVERYWHERE, against("B", "softmax")),
     Claim("B beats A", "Mixhead, tables 1 to 3 and 7", against("B", "A")),
     Claim(
         "Sigsoftmax helps a little",
         "Mixhead, tables 1 and 2",
         several(against("sigsoftmax", "softmax"), against("A + sigsoftmax", "A"), against("B + sigsoftmax", "B")),
     ),
-    Claim(
-        "Random and average mixing hurt",
-        "Mixhead, table 7",
-        several(*(against(x, "softmax", worse=True) for x in ("random", "average"))),
-    ),
+    Claim("Random mixing hurts", "Mixhead, table 7", against("random", "softmax", -1)),
+    Claim("Average mixing hurts", "Mixhead, table 7", against("average", "softmax", -1)),
     Claim(
         "Mixing matters most when d_k << n",
         "Mixhead, tables 4, 9 and 10",
-        several(*map(grows_with_the_squeeze, "AB")),
+        several(grows_with_the_squeeze("A"), grows_with_the_squeeze("B")),
     ),
     Claim("Fixhead overfits when large", "Mixhead, table 10", large_fixhead_overfits),
-    Claim("Mixing raises the effective rank", "Mixhead, figures 1 and 3", several(*map(raises_the_rank, "AB"))),
+    Claim(
+        "Mixing raises the effective rank",
+        "Mixhead, figures 1 and 3",
+        several(
+            raises_the_rank("A"),
+            raises_the_rank("B"),
+            raises_the_rank("random", False),
+            raises_the_rank("average", False),
+        ),
+    ),
     Claim("Decoding unmixed costs BLEU", "the published code beside Mixhead, table 4", unmixed_decoding_costs),
+)
+RULE = (
+    "Each claim has one test at each scale. A table gives it one number for each seed, the mean over the rows that the "
+    f"claim speaks of, and a two-sided paired t-test over the seeds if there are at least {FEWEST}; the tests of "
+    f"several tables are combined by Stouffer's method. At p < {LEVEL:g} a claim *holds here*, or *does not hold here* "
+    "if the difference is against it; otherwise it is *not testable at this size*, and why is said. Of "
+    f"{len(CLAIMS)} claims without any truth {LEVEL * len(CLAIMS):.2g} would be decided by chance."
 )

@@ -1,50 +1,81 @@
 """Seconds per update and peak memory of every row, measured in turn.
 
 The logs of trainings that ran beside others say little about speed. Here every round trains each row for some updates,
-one after the other, so that a change in the machine's speed meets all of them; ratios are of a round.
+one after the other, the next round from another row on, so that a change in the machine's speed meets all of them;
+ratios are of a round.
 """
 
 import os
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import sweep
 from sweep import Failure, Run, Runner
 
-from reproduction import logs, results
-from reproduction.errors import fail
+from reproduction import keeping, logs, provenance, tables
 from reproduction.running import folder_of, make
-from reproduction.tables import Table, behind
+from reproduction.tables import Table, with_flags
 
+Row = tuple[str, ...]
 INTERVALS = 6  # of the log, in a run; the first is not counted
 
 
-def measured_runs(table: Table, scale: str, updates: int, rounds: int) -> dict[tuple[tuple[str, ...], int], Run]:
+def measured_runs(table: Table, scale: str, updates: int, rounds: int) -> dict[tuple[Row, int], Run]:
     """By row and round; nothing is evaluated or saved. Rounds differ in the seed."""
     grid = table.grid(scale)
     flags = f"--max-update {updates} --log-interval {max(1, updates // INTERVALS)} --disable-validation --no-save"
-    grid = grid._replace(axes=behind(grid.axes, flags), metrics={})
-    return {(pair.labels, pair.seed): pair.run for pair in results.pairs(grid, rounds)}
+    grid = grid._replace(axes=with_flags(grid.axes, flags), metrics={})
+    return {(pair.labels, pair.seed): pair.run for pair in keeping.pairs(grid, rounds)}
 
 
-def of_run(runner: Runner, run: Run) -> tuple[float, float, str]:
-    """Seconds per update, peak memory in MiB, and the GPU ('' for the CPU)."""
+class Cost(NamedTuple):
+    """Of one run."""
+
+    seconds: float  # of an update
+    peak_mib: float
+    gpu: str  # '' for the CPU
+
+
+def cost_of(runner: Runner, run: Run) -> Cost:
     runner(run)
     folder = runner.folder(run)
     log = logs.read(folder / "train.log")
     if log.seconds_per_update is None:
         raise Failure(f"the log has no speed; more --updates may help; log: {folder / 'train.log'}")
     peak = log.gpu_peak_mib if log.gpu else sweep.training(folder).peak_rss_mib
-    return log.seconds_per_update, peak or 0.0, log.gpu or ""
+    return Cost(log.seconds_per_update, peak or 0.0, log.gpu or "")
+
+
+def in_turn(rows: Sequence[Row], i: int) -> list[Row]:
+    """The order of round i, each beginning one row later: what speeds up or slows down meets no row alone."""
+    first = (i - 1) % len(rows)
+    return [*rows[first:], *rows[:first]]
+
+
+def completed(
+    runner: Runner, runs: Mapping[tuple[Row, int], Run], rows: Sequence[Row], rounds: int
+) -> tuple[list[dict[Row, Cost]], str]:
+    """The rounds that have every row, and what went wrong in the one after them; '' if there was none."""
+    found = []
+    for i in range(1, rounds + 1):
+        costs = {}
+        for row in in_turn(rows, i):
+            try:
+                costs[row] = cost_of(runner, runs[row, i])
+            except Failure as failure:
+                return found, f"round {i}, {'/'.join(row)}: {failure}"
+            took, peak, _ = costs[row]
+            print(f"[{i}/{rounds}] {'/'.join(row)}: {took:.3f} s/update, {peak:.0f} MiB", flush=True)
+        found.append(costs)
+    return found, ""
 
 
 def summary(
-    seconds: Mapping[tuple[str, ...], Sequence[float]],
-    memory: Mapping[tuple[str, ...], Sequence[float]],
-    bases: Mapping[tuple[str, ...], Optional[tuple[str, ...]]],
+    seconds: Mapping[Row, Sequence[float]], memory: Mapping[Row, Sequence[float]], bases: Mapping[Row, Optional[Row]]
 ) -> list[dict[str, Any]]:
     """The rows of the table's file, from the rounds of each; ratios to the softmax row of the same round."""
     found = []
@@ -63,48 +94,44 @@ def summary(
 
 
 def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, folder: Path) -> int:
-    """Returns the exit status."""
+    """Returns the exit status: 0, 1 if a round failed, 128 + the signal that ended it; complete rounds are kept."""
+    grid = table.grid(scale)
     runs = measured_runs(table, scale, updates, rounds)
     rows = list(dict.fromkeys(row for row, _ in runs))
-    busy = os.getloadavg()[0]
-    if busy > 0.5:
-        print(f"this machine is not idle: {busy:.1f} processes of the last minute wanted a core", flush=True)
+    before = os.getloadavg()[0]
+    if before > 0.5:
+        print(f"this machine is not idle: {before:.1f} processes of the last minute wanted a core", flush=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     runner = Runner(make(folder_of(out, table, scale) / "cost" / stamp), 1)
-    seconds: dict[tuple[str, ...], list[float]] = {row: [] for row in rows}
-    memory: dict[tuple[str, ...], list[float]] = {row: [] for row in rows}
-    device = ""
     with runner.stoppable():
-        for i in range(1, rounds + 1):
-            for row in rows:
-                try:
-                    took, peak, device = of_run(runner, runs[row, i])
-                except Failure as failure:
-                    if runner.stopped_by:
-                        return 128 + runner.stopped_by
-                    fail(f"{'/'.join(row)}: {failure}")
-                seconds[row].append(took)
-                memory[row].append(peak)
-                print(f"[{i}/{rounds}] {'/'.join(row)}: {took:.3f} s/update, {peak:.0f} MiB", flush=True)
-    about = results.about()
+        found, failure = completed(runner, runs, rows, rounds)
+    status = 128 + runner.stopped_by if runner.stopped_by else int(bool(failure))
+    if failure:
+        what = "interrupted" if runner.stopped_by else failure
+        print(f"reproduce: {what}; {len(found)} of {rounds} rounds are complete and kept", file=sys.stderr, flush=True)
+    if not found:
+        return status
+    seconds = {row: [costs[row].seconds for costs in found] for row in rows}
+    memory = {row: [costs[row].peak_mib for costs in found] for row in rows}
+    bases = {row: tables.with_label(grid.axes, row, "softmax") for row in rows}
+    about = provenance.about()
     cpu = about.pop("cpu")
-    with results.changed(folder, table) as content:
-        part = results.scale_of(content, table, scale, table.grid(scale))
-        study = results.Study(table.name, "", scale, part, {}, [])
+    digests = {pair.labels: pair.bare.digest for pair in keeping.pairs(grid, 1)}
+    with keeping.changed(folder, table) as content:
+        part = keeping.scale_of(content, table, scale, grid)
         part["cost"] = {
             **about,
-            "device": device or cpu,
-            "load_before": round(busy, 2),
-            "rounds": rounds,
+            "device": found[0][rows[0]].gpu or cpu,
+            "load_before": round(before, 2),
+            "load_after": round(os.getloadavg()[0], 2),  # with what the last run itself wanted
+            "rounds": len(found),
             "updates": updates,
-            "rows": summary(seconds, memory, {row: study.other(row, "softmax") for row in rows}),
+            "rows": [{**cost, "digest": digests[tuple(cost["labels"])]} for cost in summary(seconds, memory, bases)],
         }
-        digests = {pair.labels: pair.bare.digest for pair in results.pairs(table.grid(scale), 1)}
         for cost in part["cost"]["rows"]:
-            cost["digest"] = digests[tuple(cost["labels"])]
             ratio = f" ({cost['time_ratio']:.2f} of softmax)" if "time_ratio" in cost else ""
             print(
                 f"{'/'.join(cost['labels'])}: {cost['seconds_per_update']:.3f} s/update{ratio}, "
                 f"{cost['peak_memory_mib']:.0f} MiB"
             )
-    return 0
+    return status

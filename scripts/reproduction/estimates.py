@@ -5,9 +5,14 @@
 
 P are the parameters that a token meets: of the layers and of the output (with adaptive softmax, of its first band), L
 the layers, H D heads times their size, n the tokens of a sequence; 6 and 12 are two operations for each weight, forward
-and twice backward. The 2 ms are what small models take for starting kernels, whatever they compute. Memory is 16 bytes
-for each parameter (Adam with float16) or 12 (Nesterov), and for each token of a batch what a layer keeps for its
-gradient, 34 d + 5 H n bytes, and 6 for each word of a full softmax.
+and twice backward. Peak and utilisation are 989e12 operations a second and 30 %. The 2 ms are for starting a layer's
+kernels, which takes small models longer than their arithmetic. Both 30 % and 2 ms are assumptions. What mixing itself
+takes is not counted, nor validation and evaluation.
+
+Memory is 16 bytes for each parameter (Adam with float16) or 12 (Nesterov), and for each token of a batch what a layer
+keeps for its gradient, 34 d + 5 H n bytes, and for each word of the output 10 of a full softmax (the log-softmax and
+its gradient in float32, the gradient of the scores in float16), 12 with label smoothing (two gradients of the
+log-softmax before they are added) or 6 of an adaptive one (all in float16).
 """
 
 import os
@@ -24,6 +29,7 @@ from sweep import Run
 PEAK = 989e12  # operations a second: an H100's, dense, float16
 UTILISATION = 0.3
 LAUNCHES = 2e-3  # seconds, of a layer forward and backward
+ARITHMETIC, STARTING = "arithmetic", "starting kernels"  # what an estimate's time is
 WIKITEXT103, WIKITEXT2, LM1B = 267_744, 33_280, 793_472  # words of the dictionaries
 FAMILY = re.compile(r"(?:mixhead|fixhead|sigsoftmax|l2)_")
 BERT = re.compile(r"bert_d(\d+)_h(\d+)_k(\d+)")
@@ -59,7 +65,7 @@ class Size(NamedTuple):
 
     @property
     def output(self) -> int:
-        """Parameters of the output that every token meets; none in fine-tuning, whose output is one position's."""
+        """Parameters of the output that every token meets; none of a BERT, whose output is of few positions."""
         return self.bands[0][0] * self.width if self.full_softmax or len(self.bands) > 1 else 0
 
 
@@ -99,7 +105,16 @@ class Estimate(NamedTuple):
     tokens_per_sample: int
     updates: int
     gpu_hours: float
+    bound: str  # ARITHMETIC or STARTING, whichever takes longer
     memory_gib: float
+
+
+class Pretraining(NamedTuple):
+    """What a run's model must have been through; the same for all runs that begin with it."""
+
+    arch: str
+    gpu_hours: float
+    commands: tuple[str, ...]
 
 
 def size(flags: Mapping[str, Sequence[str]]) -> Optional[Size]:
@@ -175,14 +190,34 @@ def estimate(run: Run) -> Optional[Estimate]:
     update, batch, length = tokens(flags)
     updates = int(flags["--max-update"][0])
     each = 6 * (model.in_layers + model.output) + 12 * model.layers * model.attention_dim * length
-    seconds = max(each * batch / (PEAK * UTILISATION), model.layers * LAUNCHES)
+    arithmetic, starting = each * batch / (PEAK * UTILISATION), model.layers * LAUNCHES
     optimizer = 12 if flags.get("--optimizer") == ["nag"] else 16
-    kept = model.layers * (34 * model.width + 5 * model.heads * length) + 6 * model.output // model.width
+    words = of_a_word(model, flags) * model.output // model.width
+    kept = model.layers * (34 * model.width + 5 * model.heads * length) + words
     return Estimate(
         int(model.parameters),
         update,
         length,
         updates,
-        seconds * (update // batch) * updates / 3600,
+        max(arithmetic, starting) * (update // batch) * updates / 3600,
+        ARITHMETIC if arithmetic > starting else STARTING,
         (optimizer * model.parameters + kept * batch) / 2**30,
     )
+
+
+def of_a_word(model: Size, flags: Mapping[str, Sequence[str]]) -> int:
+    """Bytes for a token's score of one word, where backward needs most: the scores themselves are free by then."""
+    if not model.full_softmax:
+        return 2 + 2 + 2  # log-softmax, its gradient, the scores' gradient
+    return 4 + 4 + (4 if "label_smoothed" in flags.get("--criterion", [""])[0] else 2)
+
+
+def pretraining(run: Run) -> Optional[Pretraining]:
+    """Of examples/bert_pretraining, both phases; None for what does not begin with a model of it."""
+    flags = flags_of(run)
+    if "/bert_pretraining/" not in flags.get("--finetune-from-model", [""])[0]:
+        return None
+    arch = flags["--arch"][0]
+    phases = [estimate(Run("bert_pretraining", {}, (f"VARIANT={v}", "--arch", arch), {})) for v in (128, 512)]
+    script = f"examples/bert_pretraining/train.sh --arch {arch}"
+    return Pretraining(arch, sum(phase.gpu_hours for phase in phases if phase), (script, f"VARIANT=512 {script}"))

@@ -1,15 +1,17 @@
-"""One figure for each table: our means with error bars; and one of spectra where they were measured."""
+"""For each table a figure of our means and of our gains beside the paper's, and one of spectra where there are some."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
+from reproduction import gains
 from reproduction.results import Study
-from reproduction.samples import sample
+from reproduction.samples import FEWEST, sample
 
 NUMERIC = ("tokens", "heads", "head-size")  # axes that are drawn as such
+Series = tuple[str, list[float], list[Optional[tuple[str, ...]]]]  # its name, its places, and the row at each
 
 
 def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
@@ -20,15 +22,13 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
     with figures.style():
         shown = [study for study in studies if study.part["runs"]]
         if shown:
-            figure, axes = figures.subplots(1, len(shown), (4.8, 3.6))
-            for panel, study in zip(axes[0], shown):
-                if across := next((axis for axis in NUMERIC if axis in study.axes), None):
-                    lines(figures, panel, study, across)
-                else:
-                    dots(figures, panel, study)
-                panel.set_title(f"{study.part['title']}\n{study.scale}: mean and standard deviation over the seeds")
-                panel.grid(True, axis="y")
-            if panel.get_legend_handles_labels()[0]:
+            figure, axes = figures.subplots(len(shown), 2, (4.8, 3.6))
+            for (left, right), study in zip(axes, shown):
+                means(figures, left, study)
+                gained(figures, right, study)
+                left.set_title(f"{study.part['title']}\nmean and standard deviation over the seeds")
+                right.set_title("gain over softmax of the same seed\nmean and 95% interval; hollow: the paper's")
+            if axes[0][0].get_legend_handles_labels()[0]:
                 figures.legend_below(figure, axes)
             made += figures.save(figure, str(folder), studies[0].table)
         spectra = [study for study in studies if any("spectrum" in run for run in study.part["runs"])]
@@ -37,45 +37,83 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
     return made
 
 
-def bar(study: Study, row: Sequence[str]) -> tuple[float, float]:
-    """Mean and standard deviation, nan where there are too few runs for them."""
-    values = list(study.values(row, study.metric).values())
-    if not values:
-        return np.nan, np.nan
-    found = sample(values)
-    return found.mean, found.deviation
-
-
 def what(study: Study) -> str:
     return f"{study.measure.name} ({study.metric}), {study.part['better']} is better"
 
 
-def lines(figures: Any, panel: Any, study: Study, axis: str) -> None:
-    """A line for each attention over an axis of numbers."""
-    at = list(study.axes).index(axis)
-    xs = [float(label) for label in study.axes[axis]]
+def series(study: Study) -> tuple[Optional[str], list[Series]]:
+    """The axis of numbers, and a line over it for each attention; without such an axis one place for each row."""
+    across = next((axis for axis in NUMERIC if axis in study.axes), None)
+    if across is None:
+        return None, [("", [float(i) for i, _ in enumerate(study.rows)], list(study.rows))]
+    at = list(study.axes).index(across)
     others = list(dict.fromkeys(row[:at] + row[at + 1 :] for row in study.rows))
+    labels = study.axes[across]
+    found = []
     for i, other in enumerate(others):
-        found = [bar(study, (*other[:at], label, *other[at:])) for label in study.axes[axis]]
-        means, deviations = zip(*found)
-        panel.errorbar(
-            xs, means, deviations, **figures.line(i), marker="o", markersize=4, capsize=3, label="/".join(other)
+        beside = 2.0 ** (0.06 * (i - (len(others) - 1) / 2))  # bars of several lines do not cover one another
+        rows = [(*other[:at], label, *other[at:]) for label in labels]
+        found.append(("/".join(other), [float(label) * beside for label in labels], rows))
+    return across, found
+
+
+def lay_out(panel: Any, study: Study, across: Optional[str]) -> None:
+    if across is None:
+        names = ["/".join(row) for row in study.rows]
+        turned = sum(map(len, names)) > 40
+        panel.set_xticks(range(len(names)), names, rotation=90 if turned else 0)
+        panel.set_xlim(-0.5, len(names) - 0.5)
+    else:
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([float(label) for label in study.axes[across]], study.axes[across])
+        panel.minorticks_off()
+        panel.set_xlabel(across)
+    panel.grid(True, axis="y")
+
+
+def points(figures: Any, study: Study) -> Iterator[tuple[dict[str, Any], Series, bool]]:
+    """How each series is drawn, and whether it is a line."""
+    across, found = series(study)
+    for i, one in enumerate(found):
+        style = figures.line(i) if across else {"color": figures.COLOURS[0], "linestyle": "none"}
+        yield {**style, "marker": "o", "markersize": 4, "capsize": 3}, one, across is not None
+
+
+def means(figures: Any, panel: Any, study: Study) -> None:
+    for style, (name, xs, rows), is_line in points(figures, study):
+        found = [list(study.values(row, study.metric).values()) for row in rows]
+        centres = [sample(values).mean if values else np.nan for values in found]
+        bars = [sample(values).deviation if values else np.nan for values in found]
+        panel.errorbar(xs, centres, bars, **style, **({"label": name} if is_line else {}))
+    lay_out(panel, study, series(study)[0])
+    panel.set_ylabel(what(study))
+
+
+def gained(figures: Any, panel: Any, study: Study) -> None:
+    """Over softmax; the intervals are of the seeds' differences."""
+    for style, (_, xs, rows), _ in points(figures, study):
+        bases = [study.other(row, "softmax") for row in rows]
+        own = [(x, row, base) for x, row, base in zip(xs, rows, bases) if base is not None and row != base]
+        if not own:
+            continue
+        places = [x for x, _, _ in own]
+        found = [list(gains.by_seed(study, row, base).values()) for _, row, base in own]
+        centres = [sample(values).mean if values else np.nan for values in found]
+        margins = [sample(values).margin if len(values) >= FEWEST else np.nan for values in found]
+        theirs = [gains.published(study, row, base) for _, row, base in own]
+        panel.errorbar(places, centres, margins, **style)
+        panel.plot(
+            places,
+            [np.nan if value is None else value for value in theirs],
+            color=style["color"],
+            linestyle="none" if style["linestyle"] == "none" else ":",
+            marker="s",
+            markersize=5,
+            fillstyle="none",
         )
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(xs, study.axes[axis])
-    panel.minorticks_off()
-    panel.set(xlabel=axis, ylabel=what(study))
-
-
-def dots(figures: Any, panel: Any, study: Study) -> None:
-    """A point for each row."""
-    for i, row in enumerate(study.rows):
-        mean, deviation = bar(study, row)
-        panel.errorbar([i], [mean], [deviation], color=figures.COLOURS[0], marker="o", markersize=5, capsize=4)
-    names = ["/".join(row) for row in study.rows]
-    turned = sum(map(len, names)) > 40
-    panel.set_xticks(range(len(names)), names, rotation=90 if turned else 0)
-    panel.set(ylabel=what(study), xlim=(-0.5, len(names) - 0.5))
+    panel.axhline(0, color="black", linewidth=0.8)
+    lay_out(panel, study, series(study)[0])
+    panel.set_ylabel(f"gain, {gains.unit(study)} ({study.metric})")
 
 
 def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
@@ -87,7 +125,7 @@ def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
                 length = run["spectrum"]["length"]
                 own = study.attention(run["labels"])
                 others = ", ".join(f"{axis} {label}" for axis, label in zip(study.axes, run["labels"]) if label != own)
-                title = f"{study.scale}{', ' if others else ''}{others}"
+                title = f"{study.part['title']}{', ' if others else ''}{others}"
                 curves = panels.setdefault((title, place, length), {})
                 curves.setdefault(own or "/".join(run["labels"]), []).append(values)
     across = min(3, len(panels))
@@ -97,10 +135,13 @@ def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
     for panel, ((title, place, length), curves) in zip(axes.flat, panels.items()):
         names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
         for name, values in curves.items():
+            i = names.index(name)
+            # dashed, so that curves that lie on one another are all seen
+            style = {**figures.line(i), "linestyle": figures.LINES[i % len(figures.LINES)]}
             curve = np.mean([v["mean_cumulative"] for v in values], 0)
             rank = np.mean([v["mean_effective_rank"] for v in values])
             # the colours are the same in all panels, so the rank stands at the curve's own legend
-            panel.plot(range(1, len(curve) + 1), curve, **figures.line(names.index(name)), label=f"{name}: {rank:.1f}")
+            panel.plot(range(1, len(curve) + 1), curve, **style, label=f"{name}: {rank:.1f}")
         panel.set(title=f"{title}: {place}", xlabel=f"largest singular values (of {length})", ylim=(0, 1.02))
         figures.integer_axis(panel.xaxis)
         panel.legend(title="effective rank", loc="lower right")

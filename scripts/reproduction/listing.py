@@ -1,17 +1,34 @@
 """Every row of the papers: its numbers, its state, what it would cost, and the command that makes it."""
 
+import fcntl
+import itertools
+import os
 import shlex
+import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import sweep
 
-from reproduction import estimates, tables
-from reproduction.running import states
-from reproduction.tables import OTHERS, SEEDS, Table
+from reproduction import estimates, keeping, results, tables
+from reproduction.others import OTHERS
+from reproduction.running import RecordingRunner, folder_of, states
+from reproduction.tables import SEEDS, Table
 
 WIDTH = 120
+RUNNING, BEGUN = "running", "begun"
+MARKS = {RUNNING: "r", BEGUN: "b"}
+
+ABOUT = """\
+Hours and memory (GiB) of a training on one H100-class GPU are estimates: there was none to measure on. Hours with * \
+({arithmetic} of {rows} rows) are of arithmetic, at {utilisation:.0%} of the GPU's peak. The others are of starting \
+kernels, which takes longer there: {launches:.0f} ms for each layer of a batch, an assumption. What mixing itself \
+takes is in neither; README.md has ratios, measured on a CPU. --help has the formulas.
+full and small: runs done of the {seeds} seeds that are wanted; r: one is running, b: one was begun and has no result. \
+small is another size of model and text (--scale small); min: minutes that one took on a CPU here, the median.
+"""
 
 
 def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
@@ -19,16 +36,22 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
     grid = table.grid("full")
     scales = [scale for scale in table.scales() if scale != "tiny"]
     done = {scale: states(table, scale, SEEDS, out, folder) for scale in scales}
+    unfinished = {scale: under_way(table, scale, out) for scale in scales}
+    took = minutes(table, folder)
     found = []
     for run, row in zip(sweep.runs(grid), tables.rows(grid)):
         estimate = estimates.estimate(run)
+        before = estimates.pretraining(run)
         found.append(
             {
                 "labels": list(row),
                 "published": tables.cell(grid.published, row),
                 "command": command(table, grid.axes, row),
                 "estimate": estimate and estimate._asdict(),
+                "pretraining": before and before._asdict(),
                 "done": {scale: counts[row] for scale, counts in done.items() if row in counts},
+                "unfinished": {scale: of_row[row] for scale, of_row in unfinished.items() if row in of_row},
+                "small_minutes": took.get(row),
             }
         )
     return {
@@ -36,6 +59,8 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
         "title": grid.title,
         "example": grid.example,
         "metrics": list(grid.metrics),
+        "published_metrics": list(table.published_metrics()),
+        "note": tables.NOTES.get(table.name, ""),
         "scales": table.scales(),
         "seeds": SEEDS,
         "rows": found,
@@ -46,32 +71,114 @@ def command(table: Table, axes: Mapping[str, Mapping[str, Any]], row: Sequence[s
     return f"scripts/reproduce.py run {table.name} --only {shlex.quote(','.join(row))}"
 
 
+def minutes(table: Table, folder: Path) -> dict[tuple[str, ...], float]:
+    """By row of the small grid what a training took, the median over its seeds."""
+    taken: dict[tuple[str, ...], list[float]] = {}
+    for run in results.runs(folder, table.name, "small"):
+        if run.get("wall_seconds"):
+            taken.setdefault(tuple(run["labels"]), []).append(run["wall_seconds"] / 60)
+    return {row: round(statistics.median(times), 1) for row, times in taken.items()}
+
+
+def under_way(table: Table, scale: str, out: Path) -> dict[tuple[str, ...], str]:
+    """By row whether a run without a result is RUNNING, or was BEGUN and interrupted or failed."""
+    runner = RecordingRunner(folder_of(out, table, scale), 1)
+    found: dict[tuple[str, ...], str] = {}
+    if not runner.out.is_dir():
+        return found
+    for pair in keeping.pairs(table.grid(scale), SEEDS):
+        folder = runner.folder(pair.run)
+        if (folder / "train.log").exists() and not runner.is_done(pair) and found.get(pair.labels) != RUNNING:
+            found[pair.labels] = RUNNING if is_held(folder / "lock") else BEGUN
+    return found
+
+
+def is_held(path: Path) -> bool:
+    """Whether a sweep has the run, or what it started."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def text(content: Sequence[Mapping[str, Any]]) -> str:
     """For people: columns, in 120 characters."""
-    lines = [
-        "Hours and memory (GiB) are estimates for one run on one H100-class GPU at "
-        f"{estimates.UTILISATION:.0%} of its peak; --help has the formula.",
-        f"full and small: runs done of the {SEEDS} seeds that are wanted; small, with --scale small, is another size "
-        "of model and text.",
-    ]
+    known = [row["estimate"] for table in content for row in table["rows"] if row["estimate"]]
+    about = ABOUT.format(
+        arithmetic=sum(estimate["bound"] == estimates.ARITHMETIC for estimate in known),
+        rows=len(known),
+        utilisation=estimates.UTILISATION,
+        launches=estimates.LAUNCHES * 1000,
+        seeds=SEEDS,
+    )
+    lines = [line for paragraph in about.splitlines() for line in textwrap.wrap(paragraph, WIDTH)]
     for table in content:
-        scales = [scale for scale in table["scales"] if scale != "tiny"]
-        heads = ["", "paper", *scales, "hours", "GiB", "scripts/reproduce.py ..."]
-        rows = []
-        for row in table["rows"]:
-            estimate = row["estimate"]
-            hours, memory = (
-                (f"{estimate['gpu_hours']:.3g}", f"{estimate['memory_gib']:.0f}") if estimate else ("-", "-")
-            )
-            states = [f"{row['done'][s]}/{table['seeds']}" if s in row["done"] else "-" for s in scales]
-            short = row["command"].removeprefix("scripts/reproduce.py ")
-            rows.append(["/".join(row["labels"]), row["published"] or "-", *states, hours, memory, short])
-        widths = [max(len(cells[i]) for cells in [heads, *rows]) for i in range(len(heads))]
-        lines += ["", f"{table['table']}: {table['title']}; {'/'.join(table['metrics'])}"]
-        for cells in [heads, *rows]:
-            lines.append("  " + " ".join(c.ljust(w) for c, w in zip(cells, widths)).rstrip())
-    lines += ["", "What is no grid:"]
-    for other in OTHERS:
-        lines.append(f"  {other.what}{': ' if other.published else ''}{other.published}")
-        lines += [f"    {command}" for command in other.commands]
+        title = f"{table['table']}: {table['title']}; paper: {'/'.join(table['published_metrics'])}"
+        lines += ["", title, *wrapped(table["note"]), *columns(cells_of(table))]
+    lines += ["", *pretrainings(content), "", "What is no grid:"]
+    for commands, others in itertools.groupby(OTHERS, key=lambda other: other.commands):
+        for other in others:
+            said = f"{other.what}{': ' if other.published else ''}{other.published}"
+            lines += wrapped(f"{said} ({other.state}; {other.cost})")
+        lines += [line for command in commands for line in wrapped(command, "    ", "        ", " \\")]
     return "\n".join(lines)
+
+
+def wrapped(words: str, first: str = "  ", then: str = "  ", end: str = "") -> list[str]:
+    """`end` is behind every line but the last."""
+    whole = {"break_on_hyphens": False, "break_long_words": False}
+    found = textwrap.wrap(words, WIDTH - len(end), initial_indent=first, subsequent_indent=then, **whole)
+    return [line + end for line in found[:-1]] + found[-1:]
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(cells[i]) for cells in rows) for i in range(len(rows[0]))]
+    return ["  " + " ".join(cell.ljust(width) for cell, width in zip(cells, widths)).rstrip() for cells in rows]
+
+
+def cells_of(table: Mapping[str, Any]) -> list[list[str]]:
+    scales = [scale for scale in table["scales"] if scale != "tiny"]
+    small = ["min"] if "small" in scales else []
+    found = [["", "paper", *scales, *small, "hours", "GiB", "scripts/reproduce.py ..."]]
+    for row in table["rows"]:
+        short = row["command"].removeprefix("scripts/reproduce.py ")
+        done = [state(row, scale, table["seeds"]) for scale in scales]
+        took = ["-" if row["small_minutes"] is None else f"{row['small_minutes']:.0f}"] * len(small)
+        cells = ["/".join(row["labels"]), row["published"] or "-", *done, *took, *costs(row["estimate"]), short]
+        found.append(cells)
+    return found
+
+
+def state(row: Mapping[str, Any], scale: str, seeds: int) -> str:
+    if scale not in row["done"]:
+        return "-"
+    return f"{row['done'][scale]}/{seeds} {MARKS.get(row['unfinished'].get(scale), '')}".rstrip()
+
+
+def costs(estimate: Optional[Mapping[str, Any]]) -> tuple[str, str]:
+    if estimate is None:
+        return "-", "-"
+    mark = "*" if estimate["bound"] == estimates.ARITHMETIC else ""
+    return f"{estimate['gpu_hours']:.3g}{mark}", f"{estimate['memory_gib']:.0f}"
+
+
+def pretrainings(content: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each model that rows begin with."""
+    rows = [row for table in content for row in table["rows"] if row["pretraining"]]
+    models = {row["pretraining"]["arch"]: row for row in rows}
+    if not models:
+        return []
+    names = ", ".join(table["table"] for table in content if any(row["pretraining"] for row in table["rows"]))
+    said = f"Pre-training of the models of {names}, once for all of them: hours of both phases, the second of which is"
+    found = textwrap.wrap(f"{said} the same command after VARIANT=512", WIDTH)
+    lines = [["", "hours", "examples/bert_pretraining/train.sh ..."]]
+    for arch, row in models.items():
+        lines.append(["/".join(row["labels"]), f"{row['pretraining']['gpu_hours']:.0f}", f"--arch {arch}"])
+    return found + columns(lines)

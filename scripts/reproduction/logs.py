@@ -48,8 +48,11 @@ def number(value: Any) -> float:
 def seconds(values: dict[str, float], updates: float) -> Optional[float]:
     """Of one update, from a line of train_inner for `updates` of them.
 
-    fairseq rounds updates per second to 0.01, and the seconds of an interval to 1: what is more exact is taken.
+    Words of a batch / words per second, which fairseq rounds to 0.1 each; where a log lacks them, what is more exact of
+    updates per second, rounded to 0.01, and the seconds of the interval, rounded to 1.
     """
+    if values.get("wps", 0) > 0 and values.get("wpb", 0) > 0:
+        return values["wpb"] / values["wps"]
     if values.get("ups", 0) >= 1:
         return 1 / values["ups"]
     if values.get("train_wall") and updates > 0:

@@ -1,28 +1,35 @@
 """results/README.md, from the JSON files beside it alone: the same text for the same numbers."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
+from typing import Any
 
-from reproduction import samples
-from reproduction.claims import CLAIMS, HOLDS, RULE, Finding, findings_of, verdict
+from reproduction import gains
+from reproduction.claims import CLAIMS, RULE, Comparison, Judgement, judge
 from reproduction.results import Study
-from reproduction.tables import cell
+from reproduction.samples import FEWEST, LEVEL, sample
+from reproduction.tables import SCALES, cell
 
 HEAD = f"""# What was measured here, beside the papers
 
 Written by `scripts/reproduce.py report` from the JSON files of this folder, which have every run: values, flags, seed,
-wall time, device, versions, commit. *Ours* is the mean over seeds ± the standard deviation, with the number of seeds in
-brackets. *Difference* is the mean of ours minus softmax of the same seed ± its standard error, with p of the paired
-t-test.
+wall time, device, versions, commit (with + where the code or the recipes differed from it).
 
-{RULE}
+*softmax* is fairseq's attention; *A* mixes the heads' attention matrices by one matrix for each attention (Mixhead A,
+position-independent), *B* by one for each position (Mixhead B, position-wise); *random* and *average* by a matrix that
+is not learnt; *d_k* is the size of a head, *n* the length of a sequence. Perplexity is per word, and less is better;
+of BLEU, scores and F1 more is better.
 
-Perplexity is per word, and less is better; of BLEU, scores and F1 more is better. Time and memory are measured by
-`scripts/reproduce.py cost`, all rows in turn on a machine whose load before is given, with the ratio to softmax in
-brackets: on a CPU memory is the peak of the whole process, Python and the data included; on a GPU what torch had
-allocated, to 0.1 GiB. The wall time of the trainings themselves is of a machine that may have done other work.
+*Ours* is the mean over seeds ± their standard deviation, with the number of seeds in brackets. *Gain* is how much
+better than softmax of the same seed: of perplexities the difference of the logarithms in percent, of the rest points.
+Where there are {FEWEST} seeds or more, its {1 - LEVEL:.0%} interval is in brackets. The models, texts and updates
+of `small` are not the papers': the numbers themselves cannot be compared with theirs, the gains can.
+
+Time and memory are measured by `scripts/reproduce.py cost`, all rows in turn, with the ratio to softmax in brackets;
+the load is how many processes wanted a core before. On a CPU memory is the peak of the whole process, Python and the
+data included; on a GPU what torch had allocated, to 0.1 GiB. The wall time of the trainings themselves is of machines
+that did other work too.
 """
 
 
@@ -42,23 +49,49 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def claims(studies: Sequence[Study]) -> str:
-    shown = [study for study in studies if study.scale != "tiny"]
-    found = [(claim, findings_of(claim, shown)) for claim in CLAIMS]
-    rows = [[claim.text, claim.source, verdict(f), counts(f)] for claim, f in found]
-    text = "## Claims\n\n" + markdown(["claim", "of", "verdict", "comparisons"], rows)
-    for claim, findings in found:
-        if findings:
-            text += f"\n**{claim.text}: {verdict(findings)}**\n\n"
-            text += "".join(f"- {finding.words}\n" for finding in findings)
+    """A verdict for each claim and scale, and what it rests on; what was only tried decides nothing."""
+    scales = [scale for scale in SCALES if scale != "tiny" and any(study.scale == scale for study in studies)]
+    judged = [[judge(claim, [s for s in studies if s.scale == scale]) for scale in scales] for claim in CLAIMS]
+    heads = ["claim", "of", *(f"at `{scale}`" for scale in scales)]
+    rows = [
+        [claim.text, claim.source, *(judgement.words for judgement in of_claim)]
+        for claim, of_claim in zip(CLAIMS, judged)
+    ]
+    text = f"## Claims\n\n{RULE}\n\n" + markdown(heads, rows)
+    for claim, of_claim in zip(CLAIMS, judged):
+        for scale, judgement in zip(scales, of_claim):
+            if judgement.evidence:
+                text += f"\n**{claim.text}, at `{scale}`: {judgement.words}**\n\n{grounds(judgement)}"
     return text
 
 
-def counts(findings: Sequence[Finding]) -> str:
-    if not findings:
-        return "none was run"
-    counted = [finding.verdict == HOLDS for finding in findings if finding.verdict in (HOLDS, "does not hold here")]
-    said = f"{len(findings)}: {sum(counted)} for it, {len(counted) - sum(counted)} against"
-    return f"{said}, {len(findings) - len(counted)} undecided"
+def grounds(judgement: Judgement) -> str:
+    text = ""
+    for evidence in judgement.evidence:
+        lines = [told(comparison) for comparison in evidence.comparisons if comparison.values]
+        if len(evidence.counted) == 1:
+            text += f"- {evidence.study.table}: {lines.pop(evidence.comparisons.index(evidence.counted[0]))}\n"
+        else:
+            unit = evidence.counted[0].unit
+            text += f"- {evidence.study.table}, mean of {len(evidence.counted)}: {interval(evidence.values, unit)}\n"
+        text += "".join(f"  - {line}\n" for line in lines)
+    return text
+
+
+def told(comparison: Comparison) -> str:
+    beside = "" if comparison.counts else " (not in the test)"
+    return f"{comparison.what}{beside}: {interval(list(comparison.values.values()), comparison.unit)}"
+
+
+def interval(values: Sequence[float], unit: str) -> str:
+    """The mean, and what is known of it."""
+    found = sample(values)
+    unit = unit if unit.startswith("%") else f" {unit}"
+    seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
+    if found.n < FEWEST:
+        return f"{found.mean:+.3g}{unit} ({seeds})"
+    low, high = found.mean - found.margin, found.mean + found.margin
+    return f"{found.mean:+.3g}{unit} [{low:+.3g}, {high:+.3g}] ({seeds}, p {found.p:.2g})"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -83,10 +116,11 @@ def words(study: Study) -> str:
     part = study.part
     lines = [part["about"]] if part.get("about") else []
     lines.append(f"Runs: {size(study)}.")
+    lines += noise(study)
     if paper := part.get("paper"):
         same = "the same recipe" if paper["example"] == part["example"] else f"`examples/{paper['example']}`"
         updates = f"{paper['updates']:,} updates of {paper['tokens_per_update']:,} tokens"
-        lines.append(f"The paper's rows, at `full`: {same}, {updates}.")
+        lines.append(f"The paper's rows, at `full`: {same}, {updates}{parameters(paper)}.")
     wanted = len(study.rows)
     done = sum(bool(study.values(row, study.metric)) for row in study.rows)
     if done < wanted:
@@ -97,11 +131,44 @@ def words(study: Study) -> str:
     if cost := part.get("cost"):
         lines.append(
             f"Time and memory: medians of {cost['rounds']} rounds of {cost['updates']} updates on {cost['device']} "
-            f"(load before: {cost['load_before']:g})."
+            f"({loads(cost)})."
         )
     else:
         lines.append("Time and memory: not measured.")
     return " ".join(lines)
+
+
+def parameters(paper: Mapping[str, Any]) -> str:
+    return f", about {paper['parameters'] / 1e6:,.3g} million parameters" if paper.get("parameters") else ""
+
+
+def loads(cost: Mapping[str, Any]) -> str:
+    after = f", after {cost['load_after']:g}" if "load_after" in cost else ""
+    return f"load before {cost['load_before']:g}{after}"
+
+
+def noise(study: Study) -> list[str]:
+    """How far runs of one row lie apart, and how far a gain has to be from 0 to count."""
+    base = next((row for row in study.rows if study.attention(row) == "softmax"), None)
+    if base is None or len(values := list(study.values(base, study.metric).values())) < FEWEST:
+        return []
+    spreads = []
+    for row in study.rows:
+        own = study.other(row, "softmax")
+        found = list(gains.by_seed(study, row, own).values()) if own and row != own else []
+        if len(found) >= FEWEST:
+            spreads.append(sample(found))
+    if not spreads:
+        return []
+    unit = gains.short_unit(study)
+    unit = unit if unit == "%" else f" {unit}"
+    of_base = 100 * sample(values).deviation / sample(values).mean
+    deviations = span((s.deviation for s in spreads), ".2g")
+    margins = span((s.margin for s in spreads), ".2g")
+    return [
+        f"Seed noise: softmax varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
+        f"deviations); a gain counts from {margins}{unit} on."
+    ]
 
 
 def span(values: Iterable[float], form: str = ",.0f") -> str:
@@ -151,14 +218,17 @@ def numbers(study: Study) -> str:
     heads += [f"paper ({'/'.join(study.published_metrics)})"] if named else []
     heads += [f"ours: {metric}" for metric in metrics]
     has_base = any("softmax" in labels for labels in study.axes.values())
-    heads += [f"difference: {study.metric}"] if has_base else []
+    if has_base:
+        unit = gains.short_unit(study)
+        heads += [f"paper's gain, {unit}"] if named else []
+        heads += [f"our gain, {unit} ({study.metric})"]
     heads += ["s/update", "peak MiB"]
     rows = []
     for row in study.rows:
         cells = [*row]
         cells += [cell(study.published, row)] if named else []
         cells += [mean(list(study.values(row, metric).values())) for metric in metrics]
-        cells += [difference(study, row)] if has_base else []
+        cells += gained(study, row, named) if has_base else []
         cells += costs(study, row)
         rows.append(cells)
     return markdown(heads, rows)
@@ -167,20 +237,25 @@ def numbers(study: Study) -> str:
 def mean(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    found = samples.sample(values)
+    found = sample(values)
     spread = "" if math.isnan(found.deviation) else f" ± {found.deviation:.2f}"
     return f"{found.mean:.2f}{spread} ({found.n})"
 
 
-def difference(study: Study, row: Sequence[str]) -> str:
+def gained(study: Study, row: Sequence[str], named: bool) -> list[str]:
+    """The paper's gain over softmax, where the table has its numbers, and ours."""
     base = study.other(row, "softmax")
     if base is None or tuple(row) == base:
-        return ""
-    values = samples.paired(study.values(row, study.metric), study.values(base, study.metric))
-    if not values:
-        return "-"
-    found = samples.sample(values)
-    return f"{found.mean:+.2f}" if found.n < 2 else f"{found.mean:+.2f} ± {found.error:.2f} (p {found.p:.2g})"
+        return ["", ""] if named else [""]
+    theirs = gains.published(study, row, base)
+    values = list(gains.by_seed(study, row, base).values())
+    ours = "-"
+    if values:
+        found = sample(values)
+        ours = f"{found.mean:+.2f} ({found.n})"
+        if found.n >= FEWEST:
+            ours = f"{found.mean:+.2f} [{found.mean - found.margin:+.2f}, {found.mean + found.margin:+.2f}]"
+    return [*(["-" if theirs is None else f"{theirs:+.2f}"] if named else []), ours]
 
 
 def costs(study: Study, row: Sequence[str]) -> list[str]:
@@ -195,11 +270,3 @@ def costs(study: Study, row: Sequence[str]) -> list[str]:
         f"{cost['seconds_per_update']:.3g}{ratio('time_ratio')}",
         f"{cost['peak_memory_mib']:.0f}{ratio('memory_ratio')}",
     ]
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "README.md"
-    unfinished = path.with_name("README.md.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
-    return path

@@ -1,9 +1,8 @@
 """Trains what is missing of a table, and keeps its JSON up to date."""
 
 import contextlib
-import json
+import itertools
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 import sweep
 from sweep import Busy, Grid, Run, Runner
 
-from reproduction import results, tables
-from reproduction.errors import fail
-from reproduction.results import Pair
+from reproduction import estimates, identity, keeping, provenance, recipes, results, tables
+from reproduction.errors import Problem, fail, warn
+from reproduction.identity import Pair, is_of
 from reproduction.tables import Table
 
 
@@ -41,12 +40,36 @@ def make(folder: Path) -> Path:
 
 
 class RecordingRunner(Runner):
-    """Writes down what code and machine a training is of, when it begins."""
+    """Writes down of what code, flags and machine a run is, and knows which runs are of other flags than now."""
 
     def train_and_evaluate(self, run: Run, folder: Path, place: Mapping[str, str], held: int) -> None:
         if not (folder / "trained").exists():
-            sweep.write(folder / "about.json", results.about())
+            provenance.started(folder, recipes.flags_of(run, {**place, "SAVE": str(folder / "checkpoints")}))
         super().train_and_evaluate(run, folder, place, held)
+
+    def record(self, run: Run, metric: str, value: float) -> None:
+        super().record(run, metric, value)
+        provenance.evaluated(self.folder(run))
+
+    def outdated(self, pair: Pair) -> list[str]:
+        """The flags that the recipe has otherwise now than at any start of the run's training."""
+        starts = provenance.read(self.folder(pair.run)).starts
+        return sorted({name for start in starts for name in recipes.changed(start.get("flags"), pair.bare)})
+
+    def is_done(self, pair: Pair) -> bool:
+        return self.values(pair.run).keys() == pair.run.evaluate.keys() and not self.outdated(pair)
+
+    def set_aside(self, pair: Pair) -> None:
+        """Leave the run's folder to what it was begun with, if that is not how it would begin now."""
+        if not (names := self.outdated(pair)):
+            return
+        folder = self.folder(pair.run)
+        with contextlib.suppress(Busy), self.hold(folder):
+            others = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
+            aside = next(path for path in others if not path.exists())
+            folder.rename(aside)
+            script = f"examples/{pair.run.example}/train.sh"
+            warn(f"{folder.name}: of other flags than {script} has now ({', '.join(names)}); is {aside.name} from now")
 
 
 class Keeper:
@@ -55,51 +78,80 @@ class Keeper:
     def __init__(self, folder: Path, table: Table, scale: str, grid: Grid, runner: Runner):
         self.folder, self.table, self.scale, self.grid, self.runner = folder, table, scale, grid, runner
         self.started, self.finished = time.monotonic(), 0
+        self.unwritten: list[Pair] = []
+        self.said: set[str] = set()
 
     def keep(self, pairs: Sequence[Pair]) -> None:
-        with results.changed(self.folder, self.table) as content:
-            part = results.scale_of(content, self.table, self.scale, self.grid)
+        with keeping.changed(self.folder, self.table) as content:
+            part = keeping.scale_of(content, self.table, self.scale, self.grid)
             for pair in pairs:
-                results.keep(part, results.entry(pair, self.runner))
+                keeping.keep(part, keeping.entry(pair, self.runner))
+
+    def publish(self) -> None:
+        """What follows from the table's file: other tables that have its runs, and the report."""
+        keeping.share(self.folder, self.table, self.scale)
+        if self.scale != "tiny":
+            keeping.write_report(self.folder)
 
     def and_says(self, pair: Pair, left: int) -> str:
         """Keep a run that was done now; how long the others will take if they take as long."""
-        path = self.runner.folder(pair.run) / "about.json"
-        if path.exists():
-            sweep.write(path, {"load": results.load(), **json.loads(path.read_text())})
-        self.keep([pair])
+        self.unwritten.append(pair)
+        with contextlib.suppress(OSError):  # a full disk; the load is no result
+            provenance.ended(self.runner.folder(pair.run))
+        self.keep_unwritten()
         self.finished += 1
         passed = time.monotonic() - self.started
         return f"; about {duration(passed * left / self.finished)} left" if left else ""
+
+    def keep_unwritten(self) -> bool:
+        """Whether all is written now. The runs' folders have what is not, so that others may go on."""
+        try:
+            if self.unwritten:
+                self.keep(self.unwritten)
+                self.unwritten = []
+                self.publish()
+        except (Problem, OSError) as problem:
+            if str(problem) not in self.said:  # at once, and once
+                warn(f"error: {problem}; the runs go on, and their results are written once this is mended")
+            self.said.add(str(problem))
+        except SystemExit:  # a grid that is broken by now, as sweep.py has said
+            pass
+        return not self.unwritten
 
 
 def run(
     table: Table, scale: str, seeds: int, only: Sequence[str], jobs: int, out: Path, folder: Path, again: bool
 ) -> int:
-    """Returns the exit status: 0, 1 if a run failed, 128 + the signal that ended it."""
+    """Returns the exit status: 0, 1 if a run failed or is not in the results, 128 + the signal that ended it."""
     grid = table.grid(scale)
-    pairs = results.pairs(grid, seeds, only)
+    pairs = identity.pairs(grid, seeds, only)
     if os.environ.get("DRY_RUN"):
         sweep.dry_run([pair.run for pair in pairs])
         return 0
-    part = (results.read(folder, table.name) or {"scales": {}})["scales"].get(scale, {"runs": []})
-    kept = {entry["digest"] for entry in part["runs"] for pair in pairs if results.is_of(entry, pair.bare)}
+    path = folder / f"{table.name}.json"
+    entries = keeping.comparable(folder, table, scale)
+    kept = {entry["digest"] for entry in entries for pair in pairs if is_of(entry, pair.bare)}
     runner = RecordingRunner(make(folder_of(out, table, scale)), jobs)
-    done = [pair for pair in pairs if runner.values(pair.run).keys() == pair.run.evaluate.keys()]
+    for pair in pairs:
+        runner.set_aside(pair)
+    done = [pair for pair in pairs if runner.is_done(pair)]
     missing = [pair for pair in pairs if not again and pair.bare.digest not in kept and pair not in done]
-    if others := results.of_other_tables(folder, table, scale, missing):
+    if others := keeping.of_other_tables(folder, table, scale, missing):
         print(f"{len(others)} runs are of the same flags as some of other tables, whose results they are")
-        with results.changed(folder, table) as content:
+        with keeping.changed(folder, table) as content:
+            part = keeping.scale_of(content, table, scale, grid)
             for entry in others:
-                results.keep(results.scale_of(content, table, scale, grid), entry)
+                keeping.keep(part, entry)
         kept |= {entry["digest"] for entry in others}
     todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
     if len(todo) < len(pairs):
-        print(f"{len(pairs) - len(todo)} runs are in {folder / table.name}.json and not repeated; --again does")
+        print(f"{len(pairs) - len(todo)} runs are in {path} and not repeated; --again trains them here too")
 
     keeper = Keeper(folder, table, scale, grid, runner)
-    if done or part["runs"]:
+    if done or entries or others:
         keeper.keep(done)  # of a command that was ended between a result and its writing, too
+        keeper.publish()
+    warnings(table, scale, [pair for pair in todo if pair not in done])
     by_digest = {pair.run.digest: pair for pair in todo}
 
     def finished(run: Run, left: int) -> str:
@@ -107,25 +159,40 @@ def run(
 
     with runner.stoppable():
         failures = sweep.sweep([pair.run for pair in todo], runner, finished)
+    written = keeper.keep_unwritten()
+    if not written:
+        names = ", ".join(pair.run.title for pair in keeper.unwritten)
+        warn(f"not in {path}: {names}; the same command writes them from {runner.out}")
     if runner.stopped_by:
-        with contextlib.suppress(OSError):  # after SIGHUP the terminal may be gone
-            print("reproduce: interrupted; the same command goes on from here", file=sys.stderr, flush=True)
+        warn("interrupted; the same command goes on from here")
         return 128 + runner.stopped_by
     for failed, failure in failures:
         what = "left out" if isinstance(failure, Busy) else "failed"
-        print(f"reproduce: {what}: {failed.title}: {failure}", file=sys.stderr)
-    print(f"{folder / table.name}.json")
-    return 1 if failures else 0
+        warn(f"{what}: {failed.title}: {failure}")
+    print(path)
+    return 1 if failures or not written else 0
+
+
+def warnings(table: Table, scale: str, todo: Sequence[Pair]) -> None:
+    """What is better known before the hours that these runs take."""
+    if not todo or scale == "tiny":
+        return
+    commit = provenance.commit() or ""
+    if commit.endswith("+"):
+        warn(f"the code is not as in commit {commit[:-1]}: the results will be of {commit}, which no one else has")
+    if scale == "full" and not (os.environ.get("GPUS") != "0" and sweep.visible_gpus()):
+        found = [estimates.estimate(pair.run) for pair in todo]
+        hours = sum(estimate.gpu_hours for estimate in found if estimate)
+        small = "; --scale small is for such machines" if "small" in table.scales() else ""
+        print(f"no GPU here: {len(todo)} runs that take about {hours:,.0f} hours on an H100{small}", flush=True)
 
 
 def states(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> dict[tuple[str, ...], int]:
     """By row how many of the wanted seeds are done, in the results or in `out`."""
     grid = table.grid(scale)
-    content = results.read(folder, table.name)
-    entries = content["scales"].get(scale, {"runs": []})["runs"] if content else []
-    runner = Runner(folder_of(out, table, scale), 1)
+    entries = results.runs(folder, table.name, scale)
+    runner = RecordingRunner(folder_of(out, table, scale), 1)
     counts = dict.fromkeys(tables.rows(grid), 0)
-    for pair in results.pairs(grid, seeds):
-        kept = any(results.is_of(entry, pair.bare) for entry in entries)
-        counts[pair.labels] += kept or runner.values(pair.run).keys() == pair.run.evaluate.keys()
+    for pair in identity.pairs(grid, seeds):
+        counts[pair.labels] += any(is_of(entry, pair.bare) for entry in entries) or runner.is_done(pair)
     return counts

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 LEVEL = 0.05  # of the two-sided test
@@ -30,6 +30,11 @@ class Sample(NamedTuple):
             return 0.0 if self.mean else 1.0
         return two_sided(self.mean / self.error, self.n - 1)
 
+    @property
+    def margin(self) -> float:
+        """Half the width of the interval of the mean that has 1 - LEVEL of the probability; nan as p."""
+        return math.nan if self.n < 2 else self.error * quantile(self.n - 1)
+
 
 def sample(values: Sequence[float]) -> Sample:
     """ValueError: there are no values."""
@@ -37,11 +42,6 @@ def sample(values: Sequence[float]) -> Sample:
         raise ValueError("a sample of no values")
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Sample(len(values), statistics.fmean(values), deviation)
-
-
-def paired(ours: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
-    """ours - base of every seed that both have."""
-    return [ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -62,3 +62,12 @@ def two_sided(t: float, degrees: int) -> float:
         term *= cosine * cosine * (power + 1) / (power + 2)
     within = 2 / math.pi * (angle + sine * total) if first else sine * total
     return min(1.0, max(0.0, 1 - within))
+
+
+def quantile(degrees: int) -> float:
+    """The t that |T| exceeds with probability LEVEL, by bisection."""
+    low, high = 0.0, 1e4
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, degrees) > LEVEL else (low, middle)
+    return high

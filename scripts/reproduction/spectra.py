@@ -4,34 +4,36 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import sweep
-from sweep import Runner
 
-from reproduction import results
+from reproduction import keeping, provenance
 from reproduction.errors import fail
-from reproduction.results import Pair
-from reproduction.running import folder_of
+from reproduction.identity import Pair, pairs
+from reproduction.running import RecordingRunner, folder_of
 from reproduction.tables import Table
 
 
 def trained(table: Table, scale: str, seeds: int, out: Path) -> list[tuple[Pair, Path]]:
     """The runs of `out` that are trained, with their best checkpoints."""
-    runner = Runner(folder_of(out, table, scale), 1)
+    runner = RecordingRunner(folder_of(out, table, scale), 1)
     found = []
-    for pair in results.pairs(table.grid(scale), seeds):
+    for pair in pairs(table.grid(scale), seeds):
         folder = runner.folder(pair.run)
         checkpoint = folder / "checkpoints" / "checkpoint_best.pt"
-        if checkpoint.exists() and (folder / "trained").exists():
+        if checkpoint.exists() and (folder / "trained").exists() and not runner.outdated(pair):
             found.append((pair, checkpoint))
     return found
 
 
-def groups(found: list[tuple[Pair, Path]]) -> dict[str, list[tuple[Pair, Path]]]:
+def groups(
+    found: Sequence[tuple[Pair, Path]], axes: Mapping[str, Collection[str]]
+) -> dict[str, list[tuple[Pair, Path]]]:
     """Those of one seed that differ in the axis of softmax alone: effective ranks of one length can be compared."""
-    axis = next((i for i, labels in enumerate(zip(*(pair.labels for pair, _ in found))) if "softmax" in labels), None)
+    axis = next((i for i, labels in enumerate(axes.values()) if "softmax" in labels), None)
     grouped = defaultdict(list)
     for pair, checkpoint in found:
         others = [label for i, label in enumerate(pair.labels) if i != axis]
@@ -63,22 +65,24 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
             f"{folder_of(out, table, scale)}: has no trained run; `scripts/reproduce.py run {table.name} "
             f"--scale {scale}` makes them"
         )
-    for name, group in groups(found).items():
+    grid = table.grid(scale)
+    for name, group in groups(found, grid.axes).items():
         output = folder_of(out, table, scale) / "spectrum" / name
         # numbers as labels: the rows' own may have commas
         labels = [str(i) for i, _ in enumerate(group)]
-        command = [results.python_of_the_recipes(), "-m", "mixhead_plugin.analysis", "spectrum"]
+        command = [provenance.python_of_the_recipes(), "-m", "mixhead_plugin.analysis", "spectrum"]
         command += [*(str(checkpoint) for _, checkpoint in group), "--labels", ",".join(labels)]
         status = subprocess.run([*command, "--output", str(output)], cwd=sweep.ROOT, check=False).returncode
         if status:
             print(f"reproduce: spectrum of {name} ended with status {status}", file=sys.stderr)
             return 1
         ranks = read(output / "spectrum.json")
-        with results.changed(folder, table) as content:
-            part = results.scale_of(content, table, scale, table.grid(scale))
+        with keeping.changed(folder, table) as content:
+            part = keeping.scale_of(content, table, scale, grid)
             for label, (pair, _) in zip(labels, group):
                 for entry in part["runs"]:
                     if entry["digest"] == pair.bare.digest:
                         entry["spectrum"] = ranks[label]
+        keeping.share(folder, table, scale)
         print(f"{name}: {', '.join('/'.join(pair.labels) for pair, _ in group)}", flush=True)
     return 0

@@ -7,9 +7,9 @@ labels or some of them; `tiny` the small one with a few updates, to try the tool
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import sweep
 from sweep import Grid, Point
@@ -54,32 +54,37 @@ GLUE = {
 }
 
 
-class Other(NamedTuple):
-    """A result of the papers that is no row of a grid."""
+# What the published cells are, where it is not what the grid's metrics are called.
+PUBLISHED_METRICS = {
+    "table5": ("test",),  # of the evaluation server; MNLI's two sets have a cell
+    "table6": ("EM", "F1"),
+    "low_rank_tables_squad": ("F1", "EM"),
+}
 
-    what: str
-    published: str
-    commands: Sequence[str]
-
-
-OTHERS = (
-    Other(
-        "Mixhead table 4, sentences joined to about 240 tokens: BLEU on test; softmax, Mixhead",
-        "< 1, 34.5",
-        (
-            "examples/iwslt14_de_en/prepare.sh --concatenate 240",
-            "VARIANT=bpe-240 examples/sweep.py iwslt14_de_en --axis head-mixing=none,position-wise "
-            "-- --attention-scope self",
-        ),
+# Beside the rows: what a table begins with, and what its paper says without numbers.
+NOTES = {
+    "table5": "Begins with the published bert-base-uncased, which examples/glue/prepare.sh fetches and converts. "
+    "MNLI's cells are of its matched/mismatched sets.",
+    "table6": "Begins with the published bert-base-uncased, which examples/squad/prepare.sh fetches and converts.",
+    "low_rank_figure_1": "What the figures say: Fixhead at d 256 beats the baseline at d 512, and is better with every "
+    "head more; the baseline is worse beyond 16 heads (figure 4).",
+    **dict.fromkeys(
+        ("low_rank_tables_mnli", "low_rank_tables_squad"),
+        "Fine-tunes models that have to be pre-trained first, for many times these hours: see the end of this list.",
     ),
-    Other("Low-rank bottleneck paper, theorems 1 and 2", "", ("examples/low_rank_bottleneck/run.py",)),
-    Other(
-        "Sixteen heads: IWSLT14 De-En, heads cut by importance",
-        "40% of the heads for about 10% of the BLEU",
-        ("python -m mixhead_plugin.analysis prune checkpoint_best.pt --fraction 0.4 --save pruned.pt",),
-    ),
-    Other("L2 essay: which attentions see positions", "softmax fails", ("examples/position_probe/run.py",)),
-)
+}
+
+# Why a table has no small grid.
+LM1B = "LM1B's 800 million words have no small counterpart here"
+BERT = "it fine-tunes a BERT of the paper's size, and a pre-trained one has no small counterpart here"
+FULL_ALONE = {
+    "table3": f"{LM1B}; the nearest is table2, whose small grid has the vanilla Transformer and Transformer-XL",
+    "table5": BERT,
+    "table6": BERT,
+    "low_rank_figure_1": LM1B,
+    "low_rank_tables_mnli": BERT,
+    "low_rank_tables_squad": BERT,
+}
 
 
 class Table(NamedTuple):
@@ -96,7 +101,7 @@ class Table(NamedTuple):
     def grid(self, scale: str) -> Grid:
         """The runs of a scale, without seeds; ends where there is no such scale."""
         if scale not in self.scales():
-            fail(f"--scale {scale}: {self.name} has {' and '.join(self.scales())}; {self.path(scale)} is missing")
+            fail(f"--scale {scale}: {self.name} has full alone: {FULL_ALONE.get(self.name, 'it has no small grid')}")
         grid = sweep.read_grid(self.path(scale))
         if grid.example not in MEASURES:
             fail(
@@ -107,12 +112,16 @@ class Table(NamedTuple):
         if self.file == "glue.toml" and scale == "full":
             grid = of_all_tasks(grid)
         if scale == "tiny":
-            grid = grid._replace(axes=behind(grid.axes, TINY))
+            grid = grid._replace(axes=with_flags(grid.axes, TINY))
         axes = {axis: points for axis, points in grid.axes.items() if axis != "seed"}
         return grid._replace(axes=axes)
 
     def published(self) -> Mapping[str, str]:
         return self.grid("full").published
+
+    def published_metrics(self) -> tuple[str, ...]:
+        """What the numbers of a published cell are, in their order."""
+        return PUBLISHED_METRICS.get(self.name) or tuple(self.grid("full").metrics)
 
 
 def rows(grid: Grid) -> list[tuple[str, ...]]:
@@ -121,8 +130,16 @@ def rows(grid: Grid) -> list[tuple[str, ...]]:
     return list(itertools.product(*axes))
 
 
-def behind(axes: Mapping[str, Mapping[str, Point]], flags: str) -> dict[str, dict[str, Point]]:
-    """The axes with `flags` after those of every point of the last one, so that they count."""
+def with_label(axes: Mapping[str, Collection[str]], row: Sequence[str], label: str) -> Optional[tuple[str, ...]]:
+    """The row that has `label` of the same axis as softmax, and is like `row` otherwise; None without one."""
+    for i, labels in enumerate(axes.values()):
+        if "softmax" in labels:
+            return (*row[:i], label, *row[i + 1 :]) if label in labels else None
+    return None
+
+
+def with_flags(axes: Mapping[str, Mapping[str, Point]], flags: str) -> dict[str, dict[str, Point]]:
+    """The axes with `flags` after those of every point of the last one, so that they are the ones that count."""
     last = list(axes)[-1]
     return {
         axis: {

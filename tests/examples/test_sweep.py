@@ -549,6 +549,13 @@ def test_a_result_that_was_cut_off_is_no_result(text, grid, calls, tmp_path, mon
     assert (folder / "result.json").read_text() == whole
 
 
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    (tmp_path / "result.json").mkdir()  # nothing can take its place
+    with pytest.raises(OSError):
+        sweep.write(tmp_path / "result.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
 @pytest.mark.parametrize("below", ["", "/below"])
 def test_a_file_is_no_folder_for_the_runs(below, grid, examples, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()

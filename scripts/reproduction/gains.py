@@ -1,0 +1,45 @@
+"""By how much one row of a table is better than another, in what models of different quality can be compared by.
+
+Above 0 is better: of perplexities the difference of their logarithms in percent, of BLEU, scores and F1 their points.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Optional
+
+from reproduction.results import Study
+from reproduction.tables import cell
+
+
+def unit(study: Study) -> str:
+    return "% of perplexity" if study.measure.name == "perplexity" else study.measure.name
+
+
+def short_unit(study: Study) -> str:
+    return "%" if study.measure.name == "perplexity" else study.measure.name
+
+
+def gain(study: Study, value: float, base: float) -> float:
+    if study.measure.name == "perplexity":
+        return 100 * (math.log(base) - math.log(value))
+    return study.measure.gain(value, base)
+
+
+def by_seed(study: Study, row: Sequence[str], base: Sequence[str]) -> dict[int, float]:
+    """Of the seeds that both rows have."""
+    ours, theirs = (study.values(r, study.metric) for r in (row, base))
+    return {seed: gain(study, ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+
+
+def published(study: Study, row: Sequence[str], base: Sequence[str]) -> Optional[float]:
+    """The paper's, of the set that ours is of; None where it has no number of that set for each."""
+    numbers = [published_value(study, r) for r in (row, base)]
+    return None if None in numbers else gain(study, *numbers)
+
+
+def published_value(study: Study, row: Sequence[str]) -> Optional[float]:
+    metrics = list(study.published_metrics)
+    values = [value for value in cell(study.published, row).split("/") if value]
+    if study.metric not in metrics or len(values) != len(metrics):
+        return None
+    return float(values[metrics.index(study.metric)])

@@ -1,0 +1,249 @@
+"""Verdicts, gains and the report, against scipy and by hand."""
+
+import itertools
+import math
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts")]
+
+stats = pytest.importorskip("scipy.stats")
+
+from reproduction import claims, gains, report, samples  # noqa: E402
+from reproduction.claims import FAILS, HOLDS, OPEN  # noqa: E402
+from reproduction.results import Study  # noqa: E402
+
+BASE = [100.0, 104.0, 102.0]
+CLAIMS = {claim.text: claim for claim in claims.CLAIMS}
+
+
+def study(
+    values, table="table7", axes=None, measure="perplexity", better="lower", scale="small", published=(), **fields
+):
+    """Of made-up numbers, {row: values of seeds 1, 2, ... of `test`, or {metric: values}}.
+
+    Runs of the same row, seed and values are the same runs, also in another table.
+    """
+    runs = []
+    for row, of_row in values.items():
+        row = row if isinstance(row, tuple) else (row,)
+        by_metric = of_row if isinstance(of_row, dict) else {"test": of_row}
+        for i in range(len(next(iter(by_metric.values())))):
+            more = {name: by_row[row][i] for name, by_row in fields.items()}
+            found = {metric: v[i] for metric, v in by_metric.items()}
+            digest = f"{row} {i} {found}"
+            runs.append({"labels": list(row), "seed": i + 1, "values": found, "digest": digest, "evaluate": {}, **more})
+    part = {
+        "title": "made up", "axes": axes or {"attention": list(values)}, "measure": measure, "better": better,
+        "metrics": list(by_metric), "example": "toy", "runs": runs,
+    }  # fmt: skip
+    return Study(table, "Made up", scale, part, dict(published), ["test"])
+
+
+def judged(text, *studies):
+    return claims.judge(CLAIMS[text], studies)
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 10, 31])
+def test_quantiles_are_scipys(degrees):
+    assert samples.quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 4.0], [-3.0, 0.1, 0.2, 5.0, 1.0], [7.0, 7.5]])
+def test_an_interval_is_scipys(values):
+    found = samples.sample(values)
+    low, high = stats.t.interval(0.95, len(values) - 1, found.mean, stats.sem(values))
+    assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx((low, high), rel=1e-6)
+
+
+# ---- verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values, verdict, reason",
+    [
+        ([95.0, 99.1, 96.9], HOLDS, ""),
+        ([105.0, 109.1, 106.9], FAILS, ""),
+        ([99.0, 105.1, 101.9], OPEN, "within seed noise"),
+        ([95.0, 99.1], OPEN, "2 of the 3 seeds"),
+        ([], OPEN, "not run"),
+    ],
+)
+def test_a_verdict_takes_a_difference_beyond_seed_noise(values, verdict, reason):
+    found = judged("Mixhead A beats softmax", study({"softmax": BASE, "A": values}))
+    assert found.verdict == verdict and found.reason.startswith(reason) and bool(found.reason) == bool(reason)
+
+
+def test_a_verdict_is_stouffers_of_the_tables_own_tests():
+    """Tables of other units and sizes, one of two rows: p as scipy combines the t-tests of the means over rows."""
+    rng = random.Random(0)
+    lower = study({"softmax": BASE, "A": [99.0, 101.0, 101.5]})
+    axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
+    values = {row: [30 + rng.gauss(0, 1) for _ in range(5)] for row in itertools.product(*axes.values())}
+    higher = study(values, "table4", axes, "BLEU", "higher")
+    logs = [100 * math.log(b / a) for a, b in zip([99.0, 101.0, 101.5], BASE)]
+    points = [sum(values[heads, "A"][i] - values[heads, "softmax"][i] for heads in axes["heads"]) / 2 for i in range(5)]
+    one_sided = [stats.ttest_1samp(found, 0, alternative="greater").pvalue for found in (logs, points)]
+    combined = stats.combine_pvalues(one_sided, "stouffer").pvalue
+    found = judged("Mixhead A beats softmax", lower, higher)
+    assert found.p == pytest.approx(2 * min(combined, 1 - combined), rel=1e-6)
+    assert [evidence.study.table for evidence in found.evidence] == ["table7", "table4"]
+
+
+def test_without_an_effect_one_in_twenty_is_decided_however_many_rows_there_are():
+    rng = random.Random(1)
+    axes = {"tokens": ["32", "64", "128", "256", "512"], "attention": ["softmax", "A"]}
+    decided = 0
+    for _ in range(1000):
+        values = {row: [100 + rng.gauss(0, 1) for _ in range(3)] for row in itertools.product(*axes.values())}
+        flat = {row: [100 + rng.gauss(0, 1) for _ in range(3)] for row in ("softmax", "A")}
+        found = judged("Mixhead A beats softmax", study(flat), study(values, "table9", axes))
+        decided += found.verdict != OPEN
+    assert 30 < decided < 72  # of a binomial distribution of mean 50 and deviation 6.9
+
+
+def test_runs_that_tables_share_are_compared_once_and_where_they_have_most_seeds():
+    values = {"softmax": BASE, "A": [95.0, 99.1, 96.9]}
+    fewer = {name: of_row[:2] for name, of_row in values.items()}
+    other = {**values, "A": [94.0, 98.1, 96.5]}
+
+    def tables_of(*studies):
+        return [evidence.study.table for evidence in judged("Mixhead A beats softmax", *studies).evidence]
+
+    assert tables_of(study(values, "table1"), study(values), study(other, "table8")) == ["table1", "table8"]
+    assert tables_of(study(fewer, "table1"), study(values)) == ["table7"]
+
+
+def test_more_is_better_where_the_measure_says_so():
+    values = {"softmax": [30.0, 31.0, 30.5], "A": [32.0, 33.1, 32.4]}
+    assert judged("Mixhead A beats softmax", study(values, measure="BLEU", better="higher")).verdict == HOLDS
+    assert judged("Mixhead A beats softmax", study(values)).verdict == FAILS
+
+
+def test_hurting_is_being_worse():
+    values = {"softmax": BASE, "random": [105.0, 109.1, 106.9], "average": [97.0, 100.2, 99.0]}
+    assert judged("Random mixing hurts", study(values)).verdict == HOLDS
+    assert judged("Average mixing hurts", study(values)).verdict == FAILS
+    assert judged("B beats A", study(values)).reason == "not run"
+
+
+def test_a_gain_that_grows_with_the_length():
+    axes = {"tokens": ["32", "64", "128"], "attention": ["softmax", "B"]}
+    noise = [0.0, 0.001, -0.001]
+
+    def of(*gained):
+        values = {}
+        for tokens, gain in zip(axes["tokens"], gained):
+            values[tokens, "softmax"] = BASE
+            values[tokens, "B"] = [base * math.exp(-gain * (1 + e)) for base, e in zip(BASE, noise)]
+        return study(values, "table9", axes)
+
+    text = "Mixing matters most when d_k << n"
+    found = judged(text, of(0.01, 0.02, 0.03))
+    assert found.verdict == HOLDS and judged(text, of(0.03, 0.02, 0.01)).verdict == FAILS
+    (comparison,) = found.evidence[0].comparisons
+    assert comparison.values[1] == pytest.approx(1, rel=1e-6) and comparison.unit == "% of perplexity"
+
+
+def test_a_seed_that_lacks_a_point_has_no_line():
+    axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
+    values = {("4", "softmax"): [30.0, 31.0], ("4", "A"): [30.0, 31.0], ("32", "softmax"): [30.0, 30.0]}
+    found = judged(
+        "Mixing matters most when d_k << n", study({**values, ("32", "A"): [33.0]}, "table4", axes, "BLEU", "higher")
+    )
+    (comparison,) = found.evidence[0].comparisons
+    assert comparison.values == {1: pytest.approx(1.0)}  # 3 BLEU over three halvings
+
+
+def test_large_fixhead_overfits_where_it_is_worse():
+    axes = {"head-size": ["64", "512", "256"], "attention": ["softmax"]}
+    values = {("256", "softmax"): BASE, ("512", "softmax"): [105.0, 109.1, 106.9], ("64", "softmax"): BASE}
+    losses = {("64", "softmax"): [7, 7, 7], ("256", "softmax"): [7.0, 7.1, 7.2], ("512", "softmax"): [7.3, 7.4, 7.55]}
+    fields = {"valid_loss": losses, "train_loss": {row: [6.0, 6.0, 6.0] for row in values}}
+    found = judged("Fixhead overfits when large", study(values, "table10", axes, **fields))
+    assert found.verdict == HOLDS
+    worse, further = found.evidence[0].comparisons
+    assert worse.counts and not further.counts and list(further.values.values()) == pytest.approx([0.3, 0.3, 0.35])
+    better = {**values, ("512", "softmax"): [95.0, 99.1, 96.9]}
+    assert judged("Fixhead overfits when large", study(better, "table10", axes, **fields)).verdict == FAILS
+
+
+def test_ranks_and_unmixed_decoding_are_of_the_same_seed():
+    def spectrum(rank):
+        return {"length": 8, "windows": 4, "places": {"decoder": {"mean_effective_rank": rank, "mean_cumulative": []}}}
+
+    ranks = {"softmax": (4, 5, 6), "B": (5, 6.1, 7.2), "random": (3, 3, 3)}
+    spectra = {(row,): [spectrum(r) for r in of_row] for row, of_row in ranks.items()}
+    values = {
+        "softmax": {"test": [30.0, 31.0, 32.0], "test unmixed": [30.0, 31.0, 32.0]},
+        "B": {"test": [30.0, 31.0, 32.0], "test unmixed": [20.0, 21.5, 22.4]},
+        "random": {"test": [30.0, 31.0, 32.0], "test unmixed": [30.0, 31.0, 32.0]},
+    }
+    found = study(values, "table4", measure="BLEU", better="higher", spectrum=spectra)
+    rank = judged("Mixing raises the effective rank", found)
+    assert rank.verdict == HOLDS  # of A and B; random, which loses, is told beside it
+    assert rank.evidence[0].values == pytest.approx([1, 1.1, 1.2])
+    assert [c.what.split()[0] for c in rank.evidence[0].comparisons] == ["B", "random"]
+    unmixed = judged("Decoding unmixed costs BLEU", found)
+    assert unmixed.verdict == HOLDS and unmixed.evidence[0].values == pytest.approx([10, 9.5, 9.6])
+
+
+# ---- gains -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_papers_gain_is_of_the_same_set():
+    published = {"softmax": "21.82/20.89", "A": "21.20/20.48"}
+    found = study({"softmax": BASE, "A": BASE, "B": BASE}, published=published)._replace(
+        published_metrics=["valid", "test"]
+    )
+    assert gains.published(found, ("A",), ("softmax",)) == pytest.approx(100 * math.log(20.89 / 20.48))
+    assert gains.published(found, ("B",), ("softmax",)) is None
+    assert gains.published(found._replace(published_metrics=["EM", "F1"]), ("A",), ("softmax",)) is None
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_scales_are_judged_apart_and_what_was_tried_decides_nothing():
+    small = study({"softmax": BASE, "A": [105.0, 109.1, 106.9]})
+    full = study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}, scale="full")
+    tiny = study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}, "table8", scale="tiny")
+    lines = report.claims([full, small, tiny]).splitlines()
+    assert "| claim | of | at `full` | at `small` |" in lines
+    (row,) = (line for line in lines if line.startswith("| Mixhead A beats softmax |"))
+    assert HOLDS in row.split("|")[3] and FAILS in row.split("|")[4]
+    assert "table8" not in "\n".join(lines)
+
+
+def test_what_a_verdict_rests_on_is_told_by_row():
+    axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
+    values = {
+        ("4", "softmax"): [30.0, 31.0, 32.0], ("4", "A"): [30.5, 31.3, 32.6],
+        ("32", "softmax"): [20.0, 21.0], ("32", "A"): [22.0, 23.0],
+    }  # fmt: skip
+    text = report.claims([study(values, "table4", axes, "BLEU", "higher")])
+    assert "- table4, mean of 2: +1.2 BLEU (2 seeds)" in text
+    assert "  - A better than softmax, heads 4: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034)" in text
+    assert "  - A better than softmax, heads 32: +2 BLEU (2 seeds)" in text
+
+
+def test_a_row_of_the_report_by_hand():
+    published = {"softmax": "20.89", "A": "20.48"}
+    values = {"softmax": BASE, "A": [95.0, 99.1, 96.9], "B": [99.0]}
+    text = report.numbers(study(values, published=published))
+    interval = [100 * math.log(b / a) for a, b in zip(values["A"], BASE)]
+    low, high = stats.t.interval(0.95, 2, sum(interval) / 3, stats.sem(interval))
+    assert text.splitlines()[0] == (
+        "| attention | paper (test) | ours: test | paper's gain, % | our gain, % (test) | s/update | peak MiB |"
+    )
+    assert (
+        f"| A | 20.48 | 97.00 ± 2.05 (3) | +1.98 | {sum(interval) / 3:+.2f} [{low:+.2f}, {high:+.2f}] | - | - |" in text
+    )
+    assert "| B |  | 99.00 (1) | - | +1.01 (1) | - | - |" in text

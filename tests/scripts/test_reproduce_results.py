@@ -1,0 +1,818 @@
+"""What runs are known by, what is written of them and when, and what happens where it cannot be written or read."""
+
+# ruff: noqa: F811 (fixtures of another file)
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_reproduce import (  # noqa: F401 (two are fixtures)
+    FULL,
+    ROOT,
+    SMALL,
+    calls,
+    command,
+    content,
+    reproduce,
+    sweep,
+    toy,
+)
+
+from reproduction import (  # isort: skip (found where scripts/reproduce.py looks)
+    identity, keeping, provenance, recipes, report, results, running, schema, spectra, tables,
+)  # fmt: skip
+
+RUN = ["run", "table7", "--scale", "small", "--seeds", "1"]
+
+
+def trained(toy):
+    """The --head-mixing of what was trained since the last call."""
+    return [call.rpartition(" ")[2] for call in calls(toy) if call.startswith("train ")]
+
+
+def script(toy, old, new):
+    path = toy / "examples" / "toy" / "train.sh"
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def grid(toy, old, new, name="small/mixhead_table_7.toml"):
+    path = toy / "examples" / "grids" / name
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+
+
+def edit(toy, change, table="table7"):
+    """Of the table's file, by hand."""
+    path = toy / "results" / f"{table}.json"
+    found = json.loads(path.read_text())
+    change(found["scales"]["small"])
+    path.write_text(json.dumps(found))
+
+
+def one_line(errors):
+    assert errors.count("\n") == 1 and "Traceback" not in errors, errors
+    return errors
+
+
+# ---- the environment -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [RUN, ["cost", *RUN[1:4]], ["spectrum", *RUN[1:4]], ["list"]])
+@pytest.mark.parametrize("name", ["MODEL", "BREAKS", "VARIANT", "SELECT", "AVERAGE"])
+def test_what_rows_set_themselves_is_refused_in_the_environment(name, words, command, toy, monkeypatch):
+    monkeypatch.setenv(name, "x")
+    status, _, errors = command(*words)
+    assert status == 2 and f"{name}=x: set in the environment; the rows of a table set it themselves" in errors
+    assert one_line(errors) and calls(toy) == [] and not (toy / "results").exists()
+
+
+def test_an_empty_variable_is_none(command, toy, monkeypatch):
+    monkeypatch.setenv("MODEL", "")
+    assert command(*RUN, "--only", "A")[0] == 0 and len(calls(toy)) == 3
+
+
+@pytest.mark.parametrize("name, value", [("DATA", "/somewhere"), ("GPUS", "0")])
+def test_the_machines_own_variables_are_no_identity(name, value, command, toy, monkeypatch):
+    monkeypatch.setenv(name, value)
+    command(*RUN, "--only", "A")
+    (run,) = content(toy)["runs"]
+    (bare,) = sweep.runs(tables.table("table7").grid("small")._replace(axes={"attention": {"A": sweep.Point(
+        "--seed 1 --head-mixing position-independent"
+    )}}))  # fmt: skip
+    assert run["digest"] == bare.digest
+
+
+def test_runs_of_another_precision_are_other_runs(command, toy, monkeypatch):
+    command(*RUN, "--only", "A")
+    (own,) = content(toy)["runs"]
+    before = (toy / "results" / "table7.json").read_text()
+    calls(toy)
+    monkeypatch.setenv("PRECISION", "bf16")
+    for words in (RUN, ["cost", *RUN[1:4]], ["spectrum", *RUN[1:4]]):
+        status, _, errors = command(*words)
+        assert status == 2 and calls(toy) == []
+        assert "has runs of the machine's own precision, not of PRECISION=bf16; --results" in one_line(errors)
+    assert (toy / "results" / "table7.json").read_text() == before
+
+    (toy / "results").rename(toy / "of the machine")
+    assert command(*RUN, "--only", "A")[0] == 0 and trained(toy) == ["position-independent"]  # the same --out
+    (other,) = content(toy)["runs"]
+    assert other["train"]["PRECISION"] == ["bf16"] and other["digest"] != own["digest"]
+    assert command(*RUN, "--only", "A")[0] == 0 and trained(toy) == []
+    monkeypatch.delenv("PRECISION")
+    status, _, errors = command(*RUN)
+    assert status == 2 and "has runs of PRECISION=bf16, not of the machine's own precision" in one_line(errors)
+
+
+# ---- all flags -------------------------------------------------------------------------------------------------------
+
+DRY = "    echo fairseq-train data"
+ON_GPUS = """    n=${GPUS:-4}
+    if ((n > 0)); then flags="--fp16 --distributed-world-size $n --batch-size $((64 / n))"
+    else flags="--cpu --distributed-world-size 1 --batch-size 64"; fi
+    echo fairseq-train /secret/data --user-dir /secret/plugin --save-dir "$SAVE" $flags --restore-file /secret/old.pt"""
+
+
+def test_the_flags_are_those_that_were_run(command, toy):
+    """On a machine of four GPUs."""
+    script(toy, DRY, ON_GPUS)
+    command(*RUN, "--only", "A")
+    (run,) = content(toy)["runs"]
+    assert run["flags"] == {
+        "--arch": ["toy"],
+        "--batch-size": ["16"],
+        "--distributed-world-size": ["4"],
+        "--fp16": [],
+        "--head-mixing": ["position-independent"],
+        "--max-tokens": ["40"],
+        "--max-update": ["30"],
+        "--restore-file": ["old.pt"],
+        "--seed": ["1"],
+        "--tokens-per-sample": ["8"],
+        "--update-freq": ["2"],
+    }
+
+
+@pytest.mark.parametrize("gpus", ["0", "1", "2", "8"])
+def test_another_number_of_gpus_is_the_same_recipe(gpus, command, toy, monkeypatch):
+    script(toy, DRY, ON_GPUS)
+    command(*RUN, "--only", "A")
+    calls(toy)
+    monkeypatch.setenv("GPUS", gpus)
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: [])
+    status, _, errors = command(*RUN, "--only", "A")
+    assert (status, errors) == (0, "") and calls(toy) == []
+
+
+def test_no_absolute_path_gets_into_the_results(command, toy, monkeypatch):
+    monkeypatch.setenv("DATA", str(toy / "text"))
+    data = '"$DATA/words" --bpe-codes "$DATA/codes" --finetune-from-model /secret/model.pt'
+    script(toy, DRY, ON_GPUS.replace("/secret/data", data))
+    grid(toy, 'test = ""', "test = \"--results-path {save}/x --model-overrides {'a':'/secret/b'}\"")
+    grid(toy, "--head-mixing average", "--head-mixing average --load /secret/c --plugin {root}/d")
+    assert command(*RUN)[0] == 0
+    command("cost", "table7", "--scale", "small", "--rounds", "1")
+    text = (toy / "results" / "table7.json").read_text()
+    assert not re.findall(r'[^"]*(?<![\w.}])/\w[^"]*', text) and "secret" not in text
+    flags = content(toy)["runs"][2]["flags"]
+    assert flags["--bpe-codes"] == ["{data}/codes"] and flags["--finetune-from-model"] == ["model.pt"]
+    assert flags["--load"] == ["c"] and flags["--plugin"] == ["{root}/d"]
+    calls(toy)
+    assert command(*RUN)[0] == 0 and calls(toy) == []
+    (toy / "runs").rename(toy / "lost")
+    assert command(*RUN)[0] == 0 and calls(toy) == []
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("/a/b/c.pt", "c.pt"),
+        ("/a", "a"),
+        ("{'x': '/a/b', 'y': 1/2}", "{'x': 'b', 'y': 1/2}"),
+        ("/a/b:/c/d", "d"),
+        ("(0.9, 0.98)", "(0.9, 0.98)"),
+        ("1/3", "1/3"),
+        ("sub/folder", "sub/folder"),
+        ("/root/of/it/x/y", "{root}/x/y"),
+        ("/root/of/it", "{root}"),
+        ("/root/of/itself/x", "x"),
+    ],
+)
+def test_a_path_is_its_last_part(text, expected):
+    assert recipes.without_paths(text, {"/root/of/it": "{root}"}) == expected
+
+
+@pytest.mark.parametrize("where", ["in both", "in --out", "in results"])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("--max-tokens 40", "--max-tokens 80"),
+        ("--arch toy", "--arch toy --dropout 0.3"),
+        (" --update-freq 2", ""),
+    ],
+)
+def test_what_is_of_another_recipe_is_not_done(old, new, where, command, toy):
+    command(*RUN, "--only", "softmax,A")
+    if where == "in results":
+        (toy / "runs").rename(toy / "lost")
+    if where == "in --out":
+        (toy / "results").rename(toy / "lost")
+    calls(toy)
+    script(toy, old, new)
+    flag = (old.split() + new.split())[-2]
+    table = tables.table("table7")
+    counts = running.states(table, "small", 1, toy / "runs", toy / "results")
+    assert set(counts.values()) == {0}
+    status, _, errors = command(*RUN, "--only", "A")
+    assert status == 0 and trained(toy) == ["position-independent"]
+    said = errors.splitlines()
+    if where != "in results":
+        assert re.fullmatch(
+            rf"reproduce: 1_A-(\w+): of other flags than .*/train.sh has now \({flag}\); is 1_A-\1.1 .*", said[0]
+        )
+        assert len(list((toy / "runs" / "table7-small").glob("1_A-*.1/checkpoints"))) == 1
+    if where != "in --out":
+        expected = f"2 runs of other flags than examples/toy/train.sh has now ({flag}) leave the results"
+        assert said[-1] == f"reproduce: table7, small: {expected}"
+    assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
+    assert command(*RUN, "--only", "A")[0] == 0 and calls(toy) == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--log-interval 7", "--num-workers 3", "--save-dir /other", "--user-dir /other", "--bf16", "--cpu",
+     "--no-epoch-checkpoints", "--distributed-port 5"],
+)  # fmt: skip
+def test_flags_without_effect_do_not_count(flags, command, toy):
+    command(*RUN, "--only", "A")
+    calls(toy)
+    script(toy, "--arch toy", f"--arch toy {flags}")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert (status, errors) == (0, "") and calls(toy) == []
+
+
+def test_entries_from_before_flags_were_kept_are_done(command, toy):
+    command(*RUN, "--only", "A")
+    (toy / "runs").rename(toy / "lost")
+    edit(toy, lambda part: part["runs"][0].pop("flags"))
+    calls(toy)
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert (status, errors) == (0, "") and calls(toy) == []
+    assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
+
+
+@pytest.mark.parametrize("table, label", [("table6", "softmax"), ("table1", "vanilla,B"), ("table4", "4,B")])
+def test_a_recipe_is_what_its_script_prints_on_any_number_of_gpus(table, label, toy, monkeypatch):
+    """The real ones; fairseq reads nothing of what they print."""
+    monkeypatch.setattr(sweep, "EXAMPLES", ROOT / "examples")
+    grid = tables.table(table).grid("full")
+    (pair,) = identity.pairs(grid, 1, [label])
+    batches = set()
+    for gpus in ("0", "1", "2", "4"):
+        found = recipes.flags_of(pair.run, {"GPUS": gpus})
+        assert found["--arch"] and not recipes.changed(found, pair.bare)
+        assert recipes.changed({**found, "--lr": ["7"]}, pair.bare) == ["--lr"]
+        batches.add((*found.get("--batch-size", ()), *found.get("--max-tokens", ()), *found.get("--update-freq", ())))
+    assert len(batches) > 1
+
+
+def test_a_training_does_not_go_on_with_another_recipe(command, toy):
+    script(
+        toy, "mkdir -p", '[[ -e $(dirname "$0")/whole ]] || { mkdir -p "$SAVE"; touch "$SAVE/half"; exit 1; }\nmkdir -p'
+    )
+    assert command(*RUN, "--only", "A")[0] == 1
+    (toy / "examples" / "toy" / "whole").touch()
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert status == 0 and "(--max-tokens); is 1_A-" in one_line(errors)
+    halves = {path.parents[1].suffix for path in (toy / "runs" / "table7-small").glob("*/checkpoints/half")}
+    assert halves == {".1"}
+
+
+def test_the_committed_results_are_of_the_recipes_as_they_are():
+    for name in tables.tables():
+        for scale, part in (results.read(ROOT / "results", name) or {"scales": {}})["scales"].items():
+            pairs = {pair.bare.digest: pair for pair in identity.pairs(tables.table(name).grid(scale), 3)}
+            for run in part["runs"]:
+                if run["digest"] in pairs:
+                    assert recipes.changed(run.get("flags"), pairs[run["digest"]].bare) == []
+
+
+# ---- the report and the figures --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(toy, monkeypatch):
+    found = []
+    monkeypatch.setattr(reproduce, "draw", lambda folder, studies: found.append([study.name for study in studies]))
+    return found
+
+
+def rendered(toy):
+    return (toy / "results" / "README.md").read_text() == report.render(results.studies(toy / "results"))
+
+
+@pytest.mark.parametrize(
+    "how, expected",
+    [("well", 0), ("exit 3", 1), ("kill -INT $PPID; sleep 30", 130), ("kill -TERM $PPID; sleep 30", 143)],
+)
+def test_the_report_follows_the_numbers_however_a_command_ends(how, expected, command, toy, drawn):
+    if how != "well":
+        script(toy, "mkdir -p", f"if [[ $* == *average* ]]; then {how}; fi\nmkdir -p")
+    assert command(*RUN)[0] == expected
+    assert rendered(toy) and drawn == [["table7 at `small`"]]
+    assert len(content(toy)["runs"]) == (3 if how == "well" else 2)
+
+
+def test_the_report_follows_every_run(command, toy, monkeypatch):
+    """Also of a command that is killed."""
+    found = []
+    own = running.Keeper.and_says
+    monkeypatch.setattr(running.Keeper, "and_says", lambda *a: (own(*a), found.append(rendered(toy)))[0])
+    command(*RUN)
+    assert found == [True] * 3
+
+
+def test_the_report_follows_costs(command, toy):
+    command("cost", "table7", "--scale", "small", "--rounds", "1")
+    assert rendered(toy)
+
+
+def test_nothing_is_rendered_of_what_was_only_tried(command, toy, drawn):
+    assert command("run", "table7", "--scale", "tiny", "--seeds", "1")[0] == 0
+    assert drawn == [["table7 at `tiny`"]] and not (toy / "results" / "README.md").exists()
+
+
+def test_a_dry_run_writes_nothing(command, toy, drawn, monkeypatch):
+    monkeypatch.setenv("DRY_RUN", "1")
+    assert command(*RUN)[0] == 0 and drawn == [] and not (toy / "results").exists()
+
+
+# ---- other labels ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({"softmax =": "none =", "A =": "mixed ="}, {"none": 100, "mixed": 90, "average": 120}),
+        ({"softmax =": "A =", "A =": "softmax ="}, {"A": 100, "softmax": 90, "average": 120}),
+        ({"[axes.attention]": "[axes.mixing]"}, {"softmax": 100, "A": 90, "average": 120}),
+    ],
+)
+def test_rows_with_other_labels_keep_their_runs(changes, expected, command, toy):
+    command(*RUN)
+    command("cost", "table7", "--scale", "small", "--rounds", "1")
+    costs = {row["digest"]: row["seconds_per_update"] for row in content(toy)["cost"]["rows"]}
+    edit(toy, lambda part: part["cost"]["rows"][1].update(seconds_per_update=7.5))
+    (toy / "runs").rename(toy / "lost")
+    calls(toy)
+    for path in (toy / "examples" / "grids").rglob("*.toml"):
+        head, _, _ = path.read_text().partition("[published]")
+        lines = [
+            next((line.replace(old, new) for old, new in changes.items() if line.startswith(old)), line)
+            for line in head.splitlines()
+        ]
+        path.write_text("\n".join(lines) + "\n")
+    status, _, errors = command(*RUN)
+    assert (status, errors) == (0, "") and calls(toy) == []
+    part = content(toy)
+    assert {run["labels"][0]: int(run["values"]["test"]) for run in part["runs"]} == expected
+    assert [run["labels"] for run in part["runs"]] == [[label] for label in next(iter(part["axes"].values()))]
+    mixed = next(label for label, value in expected.items() if value == 90)
+    assert [row["labels"] for row in part["cost"]["rows"] if row["seconds_per_update"] == 7.5] == [[mixed]]
+    assert len(costs) == len(part["cost"]["rows"])
+    (study,) = results.studies(toy / "results")
+    assert {row[0]: int(study.values(row, "test")[1]) for row in study.rows} == expected
+
+
+# ---- what tables share -----------------------------------------------------------------------------------------------
+
+SPECTRUM = """#!/usr/bin/env python3
+import json, pathlib, sys
+words = sys.argv[1:]
+assert words[:3] == ["-m", "mixhead_plugin.analysis", "spectrum"]
+labels = words[words.index("--labels") + 1].split(",")
+paths = words[3 : words.index("--labels")]
+assert len(labels) == len(paths)
+models = {
+    label: {"windows": 4, "places": {"decoder-self": {
+        "mean_effective_rank": len((pathlib.Path(path).parent / "flags").read_text()), "mean_cumulative": [0.5, 1]}}}
+    for label, path in zip(labels, paths)
+}
+folder = pathlib.Path(words[words.index("--output") + 1])
+folder.mkdir(parents=True, exist_ok=True)
+(folder / "spectrum.json").write_text(json.dumps({"length": 8, "models": models}))
+"""
+
+
+@pytest.fixture
+def spectrum(toy, monkeypatch):
+    """In place of the analysis: the rank of a model is the length of its flags."""
+    path = toy / "python"
+    path.write_text(SPECTRUM)
+    path.chmod(0o755)
+    monkeypatch.setattr(provenance, "python_of_the_recipes", lambda: str(path))
+
+
+@pytest.fixture
+def table8(toy):
+    """With two rows of table 7 under other names."""
+    for text, path in ((FULL, "mixhead_table_8.toml"), (SMALL, "small/mixhead_table_8.toml")):
+        text = text.replace("softmax =", '"8" =').replace("A =", "a =").replace("B =", "b =")
+        (toy / "examples" / "grids" / path).write_text(text)
+    return lambda: json.loads((toy / "results" / "table8.json").read_text())["scales"]["small"]["runs"]
+
+
+def test_more_seeds_are_taken_too(command, toy, table8):
+    eight = ["run", "table8", "--scale", "small", "--only", "8,a", "--seeds"]
+    for seeds in ("1", "2", "3"):
+        command("run", "table7", "--scale", "small", "--seeds", seeds)
+        calls(toy)
+        status, printed, _ = command(*eight, seeds)
+        assert status == 0 and calls(toy) == [] and printed.startswith("2 runs are of the same flags")
+        assert [(run["labels"][0], run["seed"]) for run in table8()] == [
+            (label, seed) for label in ("8", "a") for seed in range(1, int(seeds) + 1)
+        ]
+
+
+def test_runs_of_another_recipe_are_not_taken(command, toy, table8):
+    command(*RUN, "--only", "softmax")
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    calls(toy)
+    status, printed, errors = command("run", "table8", "--scale", "small", "--only", "8", "--seeds", "1")
+    assert (status, errors) == (0, "") and trained(toy) == ["none"] and "same flags" not in printed
+
+
+def test_a_spectrum_is_of_the_run_in_every_table(command, toy, table8, spectrum):
+    command(*RUN)
+    command("run", "table8", "--scale", "small", "--only", "8", "--seeds", "1")
+    assert command("spectrum", "table7", "--scale", "small")[0] == 0
+    expected = {
+        f"--seed 1 --head-mixing {mixing}": len(f"--seed 1 --head-mixing {mixing}\n")
+        for mixing in ("none", "position-independent", "average")
+    }
+    ranks = [run["spectrum"]["places"]["decoder-self"]["mean_effective_rank"] for run in content(toy)["runs"]]
+    assert ranks == list(expected.values()) and rendered(toy)
+    (taken,) = table8()
+    assert taken["labels"] == ["8"] and taken["spectrum"] == content(toy)["runs"][0]["spectrum"]
+
+    edit(toy, lambda part: part["runs"][0].pop("spectrum"), "table8")  # as one that was measured elsewhere
+    command("run", "table8", "--scale", "small", "--only", "8,a", "--seeds", "1")
+    assert [run["labels"][0] for run in table8() if "spectrum" in run] == ["8", "a"]
+
+
+def test_another_training_of_the_same_flags_is_not_that_run(command, toy, table8, spectrum):
+    command(*RUN, "--only", "softmax")
+    command("run", "table8", "--scale", "small", "--only", "8", "--seeds", "1")
+    edit(toy, lambda part: part["runs"][0].update(wall_seconds=1e6))
+    assert command("spectrum", "table7", "--scale", "small")[0] == 0
+    keeping.share(toy / "results", tables.table("table7"), "small")
+    (own,), (taken,) = content(toy)["runs"], table8()
+    assert own["wall_seconds"] == 1e6 != taken["wall_seconds"]
+    assert "spectrum" in own and "spectrum" not in taken
+
+
+# ---- trouble while runs are going on ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_conflict_in_the_results_is_said_at_once_and_loses_nothing(mended, command, toy, monkeypatch):
+    own = toy / "results" / "table7.json"
+    conflict = f'[[ $* != *independent* ]] || {{ cp "{own}" "{toy}/good"; echo "<<<<<<< HEAD" > "{own}"; }}'
+    repair = f'[[ $* != *average* ]] || cp "{toy}/good" "{own}"' if mended else ""
+    script(toy, "mkdir -p", f"{conflict}\n{repair}\nmkdir -p")
+
+    def said(message):
+        with (toy / "examples" / "toy" / "calls").open("a") as file:
+            file.write(f"said {message}\n")
+
+    monkeypatch.setattr(running, "warn", said)
+    status, printed, _ = command(*RUN)
+    assert "[3/3]" in printed and status == (0 if mended else 1)
+    order = [call for call in calls(toy) if not call.startswith("evaluate")]
+    assert [call.split()[0] for call in order] == ["train", "train", "said", "train", *([] if mended else ["said"])]
+    assert f"{own}: cannot be read: " in order[2] and "the runs go on" in order[2]
+    if not mended:
+        assert f"not in {own}: 1_A, 1_average; " in order[-1] and own.read_text() == "<<<<<<< HEAD\n"
+        (toy / "good").replace(own)
+        assert command(*RUN)[0] == 0 and calls(toy) == []
+    assert [run["labels"] for run in content(toy)["runs"]] == [["softmax"], ["A"], ["average"]] and rendered(toy)
+
+
+@pytest.mark.parametrize("before, writes", [(0, 0), (0, 1), (0, 2), (2, 1), (0, 100)])
+@pytest.mark.parametrize(
+    "file, said",
+    [
+        ("table7.json", ["table7.json: 1_softmax, 1_A, 1_average"]),
+        ("README.md", ["README.md: cannot be written: No space left on device"]),
+    ],
+)
+def test_a_full_disk_is_one_line_and_loses_nothing(file, said, before, writes, command, toy, monkeypatch):
+    """It is full for some writings, after `before` others; the last run's may be among them."""
+    free = iter([True] * before + [False] * writes)
+    replace = Path.replace
+
+    def full(path, target):
+        if Path(target).name == file and not next(free, True):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    status, _, errors = command(*RUN)
+    assert len(trained(toy)) == 3 and status == (1 if writes == 100 else 0)
+    assert [line.split("results/")[1].split(";")[0] for line in errors.splitlines()] == [
+        *[f"{file}: cannot be written: No space left on device"] * (writes > 0),
+        *(said if writes == 100 else []),
+    ]
+    assert not list((toy / "results").glob("*.unfinished"))
+    monkeypatch.setattr(Path, "replace", replace)
+    assert command(*RUN)[0] == 0 and calls(toy) == []
+    assert len(content(toy)["runs"]) == 3 and rendered(toy)
+
+
+def test_trouble_before_anything_is_trained_ends_at_once(command, toy, monkeypatch):
+    command(*RUN, "--only", "softmax")
+    calls(toy)
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(sweep, "write", full)
+    status, _, errors = command(*RUN)
+    assert status == 2 and calls(toy) == [] and "table7.json: cannot be written: No space left" in one_line(errors)
+
+
+# ---- files that are not as they should be ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"table": "x"}'])
+def test_other_files_may_lie_beside_the_tables(text, command, toy):
+    (toy / "results").mkdir()
+    (toy / "results" / "notes.json").write_text(text)
+    for words in (RUN, ["cost", *RUN[1:4], "--rounds", "1"], ["report"]):
+        status, _, errors = command(*words)
+        assert (status, errors) == (0, "")
+    assert (toy / "results" / "notes.json").read_text() == text
+
+
+NAN = float("nan")
+WRONG = [
+    ("title", None), ("published", None), ("published", {"A": 1}), ("published_metrics", [1]),
+    ("scales/small/axes", []), ("scales/small/axes", {}), ("scales/small/axes/attention", []),
+    ("scales/small/axes/attention", "A"), ("scales/small/metrics", []), ("scales/small/metrics", [1]),
+    ("scales/small/better", "more"), ("scales/small/measure", 3), ("scales/small/title", None),
+    ("scales/small/runs", {}), ("scales/small/runs/0", []), ("scales/small/recipe", {}),
+    ("scales/small/paper", {"updates": 1}), ("scales/small/about", 1),
+    ("scales/small/runs/0/values", None), ("scales/small/runs/0/values", {"test": None}),
+    ("scales/small/runs/0/values", {"test": NAN}), ("scales/small/runs/0/values", {"test": True}),
+    ("scales/small/runs/0/values", {"test": "90"}), ("scales/small/runs/0/labels", None),
+    ("scales/small/runs/0/labels", []), ("scales/small/runs/0/labels", [1]),
+    ("scales/small/runs/0/labels", ["A", "B"]), ("scales/small/runs/0/seed", "x"), ("scales/small/runs/0/seed", 0),
+    ("scales/small/runs/0/seed", None), ("scales/small/runs/0/seed", 1.5), ("scales/small/runs/0/digest", 1),
+    ("scales/small/runs/0/evaluate", None), ("scales/small/runs/0/evaluate", {"test": None}),
+    ("scales/small/runs/0/versions", "x"), ("scales/small/runs/0/versions", {"torch": None}),
+    ("scales/small/runs/0/train", []), ("scales/small/runs/0/flags", {"--lr": 1}),
+    ("scales/small/runs/0/commit", 5), ("scales/small/runs/0/device", {}), ("scales/small/runs/0/updates", "30"),
+    ("scales/small/runs/0/valid_loss", NAN), ("scales/small/runs/0/wall_seconds", "x"),
+    ("scales/small/runs/0/spectrum", None), ("scales/small/runs/0/spectrum", {"length": 8}),
+    ("scales/small/runs/0/spectrum", {"length": 8, "places": {"decoder": {"mean_effective_rank": 1}}}),
+    ("scales/small/runs/0/spectrum",
+     {"length": 8, "places": {"decoder": {"mean_effective_rank": NAN, "mean_cumulative": [1]}}}),
+    ("scales/small/cost", {}), ("scales/small/cost", None), ("scales/small/cost/rows", None),
+    ("scales/small/cost/rows/0", {}), ("scales/small/cost/rows/0/labels", None),
+    ("scales/small/cost/rows/0/seconds_per_update", NAN), ("scales/small/cost/rows/0/time_ratio", "1"),
+    ("scales/small/cost/load_before", None),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A table's file that is as it should be; made once."""
+    return tmp_path_factory.mktemp("good") / "table7.json"
+
+
+@pytest.mark.parametrize("words", [RUN, ["report"], ["list"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("path, value", WRONG)
+def test_a_malformed_file_is_one_line(path, value, words, command, toy, good):
+    if not good.exists():
+        command(*RUN)
+        command("cost", "table7", "--scale", "small", "--rounds", "1")
+        good.write_text((toy / "results" / "table7.json").read_text())
+    (toy / "results").mkdir(exist_ok=True)
+    found = json.loads(good.read_text())
+    assert schema.wrong(found, "table7") == ""
+    *before, last = [int(name) if name.isdecimal() else name for name in path.split("/")]
+    inner = found
+    for name in before:
+        inner = inner[name]
+    inner[last] = value
+    text = json.dumps(found)
+    (toy / "results" / "table7.json").write_text(text)
+    calls(toy)
+    status, _, errors = command(*words)
+    where = path.replace("/0", "[0]").replace("/", ".").removesuffix(".attention")  # an axis is part of all
+    assert status == 2 and f"results/table7.json: {where}" in one_line(errors)
+    assert calls(toy) == [] and (toy / "results" / "table7.json").read_text() == text
+
+
+def test_the_loss_of_a_training_that_diverged_is_kept_as_none(command, toy):
+    script(toy, "on 'valid' subset | loss 8.25", "on 'valid' subset | loss nan")
+    assert command(*RUN, "--only", "A")[0] == 0 and "NaN" not in (toy / "results" / "table7.json").read_text()
+    assert content(toy)["runs"][0]["valid_loss"] is None and command("report")[0] == 0
+
+
+# ---- where a run is from ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(toy, monkeypatch):
+    """A function that moves the code to another commit."""
+
+    def at(commit):
+        found = {"cpu": "a CPU", "versions": {"python": "3"}, "commit": commit, "date": f"day of {commit}"}
+        monkeypatch.setattr(provenance, "about", lambda: dict(found))
+        monkeypatch.setattr(provenance, "commit", lambda: commit)
+
+    return at
+
+
+def test_a_training_is_of_the_commits_of_all_its_starts(command, toy, checkout):
+    script(toy, "mkdir -p", '[[ -e $(dirname "$0")/whole ]] || exit 1\nmkdir -p')
+    for commit in ("one", "two", "one"):
+        checkout(commit)
+        assert command(*RUN, "--only", "A")[0] == 1
+    (toy / "examples" / "toy" / "whole").touch()
+    checkout("three")
+    command(*RUN, "--only", "A")
+    (run,) = content(toy)["runs"]
+    assert run["commit"] == "one, two, three" and run["date"] == "day of three" and "evaluated_at" not in run
+    (path,) = (toy / "runs" / "table7-small").glob("*/about.json")
+    starts = json.loads(path.read_text())["starts"]
+    assert [start["commit"] for start in starts] == ["one", "two", "one", "three"]
+    assert [start.get("load") is None for start in starts] == [True, True, True, False] and run["load"] >= 0
+
+
+def test_an_evaluation_at_another_commit_is_said(command, toy, checkout):
+    checkout("one")
+    command(*RUN, "--only", "A")
+    grid(toy, 'test = ""', 'test = ""\nother = "--other"')
+    checkout("two")
+    command(*RUN, "--only", "A")
+    (run,) = content(toy)["runs"]
+    assert (run["commit"], run["evaluated_at"]) == ("one", "two") and run["values"].keys() == {"valid", "test", "other"}
+
+
+def test_what_was_written_down_before_starts_were_listed_is_read(command, toy, checkout):
+    checkout("one")
+    command(*RUN, "--only", "A")
+    (path,) = (toy / "runs" / "table7-small").glob("*/about.json")
+    old = {"load": 2.19, "cpu": "an old CPU", "versions": {"python": "2"}, "commit": "zero", "date": "long ago"}
+    path.write_text(json.dumps(old))
+    checkout("two")
+    command(*RUN, "--only", "A")
+    (run,) = content(toy)["runs"]
+    assert {name: run[name] for name in ("load", "versions", "commit", "date")} == {
+        name: old[name] for name in ("load", "versions", "commit", "date")
+    }
+    assert run["device"] == "an old CPU" and run["flags"] is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"starts": 3}', '{"starts": [1]}', "null"])
+def test_a_broken_about_is_none(text, tmp_path):
+    (tmp_path / "about.json").write_text(text)
+    assert provenance.read(tmp_path) == provenance.History()
+
+
+def test_a_working_tree_that_differs_is_said_before_the_training(command, toy, checkout):
+    checkout("abc+")
+    _, _, errors = command(*RUN, "--only", "A")
+    assert one_line(errors).startswith("reproduce: the code is not as in commit abc: ")
+    assert content(toy)["runs"][0]["commit"] == "abc+"
+    assert command(*RUN, "--only", "A")[2] == ""  # nothing begins
+    assert command("run", "table7", "--scale", "tiny", "--seeds", "1")[2] == ""
+
+
+# ---- the paper's size ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus, forced, said", [([], None, True), (["0"], None, False), (["0"], "0", True)])
+def test_the_papers_size_on_a_cpu_is_said_with_its_hours(gpus, forced, said, command, toy, monkeypatch):
+    from reproduction import estimates
+
+    hours = {"none": 30.25, "average": 1000.5}
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: gpus)
+    if forced:
+        monkeypatch.setenv("GPUS", forced)
+    some = estimates.Estimate(*range(len(estimates.Estimate._fields)))
+    monkeypatch.setattr(estimates, "estimate", lambda run: some._replace(gpu_hours=hours[run.train[-1]]))
+    status, printed, errors = command("run", "table7", "--seeds", "2", "--only", "softmax,average")
+    line = "no GPU here: 4 runs that take about 2,062 hours on an H100; --scale small is for such machines\n"
+    assert (status, errors) == (0, "") and (line in printed) == said
+    if said:
+        assert printed.index(line) < printed.index("[1/4]")
+    assert "no GPU" not in command("run", "table7", "--seeds", "2", "--only", "softmax,average")[1]  # all done
+
+
+# ---- runs at a time, commands at a time ------------------------------------------------------------------------------
+
+
+def test_two_runs_at_a_time_are_all_kept(command, toy):
+    """Each waits until two are going on."""
+    going = toy / "examples" / "toy" / "going"
+    going.mkdir()
+    wait = f"touch {going}/$$; until (($(ls {going} | wc -l) > 1)); do sleep 0.02; done"
+    script(toy, "mkdir -p", f"{wait}\nmkdir -p")
+    status, _, errors = command("run", "table7", "--scale", "small", "--seeds", "2", "--jobs", "2")
+    assert (status, errors) == (0, "") and len(trained(toy)) == 6
+    assert [(run["labels"][0], run["seed"]) for run in content(toy)["runs"]] == [
+        (label, seed) for label in ("softmax", "A", "average") for seed in (1, 2)
+    ]
+
+
+DRIVER = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1]]
+import reproduce, sweep
+from reproduction import provenance, running, tables
+sweep.EXAMPLES = Path(sys.argv[2]) / "examples"
+tables.MEASURES["toy"] = tables.PERPLEXITY
+provenance.about, provenance.commit = lambda: {"cpu": "a CPU"}, lambda: None
+reproduce.draw = lambda folder, studies: None
+exec(sys.argv[3])
+sys.exit(reproduce.main(sys.argv[4:]))
+"""
+
+
+def beside(toy, before, *words):
+    """The command in a process of its own, after `before`."""
+    where = ["--out", str(toy / "runs"), "--results", str(toy / "results")]
+    started = [sys.executable, "-c", DRIVER, str(ROOT / "scripts"), str(toy), before, *words, *where]
+    return subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_of_another_command_is_left_out(command, toy):
+    folder = toy / "examples" / "toy"
+    script(
+        toy,
+        "mkdir -p",
+        f'[[ $* != *none* ]] || touch "{folder}/begun"\n'
+        f"[[ $* != *none* ]] || until [[ -e {folder}/go ]]; do sleep 0.02; done\nmkdir -p",
+    )
+    first = beside(toy, "", *RUN, "--only", "softmax")
+    try:
+        until((folder / "begun").exists)
+        status, _, errors = command(*RUN, "--only", "softmax,A")
+        assert status == 1 and one_line(errors).startswith("reproduce: left out: 1_softmax: being run by another sweep")
+        assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
+        (folder / "go").touch()
+        _, errors = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert (first.returncode, errors) == (0, "")
+    assert [run["labels"] for run in content(toy)["runs"]] == [["softmax"], ["A"]] and rendered(toy)
+    assert sorted(trained(toy)) == ["none", "position-independent"]
+
+
+def test_what_was_killed_before_it_was_written_is_kept_without_training(command, toy):
+    kill = "running.Keeper.and_says = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)"
+    killed = beside(toy, kill, *RUN, "--only", "A")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -signal.SIGKILL and len(calls(toy)) == 3
+    assert not (toy / "results" / "table7.json").exists()
+    status, printed, _ = command(*RUN, "--only", "A")
+    assert status == 0 and calls(toy) == [] and "1 runs, 1 of them done before" in printed
+    assert content(toy)["runs"][0]["values"] == {"valid": 95.1, "test": 90.1} and rendered(toy)
+
+
+# ---- spectra ---------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_compared_within_a_seed_and_the_other_axes():
+    axes = {"tokens": ["32", "64"], "attention": ["softmax", "A"]}
+
+    def pair(seed, *labels):
+        run = sweep.Run("toy", {"seed": str(seed), **dict(zip(axes, labels))}, (), {})
+        return identity.Pair(run, run), Path(f"{seed}-{'-'.join(labels)}")
+
+    found = [pair(seed, *row) for seed in (1, 2) for row in (("32", "softmax"), ("32", "A"), ("64", "A"))]
+    grouped = spectra.groups(found, axes)
+    assert {name: [str(path) for _, path in group] for name, group in grouped.items()} == {
+        "32_seed_1": ["1-32-softmax", "1-32-A"],
+        "64_seed_1": ["1-64-A"],
+        "32_seed_2": ["2-32-softmax", "2-32-A"],
+        "64_seed_2": ["2-64-A"],
+    }
+    without = spectra.groups([pair(1, "32", "A"), pair(1, "64", "A")], axes)  # softmax is not trained yet
+    assert [len(group) for group in without.values()] == [1, 1]
+    by_tokens = spectra.groups([pair(1, "32", "A"), pair(1, "64", "A")], {"tokens": ["32", "64"], "mixing": ["A"]})
+    assert len(by_tokens) == 2
+
+
+def test_a_run_is_one_line_of_the_file(command, toy):
+    command("run", "table7", "--scale", "small", "--seeds", "1")
+    command("cost", "table7", "--scale", "small", "--rounds", "1")
+    text = (toy / "results" / "table7.json").read_text()
+    content = json.loads(text)
+    part = content["scales"]["small"]
+    lines = {line.strip().rstrip(",") for line in text.splitlines()}
+    for entry in [*part["runs"], *part["cost"]["rows"]]:
+        assert json.dumps(entry) in lines
+    assert content["published"]["A"] == "21.20/20.48" and part["axes"]["attention"][0] == "softmax"
