@@ -1,10 +1,19 @@
-"""The README's tables of values, made from the tables that the code runs on; tests hold the README to them."""
+"""Writes the README's tables of values, from the tables that the code runs on; tests hold the README to them."""
+
+import re
+import sys
+from pathlib import Path
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE, option_name
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "examples")]
+
+from reproduction import front_page  # noqa: E402
 
 # What every normalizer and every head mixing is tested for, and where.
 COLUMNS = {
@@ -62,7 +71,13 @@ def penalties() -> str:
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 
+def measured() -> str:
+    heads, *rows = front_page.table(ROOT / "results")
+    return table(heads, rows)
+
+
 TABLES = {
+    "measured": measured,
     "families": families,
     "variants": variants,
     "scopes": scopes,
@@ -70,6 +85,14 @@ TABLES = {
     "penalties": penalties,
 }
 
+
+def place() -> str:
+    """The marks that a table stands between, for every table that there is."""
+    return rf"(<!-- (?P<name>{'|'.join(TABLES)}) -->\n).*?(\n<!-- end -->)"
+
+
 if __name__ == "__main__":
-    for name, make in TABLES.items():
-        print(f"<!-- {name} -->\n{make()}\n<!-- end -->\n")
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    text = re.sub(place(), lambda found: found[1] + TABLES[found["name"]]() + found[3], text, flags=re.S)
+    readme.write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ spec.loader.exec_module(readme_tables)
 @pytest.mark.parametrize("name", readme_tables.TABLES)
 def test_the_tables_are_those_of_the_code(name):
     found = re.search(rf"<!-- {name} -->\n(.*?)\n<!-- end -->", README, re.S)
-    assert found and found[1] == readme_tables.TABLES[name](), "run scripts/readme_tables.py and copy its output"
+    assert found and found[1] == readme_tables.TABLES[name](), "run scripts/readme_tables.py"
 
 
 def test_every_flag_is_in_the_list():

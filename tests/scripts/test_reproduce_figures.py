@@ -1,0 +1,96 @@
+"""What is drawn is what was measured."""
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "scripts")]
+
+pytest.importorskip("scipy.stats")  # of the studies' module
+from reproduction import figures, front_page, results, samples  # noqa: E402
+from test_reproduce_claims import BASE, study  # noqa: E402
+
+from mixhead_plugin.analysis import figures as style  # noqa: E402
+
+AXES = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
+BLEU = {
+    ("4", "softmax"): [30.0, 31.0, 32.0], ("4", "A"): [30.5, 31.3, 32.6],
+    ("32", "softmax"): [20.0, 21.0, 22.0], ("32", "A"): [22.0, 23.5],
+}  # fmt: skip
+PUBLISHED = {"4/softmax": "34.76", "4/A": "33.84", "32/softmax": "32.60", "32/A": "32.58"}
+
+
+def panel():
+    return style.subplots(1, 1, (4, 3))[1][0][0]
+
+
+def drawn(container):
+    """The ys of a line with error bars, and half the lengths of the bars that can be seen."""
+    line, _, (bars,) = container.lines
+    halves = [(segment[1][1] - segment[0][1]) / 2 for segment in bars.get_segments() if len(segment)]
+    return list(line.get_ydata()), [half for half in halves if not math.isnan(half)]
+
+
+def test_a_line_for_each_attention_has_means_and_deviations():
+    found = panel()
+    figures.means(style, found, study(BLEU, "table4", AXES, "BLEU", "higher"))
+    softmax, mixed = map(drawn, found.containers)
+    assert softmax == (pytest.approx([31, 21]), pytest.approx([1, 1]))
+    assert mixed[0] == pytest.approx([31.4667, 22.75], abs=1e-4) and mixed[1][1] == pytest.approx(math.sqrt(1.125))
+    assert [text.get_text() for text in found.get_xticklabels()] == ["4", "32"]
+    xs = [container.lines[0].get_xdata() for container in found.containers]
+    assert all(a < b for a, b in zip(*xs))  # beside one another
+
+
+def test_gains_have_the_interval_of_their_mean_and_the_papers_beside():
+    found = panel()
+    figures.gained(style, found, study(BLEU, "table4", AXES, "BLEU", "higher", published=PUBLISHED))
+    (container,) = found.containers
+    ys, halves = drawn(container)
+    assert ys == pytest.approx([0.4667, 2.25], abs=1e-4)
+    assert halves == pytest.approx([samples.sample([0.5, 0.3, 0.6]).margin])  # two seeds have none
+    (paper,) = (line for line in found.lines if line.get_fillstyle() == "none")
+    assert list(paper.get_ydata()) == pytest.approx([33.84 - 34.76, 32.58 - 32.60])
+
+
+def test_rows_without_an_axis_of_numbers_are_points():
+    found = panel()
+    made_up = study({"softmax": BASE, "A": [99.0, 103.0, 100.0]})
+    figures.means(style, found, made_up)
+    assert drawn(found.containers[0])[0] == pytest.approx([102, 302 / 3])
+    assert [text.get_text() for text in found.get_xticklabels()] == ["softmax", "A"]
+
+
+def test_files_are_the_same_for_the_same_numbers(tmp_path):
+    studies = [study(BLEU, "table4", AXES, "BLEU", "higher"), study(BLEU, "table4", AXES, "BLEU", "higher", "full")]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        assert {path.name for path in figures.draw(studies, folder)} == {"table4.png", "table4.svg"}
+    assert (folders[0] / "table4.svg").read_bytes() == (folders[1] / "table4.svg").read_bytes()
+
+
+# ---- the README's table ----------------------------------------------------------------------------------------------
+
+
+def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
+    def spectrum(rank):
+        return {"length": 8, "windows": 4, "places": {"decoder": {"mean_effective_rank": rank, "mean_cumulative": []}}}
+
+    values = {"softmax": BASE, "A": [99.0, 103.0, 100.0], "B": [98.0, 102.0, 100.0]}
+    ranks = {(row,): [spectrum(rank)] * 3 for row, rank in zip(values, (4, 5, 6.25))}
+    language = study(values, spectrum=ranks)
+    axes = {"heads": ["64"], "attention": ["softmax", "A", "B"]}
+    translation = study(
+        {("64", row): BASE for row in values} | {("64", "B"): BASE[:2]}, "table4", axes, "BLEU", "higher"
+    )
+    monkeypatch.setattr(results, "studies", lambda folder: [translation, language])
+    heads, softmax, _, mixed = front_page.table(Path())
+    assert heads == ["attention", "WikiText-2, 16 heads of 8: perplexity", "effective rank"]
+    assert softmax[1:] == ["102.0 ± 2.0", "4.0"] and mixed[2] == "6.2"
+    assert mixed[1].startswith("100.0 ± 2.0; gain +2.0% [")
+    monkeypatch.setattr(results, "studies", lambda folder: [language, translation._replace(scale="full")])
+    assert len(front_page.table(Path())[0]) == 3
