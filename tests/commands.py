@@ -34,17 +34,23 @@ TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 WARM = {module: WarmStart(module) for module in ("fairseq_cli.train", "fairseq")}
 
 
-def run(command, *arguments, stdin="", check=True, cwd=None):
+def run(command, *arguments, stdin="", check=True, cwd=None, fresh=False):
+    """`fresh`: in a process of its own, whose sets have another order."""
     program = Path(sys.executable).parent / command
-    warm = WARM["fairseq_cli.train" if command == "fairseq-train" else "fairseq"]
-    result = warm.run(program, arguments, stdin, {**os.environ, "OMP_NUM_THREADS": "1"}, cwd, timeout=300)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if fresh:
+        line = [str(program), *map(str, arguments)]
+        result = subprocess.run(line, input=stdin, capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+    else:
+        warm = WARM["fairseq_cli.train" if command == "fairseq-train" else "fairseq"]
+        result = warm.run(program, arguments, stdin, env, cwd, timeout=300)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
 
 
-def train(data, arch, save, *flags, updates=3, check=True):
+def train(data, arch, save, *flags, updates=3, check=True, fresh=False):
     arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
-    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
+    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check, fresh=fresh)
 
 
 def losses(result):

@@ -173,7 +173,7 @@ def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
     flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40", "--mixing-lr-scale", "4"]
     whole = losses(train(translation_data, "mixhead_transformer", tmp_path / "whole", *flags, updates=6))
     first = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=3))
-    second = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=6))
+    second = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=6, fresh=True))
     assert first + second == whole
 
 

@@ -1,12 +1,16 @@
 """fairseq's commands without the seconds of its imports, which take longer than most commands of the tests.
 
-A process imports what a command imports first, and runs each in a fork of itself: its program, flags, environment,
-folder, files and exit are those of a process of its own, and so is all that it imports later, the plugin above all.
+A process imports what a command imports first, and runs each in a fork of itself. Program, flags, environment, folder,
+files and exit are those of a process of its own, and so is all that it imports later, the plugin above all. Not so is
+what Python and libraries read when they start (PYTHONHASHSEED, OMP_NUM_THREADS, ...): the order of sets is the same in
+all of them. What has to show that nothing depends on it is for a process of its own.
 """
 
+import contextlib
 import importlib
 import json
 import os
+import random
 import runpy
 import signal
 import socket
@@ -35,36 +39,59 @@ class WarmStart:
             files[0].write_text(stdin)
             command = [str(program), *map(str, arguments)]
             where = {"cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
-            json.dump({"command": command, "files": list(map(str, files)), **where}, self.control)
-            self.control.write("\n")
-            self.control.flush()
-            pid = int(self.control.readline())
-            self.socket.settimeout(timeout)
+            request = {"command": command, "files": list(map(str, files)), **where}
+            pid = None
             try:
-                status = int(self.control.readline())
-            except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
-                self.stop()  # what it still has to say would be taken for the next command's
-                raise subprocess.TimeoutExpired(command, timeout) from None
-            self.socket.settimeout(None)
+                pid = self.ask(request)
+                self.socket.settimeout(timeout)
+                status = self.answer()
+                self.socket.settimeout(None)
+            except BaseException as error:  # Ctrl-C too: nothing is left running, nothing of it is read as another's
+                if pid is not None:
+                    os.killpg(pid, signal.SIGKILL)
+                self.stop()
+                if isinstance(error, TimeoutError):
+                    texts = [file.read_text() if file.exists() else "" for file in files[1:]]
+                    raise subprocess.TimeoutExpired(command, timeout, *texts) from None
+                raise
             return subprocess.CompletedProcess(command, status, *(file.read_text() for file in files[1:]))
 
     def start(self):
         self.socket, theirs = socket.socketpair()
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
         self.server = subprocess.Popen(
             [sys.executable, __file__, self.module, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=self.errors,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         theirs.close()
         self.control = self.socket.makefile("rw")
 
+    def ask(self, request):
+        """The process that the command runs in."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and answer() says why
+            print(json.dumps(request), file=self.control, flush=True)
+        return self.answer()
+
+    def answer(self):
+        try:
+            line = self.control.readline()
+        except ConnectionResetError:
+            line = ""
+        if not line:
+            self.errors.seek(0)
+            raise RuntimeError(f"the process that has imported {self.module} ended: {self.errors.read()[-2000:]}")
+        return int(line)
+
     def stop(self):
-        self.control.close()
-        self.socket.close()  # which ends it
+        for end in (self.socket, self.errors):
+            end.close()
+        with contextlib.suppress(OSError):  # what could not be sent
+            self.control.close()
+        self.server.kill()
         self.server.wait()
         self.server = None
 
@@ -74,21 +101,27 @@ def serve(control):
     for line in control:
         request = json.loads(line)
         if (pid := os.fork()) == 0:
+            os.setpgid(0, 0)
             return request
+        with contextlib.suppress(OSError):  # who of the two is first: it may be killed at once
+            os.setpgid(pid, pid)
         print(pid, file=control, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), file=control, flush=True)
     return None
 
 
 def become(request):
-    os.setpgid(0, 0)
-    for descriptor, (path, mode) in enumerate(zip(request["files"], (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT] * 2))):
+    modes = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
+    for descriptor, (path, mode) in enumerate(zip(request["files"], modes)):
         opened = os.open(path, mode)
         os.dup2(opened, descriptor)
         os.close(opened)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
     sys.argv = request["command"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
@@ -97,5 +130,6 @@ def become(request):
 if __name__ == "__main__":
     importlib.import_module(sys.argv[1])
     channel = socket.socket(fileno=int(sys.argv[2]))
+    channel.set_inheritable(False)
     if (command := serve(channel.makefile("rw"))) is not None:
         become(command)

@@ -469,7 +469,7 @@ def test_training_goes_on_where_it_stopped(synthesizer, text_data, trained, tmp_
     flags += ["--synthesizer", synthesizer]
     whole = losses(train(text_data, ARCH, tmp_path / "whole", *flags, updates=6))
     first = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=3))
-    second = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=6))
+    second = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=6, fresh=True))
     assert first + second == whole
 
 
