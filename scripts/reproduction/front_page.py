@@ -17,39 +17,57 @@ class Quality(NamedTuple):
     labels: Sequence[str]
 
 
-ROWS = {"softmax": "softmax, fairseq's own", "A": "Mixhead A", "B": "Mixhead B"}
+MODEL = "table7"  # whose ranks and costs are shown, and all of whose rows
+TEXT = "WikiText-2"
+ROWS = {
+    "softmax": "softmax, fairseq's own",
+    "A": "Mixhead A",
+    "B": "Mixhead B",
+    "random": "random mixing, not learnt",
+    "average": "average of the heads",
+}
 QUALITIES = (
-    Quality("WikiText-2, 16 heads of 8: perplexity", "table7", ()),
+    Quality(f"{TEXT}, 16 heads of 8: perplexity", MODEL, ()),
     Quality("Multi30k De-En, 64 heads of 2: BLEU", "table4", ("64",)),
 )
-MODEL = "table7"  # whose ranks and costs are shown
 
 
 def table(folder: Path) -> list[list[str]]:
-    """Its heads and its rows; columns that not all rows have enough seeds for are left out."""
+    """Its heads and its rows; columns whose table has too few seeds are left out."""
     studies = {study.table: study for study in results.studies(folder) if study.scale == "small"}
     columns = [column for column in QUALITIES if column.table in studies and is_whole(studies[column.table], column)]
-    model = studies[MODEL]
-    timed = all(model.cost((label,)) for label in ROWS)
-    heads = ["attention", *(column.head for column in columns), "effective rank"]
-    rows = [heads + (["seconds per update", "peak memory"] if timed else [])]
+    model = studies.get(MODEL)
+    ranked = model is not None and all(len(model.ranks((label,))) >= FEWEST for label in ROWS)
+    timed = model is not None and all(model.cost((label,)) for label in ROWS)
+    heads = ["attention", *(column.head for column in columns)]
+    heads += [f"{TEXT}, effective rank"] if ranked else []
+    heads += [f"{TEXT}, seconds per update", f"{TEXT}, peak memory"] if timed else []
+    rows = [heads]
     for label, name in ROWS.items():
         cells = [quality(studies[column.table], (*column.labels, label)) for column in columns]
-        cells.append(f"{sample(list(model.ranks((label,)).values())).mean:.1f}")
-        if timed:
-            cells += costs(model.cost((label,)))
+        cells += [spread(list(model.ranks((label,)).values()))] if ranked else []
+        cells += costs(model.cost((label,))) if timed else []
         rows.append([name, *cells])
     return rows
 
 
 def is_whole(study: Study, column: Quality) -> bool:
-    return all(len(study.values((*column.labels, label), "test")) >= FEWEST for label in ROWS)
+    """Whether all of the rows that the table has have enough seeds."""
+    found = [study.values(row, "test") for row in study.rows if row[: len(column.labels)] == tuple(column.labels)]
+    return bool(found) and all(len(values) >= FEWEST for values in found)
+
+
+def spread(values: Sequence[float]) -> str:
+    found = sample(values)
+    return f"{found.mean:.1f} ± {found.deviation:.1f}"
 
 
 def quality(study: Study, row: Sequence[str]) -> str:
-    """Mean ± deviation over the seeds, and the interval of the gain over softmax."""
-    ours = sample(list(study.values(row, "test").values()))
-    text = f"{ours.mean:.1f} ± {ours.deviation:.1f}"
+    """Mean ± deviation over the seeds, and the interval of the gain over softmax; empty for a row it has not."""
+    values = study.values(row, "test")
+    if not values:
+        return ""
+    text = spread(list(values.values()))
     base = study.other(row, "softmax")
     if tuple(row) == base:
         return text

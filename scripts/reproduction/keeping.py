@@ -139,18 +139,21 @@ def scale_of(content: dict[str, Any], table: Table, scale: str, grid: Grid) -> d
     )
     part["runs"] = in_order(known, part["axes"])
     if scale != "full":
-        part["paper"] = recipe(table.grid("full"))
+        part["paper"] = of_the_paper(table.grid("full"))
     return part
 
 
 def recipe(grid: Grid) -> Optional[dict[str, Any]]:
     """What can be said of the first row's training before it is run; None where the recipe does not tell."""
-    first = sweep.runs(grid)[0]
-    found = estimates.training(first)
-    if found is None:
-        return None
-    size = estimates.estimate(first)  # None for a model that is not of the papers
-    return {"example": grid.example, **found, **({"parameters": size.parameters} if size else {})}
+    found = estimates.training(sweep.runs(grid)[0])
+    return None if found is None else {"example": grid.example, **found}
+
+
+def of_the_paper(grid: Grid) -> Optional[dict[str, Any]]:
+    """The recipe at `full`, with the size of its first row's model."""
+    found = recipe(grid)
+    size = estimates.estimate(sweep.runs(grid)[0]) if found else None
+    return {**found, "parameters": size.parameters} if size else found
 
 
 def in_order(runs: Sequence[dict[str, Any]], axes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """results/README.md, from the JSON files beside it alone: the same text for the same numbers."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -24,7 +25,8 @@ of BLEU, scores and F1 more is better.
 *Ours* is the mean over seeds ± their standard deviation, with the number of seeds in brackets. *Gain* is how much
 better than softmax of the same seed: of perplexities the difference of the logarithms in percent, of the rest points.
 Where there are {FEWEST} seeds or more, its {1 - LEVEL:.0%} interval is in brackets. The models, texts and updates
-of `small` are not the papers': the numbers themselves cannot be compared with theirs, the gains can.
+of `small` are not the papers': the numbers cannot be compared with theirs, and of the gains the sign more than the
+size.
 
 Time and memory are measured by `scripts/reproduce.py cost`, all rows in turn, with the ratio to softmax in brackets;
 the load is how many processes wanted a core before. On a CPU memory is the peak of the whole process, Python and the
@@ -68,19 +70,27 @@ def claims(studies: Sequence[Study]) -> str:
 def grounds(judgement: Judgement) -> str:
     text = ""
     for evidence in judgement.evidence:
+        tested = "" if len(evidence.values) >= FEWEST else " (not in the test)"
         lines = [told(comparison) for comparison in evidence.comparisons if comparison.values]
         if len(evidence.counted) == 1:
-            text += f"- {evidence.study.table}: {lines.pop(evidence.comparisons.index(evidence.counted[0]))}\n"
+            own = lines.pop(evidence.comparisons.index(evidence.counted[0]))
+            text += f"- {evidence.study.table}{tested}: {own}\n"
         else:
-            unit = evidence.counted[0].unit
-            text += f"- {evidence.study.table}, mean of {len(evidence.counted)}: {interval(evidence.values, unit)}\n"
+            mean = interval(evidence.values, evidence.counted[0].unit)
+            text += f"- {evidence.study.table}, mean of {len(evidence.counted)}{tested}: {mean}\n"
         text += "".join(f"  - {line}\n" for line in lines)
     return text
 
 
 def told(comparison: Comparison) -> str:
     beside = "" if comparison.counts else " (not in the test)"
-    return f"{comparison.what}{beside}: {interval(list(comparison.values.values()), comparison.unit)}"
+    values = list(comparison.values.values())
+    text = f"{comparison.what}{beside}: {interval(values, comparison.unit)}"
+    if comparison.published is None or len(values) < FEWEST:
+        return text
+    found = sample(values)
+    where = "within" if abs(comparison.published - found.mean) <= found.margin else "outside"
+    return f"{text}; the paper's {comparison.published:+.3g} is {where}"
 
 
 def interval(values: Sequence[float], unit: str) -> str:
@@ -164,10 +174,10 @@ def noise(study: Study) -> list[str]:
     unit = unit if unit == "%" else f" {unit}"
     of_base = 100 * sample(values).deviation / sample(values).mean
     deviations = span((s.deviation for s in spreads), ".2g")
-    margins = span((s.margin for s in spreads), ".2g")
+    margin = statistics.median(s.margin for s in spreads)
     return [
-        f"Seed noise: softmax varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
-        f"deviations); a gain counts from {margins}{unit} on."
+        f"Seed noise: {'/'.join(base)} varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
+        f"deviations); half a gain's interval is {margin:.2g}{unit} by the median."
     ]
 
 
@@ -184,7 +194,7 @@ def size(study: Study) -> str:
         found.append(f"{span((p / 1e6 for p in parameters), ',.3g')} million parameters")
     if updates := [run["updates"] for run in part["runs"] if run.get("updates")]:
         recipe = part.get("recipe")
-        tokens = f" of {recipe['tokens_per_update']:,} tokens" if recipe else ""
+        tokens = f" of at most {recipe['tokens_per_update']:,} tokens" if recipe else ""
         found.append(f"{span(updates)} updates{tokens}")
     if seconds := [run["wall_seconds"] for run in part["runs"] if run.get("wall_seconds")]:
         found.append(f"{span((s / 60 for s in seconds), ',.1f')} minutes each")

@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
-
-stats = pytest.importorskip("scipy.stats")
 
 from reproduction import claims, gains, report, samples  # noqa: E402
 from reproduction.claims import FAILS, HOLDS, OPEN  # noqa: E402
 from reproduction.results import Study  # noqa: E402
 
 BASE = [100.0, 104.0, 102.0]
+PUBLISHED = {"4/softmax": "34.76", "4/A": "33.84", "32/softmax": "32.5", "32/A": "33.0"}
 CLAIMS = {claim.text: claim for claim in claims.CLAIMS}
 
 
@@ -162,17 +162,28 @@ def test_a_seed_that_lacks_a_point_has_no_line():
     assert comparison.values == {1: pytest.approx(1.0)}  # 3 BLEU over three halvings
 
 
-def test_large_fixhead_overfits_where_it_is_worse():
+@pytest.mark.parametrize("gap, further", [(0.3, HOLDS), (-0.3, FAILS)])
+@pytest.mark.parametrize("worse, is_worse", [(5, HOLDS), (-5, FAILS)])
+def test_overfitting_is_being_worse_and_being_further_from_the_training_loss(worse, is_worse, gap, further):
     axes = {"head-size": ["64", "512", "256"], "attention": ["softmax"]}
-    values = {("256", "softmax"): BASE, ("512", "softmax"): [105.0, 109.1, 106.9], ("64", "softmax"): BASE}
-    losses = {("64", "softmax"): [7, 7, 7], ("256", "softmax"): [7.0, 7.1, 7.2], ("512", "softmax"): [7.3, 7.4, 7.55]}
-    fields = {"valid_loss": losses, "train_loss": {row: [6.0, 6.0, 6.0] for row in values}}
-    found = judged("Fixhead overfits when large", study(values, "table10", axes, **fields))
-    assert found.verdict == HOLDS
-    worse, further = found.evidence[0].comparisons
-    assert worse.counts and not further.counts and list(further.values.values()) == pytest.approx([0.3, 0.3, 0.35])
-    better = {**values, ("512", "softmax"): [95.0, 99.1, 96.9]}
-    assert judged("Fixhead overfits when large", study(better, "table10", axes, **fields)).verdict == FAILS
+    values = {(size, "softmax"): BASE for size in axes["head-size"]}
+    values["512", "softmax"] = [base + worse + noise for base, noise in zip(BASE, (0, 0.1, -0.1))]
+    losses = {row: [7.0, 7.1, 7.2] for row in values}
+    losses["512", "softmax"] = [7.0 + gap, 7.1 + gap, 7.21 + gap]
+    found = study(values, "table10", axes, valid_loss=losses, train_loss={row: [6.0, 6.0, 6.0] for row in values})
+    text = "Fixhead overfits when large: it is"
+    assert judged(f"{text} worse on the test set", found).verdict == is_worse
+    judgement = judged(f"{text} further from its training loss", found)
+    assert judgement.verdict == further
+    assert judgement.evidence[0].values == pytest.approx([gap, gap, gap + 0.01])
+
+
+def test_a_claim_is_tested_on_its_own_tables():
+    values = {"softmax": BASE, "A": BASE, "B": [base + 5 + noise for base, noise in zip(BASE, (0, 0.1, -0.1))]}
+    assert judged("B beats A", study(values)).verdict == FAILS
+    assert judged("B beats A", study(values, "table4")).reason == "not run"
+    assert judged("Mixhead B beats softmax", study(values, "table4")).verdict == FAILS
+    assert CLAIMS["B beats A"].source == "Mixhead, tables 1, 2, 3, 7"
 
 
 def test_ranks_and_unmixed_decoding_are_of_the_same_seed():
@@ -191,7 +202,7 @@ def test_ranks_and_unmixed_decoding_are_of_the_same_seed():
     assert rank.verdict == HOLDS  # of A and B; random, which loses, is told beside it
     assert rank.evidence[0].values == pytest.approx([1, 1.1, 1.2])
     assert [c.what.split()[0] for c in rank.evidence[0].comparisons] == ["B", "random"]
-    unmixed = judged("Decoding unmixed costs BLEU", found)
+    unmixed = judged("Decoding unmixed, as the published code does, costs BLEU", found)
     assert unmixed.verdict == HOLDS and unmixed.evidence[0].values == pytest.approx([10, 9.5, 9.6])
 
 
@@ -229,9 +240,26 @@ def test_what_a_verdict_rests_on_is_told_by_row():
         ("32", "softmax"): [20.0, 21.0], ("32", "A"): [22.0, 23.0],
     }  # fmt: skip
     text = report.claims([study(values, "table4", axes, "BLEU", "higher")])
-    assert "- table4, mean of 2: +1.2 BLEU (2 seeds)" in text
+    assert "- table4, mean of 2 (not in the test): +1.2 BLEU (2 seeds)" in text
     assert "  - A better than softmax, heads 4: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034)" in text
     assert "  - A better than softmax, heads 32: +2 BLEU (2 seeds)" in text
+
+
+def test_the_papers_effect_is_within_our_interval_or_not():
+    axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
+    values = {row: [30.0, 31.0, 32.0] for row in itertools.product(*axes.values())}
+    values["4", "A"] = values["32", "A"] = [30.5, 31.3, 32.6]
+    found = study(values, "table4", axes, "BLEU", "higher", published=PUBLISHED)
+    text = report.claims([found])
+    assert "heads 4: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034); the paper's -0.92 is outside" in text
+    assert "heads 32: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034); the paper's +0.5 is within" in text
+
+
+def test_what_was_not_in_the_test_is_marked():
+    text = report.claims(
+        [study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}), study({"softmax": BASE, "A": [107.0, 108.0]}, "table8")]
+    )
+    assert "- table8 (not in the test): A better than softmax: " in text and "- table7: A better" in text
 
 
 def test_a_row_of_the_report_by_hand():

@@ -9,7 +9,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "scripts")]
 
-pytest.importorskip("scipy.stats")  # of the studies' module
 from reproduction import figures, front_page, results, samples  # noqa: E402
 from test_reproduce_claims import BASE, study  # noqa: E402
 
@@ -80,17 +79,25 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     def spectrum(rank):
         return {"length": 8, "windows": 4, "places": {"decoder": {"mean_effective_rank": rank, "mean_cumulative": []}}}
 
-    values = {"softmax": BASE, "A": [99.0, 103.0, 100.0], "B": [98.0, 102.0, 100.0]}
-    ranks = {(row,): [spectrum(rank)] * 3 for row, rank in zip(values, (4, 5, 6.25))}
-    language = study(values, spectrum=ranks)
-    axes = {"heads": ["64"], "attention": ["softmax", "A", "B"]}
-    translation = study(
-        {("64", row): BASE for row in values} | {("64", "B"): BASE[:2]}, "table4", axes, "BLEU", "higher"
-    )
-    monkeypatch.setattr(results, "studies", lambda folder: [translation, language])
-    heads, softmax, _, mixed = front_page.table(Path())
-    assert heads == ["attention", "WikiText-2, 16 heads of 8: perplexity", "effective rank"]
-    assert softmax[1:] == ["102.0 ± 2.0", "4.0"] and mixed[2] == "6.2"
-    assert mixed[1].startswith("100.0 ± 2.0; gain +2.0% [")
-    monkeypatch.setattr(results, "studies", lambda folder: [language, translation._replace(scale="full")])
-    assert len(front_page.table(Path())[0]) == 3
+    gained = {"softmax": 0, "A": 1, "B": 2, "random": -1, "average": 0}
+    values = {row: [base - gain for base in BASE] for row, gain in gained.items()}
+    ranks = {(row,): [spectrum(4 + gain + seed / 4) for seed in range(3)] for row, gain in gained.items()}
+    axes = {"heads": ["4", "64"], "attention": ["softmax", "A"]}
+    bleu = {("64", row): BASE for row in axes["attention"]} | {("4", row): BASE[:1] for row in axes["attention"]}
+
+    def page(*studies):
+        monkeypatch.setattr(results, "studies", lambda folder: studies)
+        return front_page.table(Path())
+
+    language, translation = study(values, spectrum=ranks), study(bleu, "table4", axes, "BLEU", "higher")
+    heads, softmax, mixed, _, random, _ = page(translation, language)
+    texts = ["WikiText-2, 16 heads of 8: perplexity", "Multi30k De-En, 64 heads of 2: BLEU"]
+    assert heads == ["attention", *texts, "WikiText-2, effective rank"]
+    assert softmax[1:] == ["102.0 ± 2.0", "102.0 ± 2.0", "4.2 ± 0.2"]
+    assert mixed[1].startswith("101.0 ± 2.0; gain +1.0% [") and mixed[2] == "102.0 ± 2.0; gain +0.0 [+0.0, +0.0]"
+    assert random[1].startswith("103.0 ± 2.0; gain -1.0% [") and random[2] == ""
+    fewer = study({**bleu, ("64", "A"): BASE[:2]}, "table4", axes, "BLEU", "higher")
+    for studies in ([language, fewer], [language, translation._replace(scale="full")], [language]):
+        assert page(*studies)[0] == ["attention", texts[0], heads[-1]]
+    assert page(study(values))[0] == ["attention", texts[0]]
+    assert page()[0] == ["attention"]
