@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import IO, Any, NamedTuple, NoReturn, Optional
 
 EXAMPLES = Path(__file__).resolve().parent
 ROOT = EXAMPLES.parent
@@ -41,6 +41,7 @@ EVALUATION = ("AVERAGE",)
 OWN = ("SAVE", "CHECKPOINT")  # of every run
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+PATIENCE = 1.0  # seconds for a lock: who only asks whether a run is held has it for a moment
 # The last line of an evaluate.sh: "perplexity = 20.54", "BLEU|nrefs:1|... = 33.5 66.1/...", "loss: 2.3"
 METRIC = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
 
@@ -344,10 +345,11 @@ class Runner:
         still has its folder for itself.
         """
         with (folder / "lock").open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Busy(f"being run by another sweep; its folder: {folder}") from None
+            end = time.monotonic() + PATIENCE
+            while not locked(file):
+                if self.stopped_by or time.monotonic() > end:
+                    raise Busy(f"being run by another sweep; its folder: {folder}")
+                time.sleep(0.05)
             yield file.fileno()
 
     def train_and_evaluate(self, run: Run, folder: Path, place: Mapping[str, str], held: int) -> None:
@@ -438,6 +440,15 @@ class Runner:
             for number, old in previous.items():
                 signal.signal(number, old)
             caught.put(0)
+
+
+def locked(file: IO[str]) -> bool:
+    """Whether the file is this process' own now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Training(NamedTuple):
@@ -610,13 +621,16 @@ def write_tables(grid: Grid, runner: Runner) -> str:
     return text
 
 
-def dry_run(todo: Iterable[Run]) -> None:
-    """Print fairseq's commands of all runs, as the scripts print them with DRY_RUN=1."""
+def dry_run(todo: Iterable[Run], runner: Runner) -> None:
+    """Print fairseq's commands of all runs in their folders, as the scripts print them with DRY_RUN=1."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for run in todo:
+        save = str(runner.folder(run) / "checkpoints")
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
             command, variables = command_of(run.example, name, words)
-            if subprocess.run(command, env={**os.environ, **variables, "DRY_RUN": "1"}, check=False).returncode:
+            command = [word.replace("{save}", save) for word in command]
+            environment = {**os.environ, "SAVE": save, **variables, "DRY_RUN": "1"}
+            if subprocess.run(command, env=environment, check=False).returncode:
                 sys.exit(1)
 
 
@@ -671,11 +685,10 @@ def main() -> None:
     grid = grid_of(args, extra)
     if args.jobs < 1:
         fail(f"--jobs {args.jobs}: must be at least 1")
-    if os.environ.get("DRY_RUN"):
-        dry_run(runs(grid))
-        return
-
     out = (args.out or ROOT / "runs" / "sweep" / Path(args.grid).stem).resolve()
+    if os.environ.get("DRY_RUN"):
+        dry_run(runs(grid), Runner(out, 1))
+        return
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,17 +89,29 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    args = parser().parse_args(arguments)
     try:
-        return perform(args)
+        status = perform(parser().parse_args(arguments))
+        sys.stdout.flush()
+        return status
     except Problem as problem:
         fail(str(problem))
+    except BrokenPipeError:  # of `| head`, which has what it wants
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's own flush
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        warn("interrupted")
+        return 128 + signal.SIGINT
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 def perform(args: argparse.Namespace) -> int:
     """The exit status of a command, and what it does."""
     tried = getattr(args, "scale", None) == "tiny"
     folder = args.results or (args.out / "results" if tried else ROOT / "results")
+    if (dry := os.environ.get("DRY_RUN")) and args.command in ("cost", "spectrum"):
+        fail(f"DRY_RUN={dry}: `{args.command}` has no dry run, `run` has one; unset it")
     if args.command == "list":
         content = [listing.of_table(table, args.out, folder) for table in tables.tables().values()]
         print(json.dumps(content, indent=1) if args.json else listing.text(content))

@@ -17,6 +17,7 @@ import sweep
 from sweep import Failure, Run, Runner
 
 from reproduction import keeping, logs, provenance, tables
+from reproduction.identity import pairs
 from reproduction.running import folder_of, make
 from reproduction.tables import Table, with_flags
 
@@ -29,7 +30,7 @@ def measured_runs(table: Table, scale: str, updates: int, rounds: int) -> dict[t
     grid = table.grid(scale)
     flags = f"--max-update {updates} --log-interval {max(1, updates // INTERVALS)} --disable-validation --no-save"
     grid = grid._replace(axes=with_flags(grid.axes, flags), metrics={})
-    return {(pair.labels, pair.seed): pair.run for pair in keeping.pairs(grid, rounds)}
+    return {(pair.labels, pair.seed): pair.run for pair in pairs(grid, rounds)}
 
 
 class Cost(NamedTuple):
@@ -116,7 +117,7 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     bases = {row: tables.with_label(grid.axes, row, "softmax") for row in rows}
     about = provenance.about()
     cpu = about.pop("cpu")
-    digests = {pair.labels: pair.bare.digest for pair in keeping.pairs(grid, 1)}
+    digests = {pair.labels: pair.bare.digest for pair in pairs(grid, 1)}
     with keeping.changed(folder, table) as content:
         part = keeping.scale_of(content, table, scale, grid)
         part["cost"] = {

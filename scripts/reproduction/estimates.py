@@ -15,16 +15,15 @@ its gradient in float32, the gradient of the scores in float16), 12 with label s
 log-softmax before they are added) or 6 of an adaptive one (all in float16).
 """
 
-import os
 import re
-import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple, Optional
 
 import sweep
 from sweep import Run
+
+from reproduction import recipes
 
 PEAK = 989e12  # operations a second: an H100's, dense, float16
 UTILISATION = 0.3
@@ -157,12 +156,8 @@ def tokens(flags: Mapping[str, Sequence[str]]) -> tuple[int, int, int]:
 
 @cache
 def own_flags(example: str, variables: tuple[str, ...]) -> tuple[str, ...]:
-    """Of a recipe's train.sh on one GPU, as its dry run prints them; none where it prints no command."""
-    environment = {**os.environ, "DRY_RUN": "1", "GPUS": "1", **dict(word.split("=", 1) for word in variables)}
-    command, _ = sweep.command_of(example, "train", ())
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-    lines = [line for line in printed.splitlines() if line.startswith("fairseq-train ")]
-    return tuple(shlex.split(lines[-1])[2:]) if lines else ()  # without program and data
+    """Of a recipe's train.sh on one GPU, once for all rows; none where it prints no command."""
+    return recipes.printed(example, "train", variables, {"GPUS": "1"})
 
 
 def flags_of(run: Run) -> dict[str, list[str]]:

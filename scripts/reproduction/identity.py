@@ -53,7 +53,7 @@ def is_of(known: Mapping[str, Any], bare: Run) -> bool:
     return (
         known["digest"] == bare.digest
         and known["evaluate"] == evaluations(bare)
-        and not recipes.changed(known.get("flags"), bare)
+        and not recipes.changed(known.get("flags"), bare, known.get("evaluation_flags"))
     )
 
 

@@ -31,7 +31,10 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise Problem(f"{folder}: cannot be a folder of results: {error.strerror}") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # of a network's file system, which locks nothing that is open for reading alone
+            raise Problem(f"{folder}: cannot be locked: {error.strerror}") from error
         yield
     finally:
         os.close(lock)
@@ -106,7 +109,7 @@ def scale_of(content: dict[str, Any], table: Table, scale: str, grid: Grid) -> d
     for entry in part["runs"]:
         if (pair := by_digest.get(entry["digest"])) is None:
             continue
-        if others := recipes.changed(entry.get("flags"), pair.bare):
+        if others := recipes.changed(entry.get("flags"), pair.bare, entry.get("evaluation_flags")):
             outdated[entry["digest"]] = others
             continue
         known.append({**entry, "labels": list(pair.labels)})
@@ -115,7 +118,7 @@ def scale_of(content: dict[str, Any], table: Table, scale: str, grid: Grid) -> d
         warn(f"{table.name}, {scale}: {left} leave the results")
     if outdated:
         names = ", ".join(sorted({name for others in outdated.values() for name in others}))
-        left = f"{len(outdated)} runs of other flags than examples/{grid.example}/train.sh has now"
+        left = f"{len(outdated)} runs of other flags than the scripts of examples/{grid.example} have now"
         warn(f"{table.name}, {scale}: {left} ({names}) leave the results")
     if "cost" in part:
         rows = part["cost"]["rows"]
@@ -179,6 +182,8 @@ def entry(pair: Pair, runner: Runner) -> dict[str, Any]:
         "values": runner.values(pair.run),
         "train": own_words(pair.bare.train),
         "evaluate": evaluations(pair.bare),
+        "evaluation_flags": {m: flags for m, flags in history.evaluation_flags.items() if m in pair.run.evaluate}
+        or None,
         "average": next((word.partition("=")[2] for word in words if word.startswith("AVERAGE=")), None),
         "updates": log.updates,
         "parameters": log.parameters,

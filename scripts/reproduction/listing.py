@@ -12,7 +12,8 @@ from typing import Any, Optional
 
 import sweep
 
-from reproduction import estimates, keeping, results, tables
+from reproduction import estimates, results, tables
+from reproduction.identity import pairs
 from reproduction.others import OTHERS
 from reproduction.running import RecordingRunner, folder_of, states
 from reproduction.tables import SEEDS, Table
@@ -46,7 +47,7 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
             {
                 "labels": list(row),
                 "published": tables.cell(grid.published, row),
-                "command": command(table, grid.axes, row),
+                "command": command(table, row),
                 "estimate": estimate and estimate._asdict(),
                 "pretraining": before and before._asdict(),
                 "done": {scale: counts[row] for scale, counts in done.items() if row in counts},
@@ -67,7 +68,7 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def command(table: Table, axes: Mapping[str, Mapping[str, Any]], row: Sequence[str]) -> str:
+def command(table: Table, row: Sequence[str]) -> str:
     return f"scripts/reproduce.py run {table.name} --only {shlex.quote(','.join(row))}"
 
 
@@ -86,7 +87,7 @@ def under_way(table: Table, scale: str, out: Path) -> dict[tuple[str, ...], str]
     found: dict[tuple[str, ...], str] = {}
     if not runner.out.is_dir():
         return found
-    for pair in keeping.pairs(table.grid(scale), SEEDS):
+    for pair in pairs(table.grid(scale), SEEDS):
         folder = runner.folder(pair.run)
         if (folder / "train.log").exists() and not runner.is_done(pair) and found.get(pair.labels) != RUNNING:
             found[pair.labels] = RUNNING if is_held(folder / "lock") else BEGUN
@@ -101,8 +102,8 @@ def is_held(path: Path) -> bool:
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(file)
     return False

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+START = "num. shared model params: "
+PARAMETERS = re.compile(rf"{re.escape(START)}([\d,]+)")
 GPU = re.compile(r"rank +\d+: .*total memory = ([\d.]+) GB ; name = (.*\S)")
 LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (.*)")
 PAIR = re.compile(r"(\w+)[= ](-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?=,|\s*\||\s*$)")
@@ -66,22 +67,23 @@ def read(path: Path) -> Log:
     times: list[float] = []
     train: dict[str, float] = {}
     valid: dict[str, float] = {}
-    updates = before = 0.0
+    updates = 0.0
     free: list[float] = []
-    for kind, values in entries(text):
-        updates = values.get("num_updates", updates)
-        if kind == "valid":
-            valid = values
-        elif kind == "train":
-            train = values
-        else:
-            passed = updates - before
-            # the first interval of a start has the warming up in it
-            if before and passed > 0 and (found := seconds(values, passed)) is not None:
-                times.append(found)
-            before = updates
-        if "gb_free" in values:
-            free.append(values["gb_free"])
+    for start in text.split(START):
+        before = 0.0  # the first interval of a start has the warming up in it
+        for kind, values in entries(start):
+            updates = values.get("num_updates", updates)
+            if kind == "valid":
+                valid = values
+            elif kind == "train":
+                train = values
+            else:
+                passed = updates - before
+                if before and passed > 0 and (found := seconds(values, passed)) is not None:
+                    times.append(found)
+                before = updates
+            if "gb_free" in values:
+                free.append(values["gb_free"])
     parameters = PARAMETERS.findall(text)
     gpus = GPU.findall(text)
     return Log(

@@ -93,6 +93,7 @@ class History(NamedTuple):
 
     starts: Sequence[Mapping[str, Any]] = ()  # of the training: about(), the flags of fairseq-train, the load
     evaluated_at: Sequence[str] = ()  # commits
+    evaluation_flags: Mapping[str, Mapping[str, Sequence[str]]] = {}  # by metric
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -115,7 +116,8 @@ def read(folder: Path) -> History:
     try:
         content = json.loads((folder / "about.json").read_text())
         starts, evaluated_at = content.get("starts", [content]), content.get("evaluated_at", [])
-        return History([dict(start) for start in starts], [str(commit) for commit in evaluated_at])
+        flags = {metric: dict(found) for metric, found in content.get("evaluation_flags", {}).items()}
+        return History([dict(start) for start in starts], [str(commit) for commit in evaluated_at], flags)
     except (OSError, ValueError, TypeError, AttributeError):
         return History()
 
@@ -130,11 +132,12 @@ def started(folder: Path, flags: Mapping[str, Sequence[str]]) -> None:
     write(folder, known._replace(starts=[*known.starts, {**about(), "flags": flags or None}]))
 
 
-def evaluated(folder: Path) -> None:
+def evaluated(folder: Path, metric: str, flags: Mapping[str, Sequence[str]]) -> None:
     """One of the run's numbers has just been made."""
     known, now = read(folder), commit()
     if now and now not in known.evaluated_at:
-        write(folder, known._replace(evaluated_at=[*known.evaluated_at, now]))
+        known = known._replace(evaluated_at=[*known.evaluated_at, now])
+    write(folder, known._replace(evaluation_flags={**known.evaluation_flags, metric: flags}))
 
 
 def ended(folder: Path) -> None:

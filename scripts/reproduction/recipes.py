@@ -1,6 +1,6 @@
-"""All flags of a run's fairseq-train, and whether its recipe has others by now.
+"""All flags of a run's training and evaluations, and whether its recipe has others by now.
 
-A digest is of the grid's words alone; the rest stands in the recipe's train.sh, whose dry run prints it.
+A digest is of the grid's words alone; the rest stands in the recipe's scripts, whose dry runs print it.
 """
 
 import os
@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import sweep
@@ -17,7 +17,7 @@ from sweep import Run
 
 Flags = Mapping[str, Sequence[str]]
 
-FOLDERS = {"--user-dir", "--save-dir"}  # of one machine
+FOLDERS = {"--user-dir", "--save-dir", "--path", "--results-path"}  # of one machine
 # The machine's, or of what is printed and saved: a result does not depend on them. The seed is in every digest.
 WITHOUT_EFFECT = FOLDERS | {
     "--amp", "--bf16", "--cpu", "--ddp-backend", "--device-id", "--fp16", "--keep-last-epochs", "--log-file",
@@ -28,19 +28,30 @@ OF_THE_DATA = {"--cased"}  # train.sh finds it there
 PATH = re.compile(r"(?<![\w.}])/(?:[^\s'\",:/]*/)*")  # what is before a path's last part
 
 
-def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:
-    """As train.sh gives them with the variables of `place`; none where it prints no command."""
-    command, variables = sweep.command_of(run.example, "train", run.train)
+def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
+    """The words behind fairseq's command and its data, as the dry run of a script has them with `place`'s variables.
+
+    None where it prints no command.
+    """
+    command, variables = sweep.command_of(example, name, arguments)
     environment = {**os.environ, **place, **variables, "DRY_RUN": "1"}
     try:
-        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        text = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
     except OSError:
-        return {}
-    lines = [line for line in printed.splitlines() if line.startswith("fairseq-train ")]
-    if not lines:
-        return {}
-    flags = sweep.canonical(shlex.split(lines[-1])[2:])  # without program and data
-    data = variables.get("DATA") or os.path.abspath(os.environ.get("DATA") or sweep.ROOT / "data" / run.example)
+        return ()
+    lines = [line for line in text.splitlines() if line.startswith("fairseq-")]
+    return tuple(shlex.split(lines[-1])[2:]) if lines else ()
+
+
+def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:
+    """As train.sh gives them with the variables of `place`; none where it prints no command."""
+    return flags_printed(run.example, "train", run.train, place)
+
+
+def flags_printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> dict[str, list[str]]:
+    flags = sweep.canonical(printed(example, name, arguments, place))
+    _, variables = sweep.command_of(example, name, arguments)
+    data = variables.get("DATA") or os.path.abspath(os.environ.get("DATA") or sweep.ROOT / "data" / example)
     known = {data: "{data}", str(sweep.ROOT): "{root}"}
     return {
         name: [without_paths(value, known) for value in values] for name, values in flags.items() if name not in FOLDERS
@@ -54,15 +65,34 @@ def without_paths(text: str, known: Mapping[str, str] = {}) -> str:
     return PurePath(text).name if text.startswith("/") else PATH.sub("", text)
 
 
-def changed(flags: Any, run: Run) -> list[str]:
-    """The flags that the run's recipe has otherwise than in `flags`; none where either is not known."""
-    if not flags:
-        return []
+def evaluation_flags(run: Run, metric: str) -> Flags:
+    """As evaluate.sh gives them on any machine; none where it prints no command."""
+    return of_evaluation(run.example, run.evaluate[metric], stamp(run.example))
+
+
+def changed(flags: Any, run: Run, evaluations: Any = None) -> list[str]:
+    """The flags that the run's recipe has otherwise than in `flags`, or in what `evaluations` has of each metric.
+
+    None where either is not known.
+    """
+    found = training_changed(flags, run) if flags else []
+    for metric, known in (evaluations or {}).items():
+        if metric in run.evaluate and known:
+            found += different(known, evaluation_flags(run, metric))
+    return sorted(set(found))
+
+
+def training_changed(flags: Flags, run: Run) -> list[str]:
     gpus = "0" if "--cpu" in flags else flags.get("--distributed-world-size", ["1"])[0]
     now = of_recipe(run.example, without_seed(run.train), gpus, stamp(run.example))
-    names = {name for name in flags.keys() | now.keys() if not name.startswith("--distributed-")}
+    return different(flags, now)
+
+
+def different(known: Flags, now: Flags) -> list[str]:
+    """The names of the flags that a result depends on; none if there are none now."""
+    names = {name for name in known.keys() | now.keys() if not name.startswith("--distributed-")}
     names -= WITHOUT_EFFECT | OF_THE_DATA
-    return sorted(name for name in names if now and flags.get(name) != now.get(name))
+    return [name for name in names if now and known.get(name) != now.get(name)]
 
 
 def without_seed(words: Sequence[str]) -> tuple[str, ...]:
@@ -72,7 +102,8 @@ def without_seed(words: Sequence[str]) -> tuple[str, ...]:
 
 def stamp(example: str) -> tuple[int, ...]:
     """Of the scripts: a recipe may change while runs are going on."""
-    paths = (sweep.EXAMPLES / example / "train.sh", sweep.EXAMPLES / "common" / "recipe.sh")
+    own = (sweep.EXAMPLES / example / f"{name}.sh" for name in ("train", "evaluate"))
+    paths = (*own, sweep.EXAMPLES / "common" / "recipe.sh")
     return tuple(path.stat().st_mtime_ns for path in paths if path.exists())
 
 
@@ -81,5 +112,8 @@ def of_recipe(example: str, train: tuple[str, ...], gpus: str, stamp: tuple[int,
     return flags_of(Run(example, {}, train, {}), {"GPUS": gpus})
 
 
-def script(run: Run) -> str:
-    return str(Path("examples") / run.example / "train.sh")
+@cache
+def of_evaluation(example: str, words: tuple[str, ...], stamp: tuple[int, ...]) -> Flags:
+    """Without --cpu, which is of the machine."""
+    found = flags_printed(example, "evaluate", words, {"GPUS": "0"})
+    return {name: values for name, values in found.items() if name != "--cpu"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import sweep
-from sweep import Busy, Grid, Run, Runner
+from sweep import Busy, Failure, Grid, Run, Runner
 
 from reproduction import estimates, identity, keeping, provenance, recipes, results, tables
 from reproduction.errors import Problem, fail, warn
@@ -49,7 +49,16 @@ class RecordingRunner(Runner):
 
     def record(self, run: Run, metric: str, value: float) -> None:
         super().record(run, metric, value)
-        provenance.evaluated(self.folder(run))
+        provenance.evaluated(self.folder(run), metric, recipes.evaluation_flags(run, metric))
+
+    def values(self, run: Run) -> dict[str, float]:
+        """Without those of other flags than evaluate.sh has now, which are evaluated again."""
+        known = provenance.read(self.folder(run)).evaluation_flags
+        return {
+            metric: value
+            for metric, value in super().values(run).items()
+            if not recipes.changed(None, run, {metric: known.get(metric)})
+        }
 
     def outdated(self, pair: Pair) -> list[str]:
         """The flags that the recipe has otherwise now than at any start of the run's training."""
@@ -60,16 +69,24 @@ class RecordingRunner(Runner):
         return self.values(pair.run).keys() == pair.run.evaluate.keys() and not self.outdated(pair)
 
     def set_aside(self, pair: Pair) -> None:
-        """Leave the run's folder to what it was begun with, if that is not how it would begin now."""
+        """Leave the run's folder to what it was begun with, if that is not how it would begin now.
+
+        Busy says that another sweep goes on with it: the run is that one's, of those flags.
+        """
         if not (names := self.outdated(pair)):
             return
         folder = self.folder(pair.run)
-        with contextlib.suppress(Busy), self.hold(folder):
-            others = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
-            aside = next(path for path in others if not path.exists())
-            folder.rename(aside)
-            script = f"examples/{pair.run.example}/train.sh"
-            warn(f"{folder.name}: of other flags than {script} has now ({', '.join(names)}); is {aside.name} from now")
+        others = f"of other flags than examples/{pair.run.example}/train.sh has now ({', '.join(names)})"
+        try:
+            with self.hold(folder):
+                free = (folder.with_name(f"{folder.name}.{i}") for i in itertools.count(1))
+                aside = next(path for path in free if not path.exists())
+                folder.rename(aside)
+        except Busy as busy:
+            raise Busy(f"{others}, {busy}") from None
+        except OSError as error:
+            raise Problem(f"{folder}: {others}, and cannot be set aside: {error.strerror}") from error
+        warn(f"{folder.name}: {others}; is {aside.name} from now")
 
 
 class Keeper:
@@ -126,14 +143,19 @@ def run(
     grid = table.grid(scale)
     pairs = identity.pairs(grid, seeds, only)
     if os.environ.get("DRY_RUN"):
-        sweep.dry_run([pair.run for pair in pairs])
+        sweep.dry_run([pair.run for pair in pairs], Runner(folder_of(out, table, scale), 1))
         return 0
     path = folder / f"{table.name}.json"
     entries = keeping.comparable(folder, table, scale)
     kept = {entry["digest"] for entry in entries for pair in pairs if is_of(entry, pair.bare)}
     runner = RecordingRunner(make(folder_of(out, table, scale)), jobs)
+    refused: list[tuple[Run, Failure]] = []
     for pair in pairs:
-        runner.set_aside(pair)
+        try:
+            runner.set_aside(pair)
+        except Busy as busy:
+            refused.append((pair.run, busy))
+    pairs = [pair for pair in pairs if all(pair.run is not run for run, _ in refused)]
     done = [pair for pair in pairs if runner.is_done(pair)]
     missing = [pair for pair in pairs if not again and pair.bare.digest not in kept and pair not in done]
     if others := keeping.of_other_tables(folder, table, scale, missing):
@@ -166,6 +188,7 @@ def run(
     if runner.stopped_by:
         warn("interrupted; the same command goes on from here")
         return 128 + runner.stopped_by
+    failures = [*refused, *failures]
     for failed, failure in failures:
         what = "left out" if isinstance(failure, Busy) else "failed"
         warn(f"{what}: {failed.title}: {failure}")

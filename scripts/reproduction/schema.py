@@ -68,6 +68,7 @@ RUN = {"labels": TEXTS, "seed": COUNT, "digest": TEXT, "evaluate": by_name(FLAGS
 MORE_OF_RUN = {
     "train": FLAGS,
     "flags": maybe(FLAGS),
+    "evaluation_flags": maybe(by_name(FLAGS)),
     "average": maybe(TEXT),
     **dict.fromkeys(("updates", "parameters"), maybe(COUNT)),
     **dict.fromkeys(("train_loss", "valid_loss", "wall_seconds", "seconds_per_update"), maybe(NUMBER)),

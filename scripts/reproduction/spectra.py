@@ -11,7 +11,7 @@ from typing import Any
 import sweep
 
 from reproduction import keeping, provenance
-from reproduction.errors import fail
+from reproduction.errors import Problem, fail, warn
 from reproduction.identity import Pair, pairs
 from reproduction.running import RecordingRunner, folder_of
 from reproduction.tables import Table
@@ -43,18 +43,23 @@ def groups(
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """By label what is kept of the numbers of a spectrum.json."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    found = {}
-    for label, model in content["models"].items():
-        places = {
-            place: {
-                "mean_effective_rank": round(values["mean_effective_rank"], 3),
-                "mean_cumulative": [round(share, 4) for share in values["mean_cumulative"]],
-            }
-            for place, values in model["places"].items()
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        length = content["length"]
+        return {label: {"length": length, **kept(model)} for label, model in content["models"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise Problem(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+
+
+def kept(model: Mapping[str, Any]) -> dict[str, Any]:
+    places = {
+        place: {
+            "mean_effective_rank": round(values["mean_effective_rank"], 3),
+            "mean_cumulative": [round(share, 4) for share in values["mean_cumulative"]],
         }
-        found[label] = {"length": content["length"], "windows": model["windows"], "places": places}
-    return found
+        for place, values in model["places"].items()
+    }
+    return {"windows": model["windows"], "places": places}
 
 
 def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> int:
@@ -66,13 +71,18 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
             f"--scale {scale}` makes them"
         )
     grid = table.grid(scale)
+    runner = RecordingRunner(folder_of(out, table, scale), 1)
     for name, group in groups(found, grid.axes).items():
         output = folder_of(out, table, scale) / "spectrum" / name
         # numbers as labels: the rows' own may have commas
         labels = [str(i) for i, _ in enumerate(group)]
         command = [provenance.python_of_the_recipes(), "-m", "mixhead_plugin.analysis", "spectrum"]
         command += [*(str(checkpoint) for _, checkpoint in group), "--labels", ",".join(labels)]
-        status = subprocess.run([*command, "--output", str(output)], cwd=sweep.ROOT, check=False).returncode
+        command += ["--output", str(output)]
+        # a group of its own: Ctrl-C ends it from here, without its traceback
+        status = subprocess.run(
+            command, cwd=sweep.ROOT, stdin=subprocess.DEVNULL, process_group=0, check=False
+        ).returncode
         if status:
             print(f"reproduce: spectrum of {name} ended with status {status}", file=sys.stderr)
             return 1
@@ -81,8 +91,13 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
             part = keeping.scale_of(content, table, scale, grid)
             for label, (pair, _) in zip(labels, group):
                 for entry in part["runs"]:
-                    if entry["digest"] == pair.bare.digest:
+                    if entry["digest"] != pair.bare.digest:
+                        continue
+                    if entry["values"] == runner.values(pair.run):
                         entry["spectrum"] = ranks[label]
+                    else:  # another training of the same flags
+                        has = f"{folder / table.name}.json has other numbers of this run"
+                        warn(f"{runner.folder(pair.run)}: {has}; its spectrum is left out")
         keeping.share(folder, table, scale)
         print(f"{name}: {', '.join('/'.join(pair.labels) for pair, _ in group)}", flush=True)
     return 0

@@ -495,6 +495,28 @@ def test_what_another_sweep_holds_is_left_to_it(grid, calls, tmp_path, monkeypat
     assert status == 0 and [call.split()[0] for call in calls()] == ["evaluate", "evaluate"]
 
 
+@pytest.mark.parametrize("kind", [fcntl.LOCK_SH, fcntl.LOCK_EX])
+def test_a_run_that_is_held_for_a_moment_is_not_left_out(kind, grid, calls, tmp_path, monkeypatch, capsys):
+    """As by who asks whether it is held."""
+    run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("2_B-*")
+    (folder / "result.json").unlink()
+    calls()
+    monkeypatch.setattr(sweep, "PATIENCE", 30)
+    with (folder / "lock").open() as file:
+        fcntl.flock(file, kind)
+        tried = []
+
+        def locked(opened, own=sweep.locked):
+            tried.append(own(opened))
+            fcntl.flock(file, fcntl.LOCK_UN)
+            return tried[-1]
+
+        monkeypatch.setattr(sweep, "locked", locked)
+        status, _, errors = run(monkeypatch, capsys, grid, out=tmp_path / "out")
+    assert (status, errors, tried) == (0, "", [False, True]) and len(calls()) == 2
+
+
 def test_a_run_knows_what_its_training_took(grid, examples, calls, tmp_path, monkeypatch, capsys):
     (examples / "toy" / "train.sh").write_text(
         TRAIN + 'sleep 0.2\n[[ -e "$SAVE/again" ]] || { touch "$SAVE/again"; exit 4; }\n'
@@ -659,6 +681,26 @@ def test_a_dry_run_prints_fairseqs_commands():
     commands = dry_run(f"{sys.executable} examples/sweep.py examples/grids/mixhead_table_7.toml")
     assert [command[0] for command in commands] == ["fairseq-train", "fairseq-eval-lm", "fairseq-eval-lm"] * 5
     assert "random" in commands[9] and "--gen-subset" in commands[10]
+
+
+def test_a_dry_run_names_the_folders_of_the_runs(grid, examples, tmp_path, monkeypatch, capsys):
+    for name in ("train", "evaluate"):
+        path = examples / "toy" / f"{name}.sh"
+        says = f'echo "{name} $SAVE $*" >> {tmp_path}/said\n[[ ! ${{DRY_RUN:-}} ]] || exit 0\n'
+        path.write_text(path.read_text().replace("bash\n", f"bash\n{says}", 1))
+    grid.write_text(GRID.replace('test = ""', 'test = "--results-path {save}/x {root}"'))
+    found = []
+    for dry in ("1", ""):
+        monkeypatch.setenv("DRY_RUN", dry)
+        if dry:  # returns; a sweep ends with its status
+            monkeypatch.setattr(sys, "argv", ["sweep.py", str(grid), "--out", str(tmp_path / "out")])
+            sweep.main()
+            assert not (tmp_path / "out").exists()
+        else:
+            assert run(monkeypatch, capsys, grid, out=tmp_path / "out")[0] == 0
+        found.append((tmp_path / "said").read_text().splitlines())
+        (tmp_path / "said").unlink()
+    assert len(found[0]) == 12 and found[0] == found[1]
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])

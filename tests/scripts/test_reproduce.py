@@ -40,6 +40,10 @@ echo "$log train | epoch 001 | loss 7.5 | ppl 181.0 | num_updates 30 | lr 0.1 | 
 echo "$log valid | epoch 001 | valid on 'valid' subset | loss 8.25 | ppl 304.4 | num_updates 30"
 """
 EVALUATE = """#!/usr/bin/env bash
+if [[ ${DRY_RUN:-} ]]; then
+    echo fairseq-generate data --path "$SAVE/checkpoint_best.pt" --beam 5 --remove-bpe "$@"
+    exit
+fi
 echo "evaluate $*" >> "$(dirname "$0")/calls"
 read -r flags < "$SAVE/flags"
 value=100

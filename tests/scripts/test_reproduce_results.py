@@ -3,6 +3,7 @@
 # ruff: noqa: F811 (fixtures of another file)
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -221,7 +222,7 @@ def test_what_is_of_another_recipe_is_not_done(old, new, where, command, toy):
         )
         assert len(list((toy / "runs" / "table7-small").glob("1_A-*.1/checkpoints"))) == 1
     if where != "in --out":
-        expected = f"2 runs of other flags than examples/toy/train.sh has now ({flag}) leave the results"
+        expected = f"2 runs of other flags than the scripts of examples/toy have now ({flag}) leave the results"
         assert said[-1] == f"reproduce: table7, small: {expected}"
     assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
     assert command(*RUN, "--only", "A")[0] == 0 and calls(toy) == []
@@ -249,6 +250,84 @@ def test_entries_from_before_flags_were_kept_are_done(command, toy):
     status, _, errors = command(*RUN, "--only", "A")
     assert (status, errors) == (0, "") and calls(toy) == []
     assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
+
+
+def test_the_flags_of_the_evaluations_are_kept(command, toy, monkeypatch):
+    monkeypatch.setenv("DATA", str(toy / "text"))
+    evaluation(toy, "--beam 5", '--beam 5 --codes "$DATA/codes" --model /secret/model.pt --cpu')
+    command(*RUN, "--only", "A")
+    own = {"--beam": ["5"], "--codes": ["{data}/codes"], "--model": ["model.pt"], "--remove-bpe": []}
+    assert content(toy)["runs"][0]["evaluation_flags"] == {"test": own, "valid": {**own, "--gen-subset": ["valid"]}}
+
+
+@pytest.mark.parametrize(
+    "table, label, flag", [("table6", "softmax", "--batch-size"), ("table1", "vanilla,B", "--context-window"),
+                           ("table4", "4,B", "--beam"), ("table5", "RTE,B", "--batch-size")]
+)  # fmt: skip
+def test_an_evaluation_is_what_its_script_prints_on_any_machine(table, label, flag, toy, monkeypatch):
+    """The real ones; fairseq reads nothing of what they print."""
+    monkeypatch.setattr(sweep, "EXAMPLES", ROOT / "examples")
+    pair = identity.pairs(tables.table(table).grid("full"), 1, [label])[0]
+    found = {}
+    for gpus in ("0", "4"):
+        monkeypatch.setenv("GPUS", gpus)
+        recipes.of_evaluation.cache_clear()
+        found[gpus] = {metric: recipes.evaluation_flags(pair.run, metric) for metric in pair.run.evaluate}
+    assert found["0"] == found["4"] and str(ROOT) not in json.dumps(found)
+    for metric, flags in found["0"].items():
+        assert flags[flag] and not recipes.changed(None, pair.bare, found["0"])
+        assert recipes.changed(None, pair.bare, {metric: {**flags, flag: ["7000"]}}) == [flag]
+
+
+def evaluation(toy, old, new):
+    path = toy / "examples" / "toy" / "evaluate.sh"
+    assert path.read_text().count(old) == 1
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize("where", ["in both", "in --out", "in results"])
+@pytest.mark.parametrize("old, new", [("--beam 5", "--beam 4"), ("--beam 5", "--beam 5 --lenpen 2"), ("--beam 5 ", "")])
+def test_what_was_evaluated_in_another_way_is_evaluated_again(old, new, where, command, toy):
+    command(*RUN, "--only", "A")
+    if where == "in results":
+        (toy / "runs").rename(toy / "lost")
+    if where == "in --out":
+        (toy / "results").rename(toy / "lost")
+    calls(toy)
+    evaluation(toy, old, new)
+    evaluation(toy, "value=90", "value=80")
+    assert set(running.states(tables.table("table7"), "small", 1, toy / "runs", toy / "results").values()) == {0}
+    status, _, errors = command(*RUN, "--only", "A")
+    made = [call.split()[0] for call in calls(toy)]
+    assert status == 0 and made == ["train"] * (where == "in results") + ["evaluate"] * 2
+    if where != "in --out":
+        flag = "--lenpen" if "--lenpen" in new else "--beam"
+        expected = f"1 runs of other flags than the scripts of examples/toy have now ({flag}) leave the results"
+        assert one_line(errors) == f"reproduce: table7, small: {expected}\n"
+    (run,) = content(toy)["runs"]
+    assert run["values"] == {"valid": 85.1, "test": 80.1}
+    assert command(*RUN, "--only", "A")[0] == 0 and calls(toy) == []
+
+
+@pytest.mark.parametrize("flags", ["--path /x", "--results-path /x", "--cpu", "--fp16", "--user-dir /x"])
+def test_evaluations_of_another_machine_are_the_same(flags, command, toy):
+    command(*RUN, "--only", "A")
+    calls(toy)
+    evaluation(toy, "--beam 5", f"--beam 5 {flags}")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert (status, errors) == (0, "") and calls(toy) == []
+
+
+def test_evaluations_from_before_their_flags_were_kept_are_done(command, toy):
+    command(*RUN, "--only", "A")
+    edit(toy, lambda part: part["runs"][0].pop("evaluation_flags"))
+    (path,) = (toy / "runs" / "table7-small").glob("*/about.json")
+    about = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in about.items() if name != "evaluation_flags"}))
+    calls(toy)
+    evaluation(toy, "--beam 5", "--beam 4")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert (status, errors) == (0, "") and calls(toy) == []
 
 
 @pytest.mark.parametrize("table, label", [("table6", "softmax"), ("table1", "vanilla,B"), ("table4", "4,B")])
@@ -283,9 +362,10 @@ def test_the_committed_results_are_of_the_recipes_as_they_are():
     for name in tables.tables():
         for scale, part in (results.read(ROOT / "results", name) or {"scales": {}})["scales"].items():
             pairs = {pair.bare.digest: pair for pair in identity.pairs(tables.table(name).grid(scale), 3)}
+            assert part["runs"]
             for run in part["runs"]:
-                if run["digest"] in pairs:
-                    assert recipes.changed(run.get("flags"), pairs[run["digest"]].bare) == []
+                assert run["digest"] in pairs, (name, scale, run["labels"], run["seed"])
+                assert recipes.changed(run.get("flags"), pairs[run["digest"]].bare) == []
 
 
 # ---- the report and the figures --------------------------------------------------------------------------------------
@@ -454,12 +534,37 @@ def test_a_spectrum_is_of_the_run_in_every_table(command, toy, table8, spectrum)
 def test_another_training_of_the_same_flags_is_not_that_run(command, toy, table8, spectrum):
     command(*RUN, "--only", "softmax")
     command("run", "table8", "--scale", "small", "--only", "8", "--seeds", "1")
-    edit(toy, lambda part: part["runs"][0].update(wall_seconds=1e6))
     assert command("spectrum", "table7", "--scale", "small")[0] == 0
+    edit(toy, lambda part: part["runs"][0].pop("spectrum"), "table8")
+    edit(toy, lambda part: part["runs"][0].update(wall_seconds=1e6))
     keeping.share(toy / "results", tables.table("table7"), "small")
     (own,), (taken,) = content(toy)["runs"], table8()
     assert own["wall_seconds"] == 1e6 != taken["wall_seconds"]
     assert "spectrum" in own and "spectrum" not in taken
+
+
+@pytest.mark.parametrize("values", [{"valid": 101.0, "test": 101.5}, {"valid": 106.0}])
+def test_a_spectrum_is_of_the_training_that_the_numbers_are_of(values, command, toy, spectrum):
+    """The results may have the run from elsewhere."""
+    command(*RUN, "--only", "softmax,A")
+    edit(toy, lambda part: part["runs"][0].update(values=values))
+    status, _, errors = command("spectrum", "table7", "--scale", "small")
+    assert status == 0 and ["spectrum" in run for run in content(toy)["runs"]] == [False, True]
+    (folder,) = (toy / "runs" / "table7-small").glob("1_softmax-*")
+    has = f"{toy}/results/table7.json has other numbers of this run"
+    assert one_line(errors) == f"reproduce: {folder}: {has}; its spectrum is left out\n"
+
+
+@pytest.mark.parametrize("written", ["", "{", "[]", '{"models": {"0": 1}}', '{"length": 8, "models": {"0": {}}}', None])
+def test_a_spectrum_that_cannot_be_read_is_one_line(written, command, toy, spectrum):
+    python = toy / "python"
+    made = f'text.write_text("""{written}""")' if written is not None else "pass"
+    head, _, _ = python.read_text().partition("(folder / ")
+    python.write_text(f'{head}text = folder / "spectrum.json"\n{made}\n')
+    command(*RUN, "--only", "A")
+    status, _, errors = command("spectrum", "table7", "--scale", "small")
+    assert status == 2 and "/spectrum/seed_1/spectrum.json: cannot be read: " in one_line(errors)
+    assert "spectrum" not in content(toy)["runs"][0]
 
 
 # ---- trouble while runs are going on ---------------------------------------------------------------------------------
@@ -759,7 +864,7 @@ def test_a_run_of_another_command_is_left_out(command, toy):
         toy,
         "mkdir -p",
         f'[[ $* != *none* ]] || touch "{folder}/begun"\n'
-        f"[[ $* != *none* ]] || until [[ -e {folder}/go ]]; do sleep 0.02; done\nmkdir -p",
+        f"[[ $* != *none* ]] || for _ in {{1..3000}}; do [[ -e {folder}/go ]] && break; sleep 0.02; done\nmkdir -p",
     )
     first = beside(toy, "", *RUN, "--only", "softmax")
     try:
@@ -770,6 +875,7 @@ def test_a_run_of_another_command_is_left_out(command, toy):
         (folder / "go").touch()
         _, errors = first.communicate(timeout=60)
     finally:
+        (folder / "go").touch()  # for what outlives the command
         first.kill()
     assert (first.returncode, errors) == (0, "")
     assert [run["labels"] for run in content(toy)["runs"]] == [["softmax"], ["A"]] and rendered(toy)
@@ -785,6 +891,135 @@ def test_what_was_killed_before_it_was_written_is_kept_without_training(command,
     status, printed, _ = command(*RUN, "--only", "A")
     assert status == 0 and calls(toy) == [] and "1 runs, 1 of them done before" in printed
     assert content(toy)["runs"][0]["values"] == {"valid": 95.1, "test": 90.1} and rendered(toy)
+
+
+@pytest.mark.parametrize("words", [RUN, ["run", *RUN[1:], "--again"]])
+def test_what_another_command_goes_on_with_is_not_of_the_recipe_of_now(words, command, toy, monkeypatch):
+    monkeypatch.setattr(sweep, "PATIENCE", 0.1)
+    command(*RUN, "--only", "softmax,A")
+    (folder,) = (toy / "runs" / "table7-small").glob("1_softmax-*")
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    calls(toy)
+    with (folder / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status, printed, errors = command(*words, "--only", "softmax,A")
+    assert status == 1 and "1 runs, 0 of them done before" in printed and trained(toy) == ["position-independent"]
+    others = "of other flags than examples/toy/train.sh has now (--max-tokens)"
+    assert f"reproduce: left out: 1_softmax: {others}, being run by another sweep; its folder: {folder}\n" in errors
+    assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
+    assert command(*RUN, "--only", "softmax,A")[0] == 0 and trained(toy) == ["none"]
+
+
+# ---- how a command ends ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--json"], ["report"]])
+def test_a_reader_that_has_enough_is_no_error(words, command, toy):
+    command(*RUN, "--only", "A")
+    with beside(toy, "", *words) as process:
+        process.stdout.close()  # before anything is printed
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    "words, where",
+    [
+        (["list"], "reproduce.listing.of_table"),
+        (["report"], "reproduce.keeping.write_report"),
+        (["spectrum", *RUN[1:4]], "reproduce.spectra.groups"),
+        (RUN, "reproduce.keeping.comparable"),
+    ],
+)
+def test_an_interruption_is_one_line(words, where, command, toy):
+    command(*RUN, "--only", "A")
+    interrupted = beside(toy, f"{where} = lambda *a, **k: os.kill(os.getpid(), signal.SIGINT)", *words)
+    _, errors = interrupted.communicate(timeout=60)
+    assert (interrupted.returncode, errors) == (130, "reproduce: interrupted\n")
+
+
+def test_an_interrupted_analysis_says_nothing_of_its_own(command, toy, spectrum):
+    """Ctrl-C reaches every process of the command's group."""
+    python = toy / "python"
+    command(*RUN, "--only", "A")
+    python.write_text(
+        f"#!{sys.executable}\nimport os, pathlib, sys, time\n"
+        f"pathlib.Path({str(toy / 'begun')!r}).write_text(str(os.getpid()))\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('Traceback', file=sys.stderr)\n"
+    )
+    before = f"os.setpgid(0, 0); provenance.python_of_the_recipes = lambda: {str(python)!r}"
+    process = beside(toy, before, "spectrum", *RUN[1:4])
+    try:
+        until(lambda: (toy / "begun").exists() and (toy / "begun").read_text())
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)  # the analysis has its end of the pipe, too, as long as it lives
+    finally:
+        process.kill()
+    assert (process.returncode, errors) == (130, "reproduce: interrupted\n")
+
+
+@pytest.mark.parametrize("file", [None, "/somewhere/file"])
+def test_an_error_of_the_system_is_one_line(file, command, toy, monkeypatch):
+    def fails(*arguments):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), *([file] if file else []))
+
+    monkeypatch.setattr(reproduce.listing, "of_table", fails)
+    status, printed, errors = command("list")
+    assert (status, printed) == (2, "") and "Input/output error" in one_line(errors) and (file or "") in errors
+
+
+def test_a_folder_that_cannot_be_locked_is_one_line(command, toy, monkeypatch):
+    """As on a network's file system."""
+    flock = fcntl.flock
+
+    def refuses(file, how):
+        if how == fcntl.LOCK_EX:  # without a limit: of the results
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return flock(file, how)
+
+    command(*RUN, "--only", "A")
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    status, _, errors = command("report")
+    assert status == 2 and f"{toy}/results: cannot be locked: Bad file descriptor" in one_line(errors)
+
+
+def test_a_folder_that_cannot_be_set_aside_is_one_line(command, toy, monkeypatch):
+    command(*RUN, "--only", "A")
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    calls(toy)
+
+    def refuses(path, target):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "rename", refuses)
+    status, _, errors = command(*RUN, "--only", "A")
+    assert status == 2 and "cannot be set aside: Permission denied" in one_line(errors) and calls(toy) == []
+
+
+@pytest.mark.parametrize("name", ["cost", "spectrum"])
+def test_what_has_no_dry_run_is_refused(name, command, toy, monkeypatch):
+    command(*RUN, "--only", "A")
+    calls(toy)
+    monkeypatch.setenv("DRY_RUN", "1")
+    status, _, errors = command(name, *RUN[1:4])
+    assert (status, calls(toy)) == (2, []) and f"DRY_RUN=1: `{name}` has no dry run" in one_line(errors)
+
+
+def test_a_dry_run_is_of_the_folders_that_are_run_in(command, toy, monkeypatch):
+    for name in ("train", "evaluate"):
+        path = toy / "examples" / "toy" / f"{name}.sh"
+        says = f'echo "{name} $SAVE $*" >> {toy}/said\n'
+        path.write_text(path.read_text().replace("bash\n", f"bash\n{says}[[ ! ${{DRY_RUN:-}} ]] || exit 0\n", 1))
+    grid(toy, 'test = ""', 'test = "--results-path {save}/x --plugin {root}/y"')
+    monkeypatch.setattr(recipes, "printed", lambda *arguments: ())  # asks the scripts too
+    found = []
+    for dry in ("1", ""):
+        monkeypatch.setenv("DRY_RUN", dry)
+        assert command(*RUN)[0] == 0
+        found.append([line for line in (toy / "said").read_text().splitlines() if "/checkpoints" in line])
+        (toy / "said").unlink()
+        assert (toy / "runs" / "table7-small").exists() == (not dry)
+    assert len(found[0]) == 9 and found[0] == found[1]
 
 
 # ---- spectra ---------------------------------------------------------------------------------------------------------

@@ -70,6 +70,23 @@ def test_a_log_without_words_per_second_gives_what_it_has(left_out, kind, tmp_pa
     assert logs.read(tmp_path / "train.log").seconds_per_update == pytest.approx(true, rel=0.01)
 
 
+@pytest.mark.parametrize("kind", ["simple", "json"])
+@pytest.mark.parametrize("starts", [1, 2, 3])
+@pytest.mark.parametrize("begins", [15, 35])
+def test_the_first_interval_of_every_start_is_left_out(begins, starts, kind, tmp_path):
+    """A training that goes on warms up again; it begins with its checkpoint, not with the last line of the log."""
+    lines, _ = lines_of([[30.0] * 10, [0.5] * 10, [0.6] * 10], 2048, kind)
+    text = ""
+    for start in range(starts):
+        text += "2026-01-01 00:00:00 | INFO | fairseq_cli.train | num. shared model params: 7 (num. trained: 7)\n"
+        first = begins * start
+        text += re.sub(r"(num_updates\W+)(\d+)", lambda found, first=first: f"{found[1]}{int(found[2]) + first}", lines)
+    (tmp_path / "train.log").write_text(text)
+    found = logs.read(tmp_path / "train.log")
+    assert found.seconds_per_update == pytest.approx(0.55, rel=1e-3)
+    assert found.updates == 30 + begins * (starts - 1)
+
+
 # ---- costs in turn ---------------------------------------------------------------------------------------------------
 
 
