@@ -64,10 +64,23 @@ def preprocess(corpus, data, *flags):
     return data
 
 
+# fairseq's commands one after the other in one process, as their names are typed: the plugin is imported once.
+SEVERAL = """
+import importlib, json, sys
+for command, arguments in json.load(sys.stdin):
+    print("=====", flush=True)
+    sys.argv = [command, *arguments]
+    importlib.import_module(command.replace("fairseq-", "fairseq_cli.").replace("-", "_")).cli_main()
+"""
+
+
 def several(*commands):
-    """What each prints, one after the other."""
-    results = [run(command, *arguments) for command, *arguments in commands]
-    return [result.stdout + result.stderr for result in results]
+    lines = json.dumps([[command, [str(a) for a in arguments]] for command, *arguments in commands])
+    result = subprocess.run(
+        [sys.executable, "-c", SEVERAL], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert result.returncode == 0, result.stdout[-5000:]
+    return result.stdout.split("=====\n")[1:]
 
 
 def logged(output, kind="train_inner"):
