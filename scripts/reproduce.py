@@ -114,7 +114,8 @@ def perform(args: argparse.Namespace) -> int:
         fail(f"DRY_RUN={dry}: `{args.command}` has no dry run, `run` has one; unset it")
     if args.command == "list":
         content = [listing.of_table(table, args.out, folder) for table in tables.tables().values()]
-        print(json.dumps(content, indent=1) if args.json else listing.text(content))
+        every = {"tables": content, "others": listing.others()}
+        print(json.dumps(every, indent=1) if args.json else listing.text(content))
         return 0
     if args.command == "report":
         studies = results.studies(folder)

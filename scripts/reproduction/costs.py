@@ -7,7 +7,6 @@ ratios are of a round.
 
 import os
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import Any, NamedTuple, Optional
 import sweep
 from sweep import Failure, Run, Runner
 
-from reproduction import keeping, logs, provenance, tables
+from reproduction import keeping, logs, provenance, results, tables
+from reproduction.errors import warn
 from reproduction.identity import pairs
 from reproduction.running import folder_of, make
 from reproduction.tables import Table, with_flags
@@ -109,8 +109,12 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     status = 128 + runner.stopped_by if runner.stopped_by else int(bool(failure))
     if failure:
         what = "interrupted" if runner.stopped_by else failure
-        print(f"reproduce: {what}; {len(found)} of {rounds} rounds are complete and kept", file=sys.stderr, flush=True)
+        warn(f"{what}; {len(found)} of {rounds} rounds are complete")
     if not found:
+        return status
+    before_this = results.part(folder, table.name, scale).get("cost", {"rounds": 0})["rounds"]
+    if failure and before_this > len(found):
+        warn(f"{folder / table.name}.json keeps the costs of {before_this} rounds that it has")
         return status
     seconds = {row: [costs[row].seconds for costs in found] for row in rows}
     memory = {row: [costs[row].peak_mib for costs in found] for row in rows}

@@ -68,6 +68,21 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
     }
 
 
+def others() -> list[dict[str, Any]]:
+    """What is no grid, for JSON."""
+    return [
+        {
+            "what": other.what,
+            "published": other.published,
+            "commands": list(other.commands),
+            "state": other.state,
+            "cost": other.cost,
+            "gpu_hours": other.gpu_hours,
+        }
+        for other in OTHERS
+    ]
+
+
 def command(table: Table, row: Sequence[str]) -> str:
     return f"scripts/reproduce.py run {table.name} --only {shlex.quote(','.join(row))}"
 

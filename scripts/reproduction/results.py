@@ -25,10 +25,14 @@ def read(folder: Path, name: str) -> Optional[dict[str, Any]]:
     return content
 
 
-def runs(folder: Path, name: str, scale: str) -> list[dict[str, Any]]:
-    """What is kept of the runs of a table at a scale."""
+def part(folder: Path, name: str, scale: str) -> dict[str, Any]:
+    """All that is kept of a table at a scale."""
     content = read(folder, name)
-    return content["scales"].get(scale, {"runs": []})["runs"] if content else []
+    return content["scales"].get(scale, {"runs": []}) if content else {"runs": []}
+
+
+def runs(folder: Path, name: str, scale: str) -> list[dict[str, Any]]:
+    return part(folder, name, scale)["runs"]
 
 
 class Study(NamedTuple):

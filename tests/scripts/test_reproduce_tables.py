@@ -124,16 +124,27 @@ def test_rounds_that_were_complete_are_kept(condition, status, said, command, to
     fails(toy, condition)
     found, printed, errors = command("cost", "table7", "--scale", "small", "--rounds", "4")
     assert found == status and errors.startswith(said) and errors.count("\n") == 1
-    assert errors.endswith("1 of 4 rounds are complete and kept\n")
+    assert errors.endswith("1 of 4 rounds are complete\n")
     cost = content(toy)["cost"]
     assert cost["rounds"] == 1 and [row["rounds"] for row in cost["rows"]] == [[0.4]] * 3
     assert "A: 0.400 s/update (1.00 of softmax)" in printed
 
 
+def test_fewer_rounds_than_are_kept_do_not_replace_them(command, toy):  # noqa: F811
+    command("cost", "table7", "--scale", "small", "--rounds", "2")
+    fails(toy, "exit 3")
+    status, _, errors = command("cost", "table7", "--scale", "small", "--rounds", "4")
+    path = toy / "results" / "table7.json"
+    assert status == 1 and errors.endswith(f"reproduce: {path} keeps the costs of 2 rounds that it has\n")
+    assert content(toy)["cost"]["rounds"] == 2
+    assert command("cost", "table7", "--scale", "small", "--rounds", "1")[0] == 0  # all that were asked for
+    assert content(toy)["cost"]["rounds"] == 1
+
+
 def test_a_first_round_that_fails_keeps_nothing(command, toy):  # noqa: F811
     (toy / "examples" / "toy" / "train.sh").write_text("exit 3\n")
     status, _, errors = command("cost", "table7", "--scale", "small", "--rounds", "2")
-    assert status == 1 and errors.endswith("0 of 2 rounds are complete and kept\n")
+    assert status == 1 and errors.endswith("0 of 2 rounds are complete\n")
     assert not (toy / "results").exists()
 
 
@@ -352,6 +363,14 @@ def test_the_list_is_of_120_columns_and_says_what_a_table_begins_with(whole):
         assert re.search(rf" {hours:.0f} +--arch {arch}\n", text)
     for other in OTHERS:
         assert other.what in " ".join(text.split())
+
+
+def test_the_list_for_programs_has_all_that_the_text_has(command, toy):  # noqa: F811
+    status, printed, _ = command("list", "--json")
+    found = json.loads(printed)
+    assert status == 0 and [table["table"] for table in found["tables"]] == ["table7"]
+    assert [other["commands"] for other in found["others"]] == [list(other.commands) for other in OTHERS]
+    assert all(other["state"] and other["cost"] for other in found["others"])
 
 
 def listed(toy):  # noqa: F811
