@@ -1,6 +1,7 @@
 """Where and from what code a run is: the machine, the versions, the commit, of every start of its training."""
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -85,13 +86,23 @@ def commit() -> Optional[str]:
     return f"{name}+" if git("status", "--porcelain", "--", *CODE) else name
 
 
+def checksum(folders: Sequence[Path]) -> Optional[str]:
+    """SHA-256 of the prepared text that fairseq reads, its first 12 digits; None where there is none."""
+    found = sorted(path for folder in folders for kind in ("*.bin", "dict*.txt") for path in folder.rglob(kind))
+    whole = hashlib.sha256()
+    for path in found:
+        with path.open("rb") as file:
+            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()[:12] if found else None
+
+
 # ---- of a run --------------------------------------------------------------------------------------------------------
 
 
 class History(NamedTuple):
     """A run's about.json."""
 
-    starts: Sequence[Mapping[str, Any]] = ()  # of the training: about(), the flags of fairseq-train, the load
+    starts: Sequence[Mapping[str, Any]] = ()  # of the training: about(), its flags, data and threads, the load
     evaluated_at: Sequence[str] = ()  # commits
     evaluation_flags: Mapping[str, Mapping[str, Sequence[str]]] = {}  # by metric
 
@@ -105,7 +116,7 @@ class History(NamedTuple):
 
     def fields(self) -> dict[str, Any]:
         """For the run's entry in the results."""
-        found = {name: self.last.get(name) for name in ("flags", "load", "versions", "date")}
+        found = {name: self.last.get(name) for name in ("flags", "data", "threads", "load", "versions", "date")}
         found["commit"] = ", ".join(self.trained_at) or None
         others = [commit for commit in self.evaluated_at if commit not in self.trained_at]
         return {**found, "evaluated_at": ", ".join(others)} if others else found
@@ -126,10 +137,11 @@ def write(folder: Path, history: History) -> None:
     sweep.write(folder / "about.json", history._asdict())
 
 
-def started(folder: Path, flags: Mapping[str, Sequence[str]]) -> None:
+def started(folder: Path, flags: Mapping[str, Sequence[str]], data: Sequence[Path], threads: Optional[int]) -> None:
     """A training begins or goes on."""
     known = read(folder)
-    write(folder, known._replace(starts=[*known.starts, {**about(), "flags": flags or None}]))
+    start = {**about(), "flags": flags or None, "data": checksum(data), "threads": threads}
+    write(folder, known._replace(starts=[*known.starts, start]))
 
 
 def evaluated(folder: Path, metric: str, flags: Mapping[str, Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import sweep
@@ -29,9 +29,9 @@ PATH = re.compile(r"(?<![\w.}])/(?:[^\s'\",:/]*/)*")  # what is before a path's 
 
 
 def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
-    """The words behind fairseq's command and its data, as the dry run of a script has them with `place`'s variables.
+    """The words behind fairseq's command, its data first, as the dry run of a script has them with `place`'s variables.
 
-    None where it prints no command.
+    Empty where it prints no command.
     """
     command, variables = sweep.command_of(example, name, arguments)
     environment = {**os.environ, **place, **variables, "DRY_RUN": "1"}
@@ -40,16 +40,23 @@ def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[st
     except OSError:
         return ()
     lines = [line for line in text.splitlines() if line.startswith("fairseq-")]
-    return tuple(shlex.split(lines[-1])[2:]) if lines else ()
+    return tuple(shlex.split(lines[-1])[1:]) if lines else ()
 
 
 def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:
-    """As train.sh gives them with the variables of `place`; none where it prints no command."""
+    """As train.sh gives them with the variables of `place`; empty where it prints no command."""
     return flags_printed(run.example, "train", run.train, place)
 
 
+def data_of(run: Run, place: Mapping[str, str]) -> list[Path]:
+    """The folders of prepared text that train.sh gives; empty where it prints no command."""
+    return [
+        Path(folder) for words in printed(run.example, "train", run.train, place)[:1] for folder in words.split(":")
+    ]
+
+
 def flags_printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> dict[str, list[str]]:
-    flags = sweep.canonical(printed(example, name, arguments, place))
+    flags = sweep.canonical(printed(example, name, arguments, place)[1:])
     _, variables = sweep.command_of(example, name, arguments)
     data = variables.get("DATA") or os.path.abspath(os.environ.get("DATA") or sweep.ROOT / "data" / example)
     known = {data: "{data}", str(sweep.ROOT): "{root}"}
@@ -66,14 +73,14 @@ def without_paths(text: str, known: Mapping[str, str] = {}) -> str:
 
 
 def evaluation_flags(run: Run, metric: str) -> Flags:
-    """As evaluate.sh gives them on any machine; none where it prints no command."""
+    """As evaluate.sh gives them on any machine; empty where it prints no command."""
     return of_evaluation(run.example, run.evaluate[metric], stamp(run.example))
 
 
 def changed(flags: Any, run: Run, evaluations: Any = None) -> list[str]:
     """The flags that the run's recipe has otherwise than in `flags`, or in what `evaluations` has of each metric.
 
-    None where either is not known.
+    Of what is not known none are.
     """
     found = training_changed(flags, run) if flags else []
     for metric, known in (evaluations or {}).items():
@@ -89,7 +96,7 @@ def training_changed(flags: Flags, run: Run) -> list[str]:
 
 
 def different(known: Flags, now: Flags) -> list[str]:
-    """The names of the flags that a result depends on; none if there are none now."""
+    """The names of the flags that a result depends on; empty if there are none now."""
     names = {name for name in known.keys() | now.keys() if not name.startswith("--distributed-")}
     names -= WITHOUT_EFFECT | OF_THE_DATA
     return [name for name in names if now and known.get(name) != now.get(name)]

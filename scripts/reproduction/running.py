@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Optional
 
 import sweep
 from sweep import Busy, Failure, Grid, Run, Runner
@@ -39,12 +40,19 @@ def make(folder: Path) -> Path:
     return folder
 
 
+def threads(place: Mapping[str, str]) -> Optional[int]:
+    """Of a run's own, that torch is told to use; None where it is not told."""
+    found = {**os.environ, **place}.get("OMP_NUM_THREADS", "")
+    return int(found) if found.isdecimal() else None
+
+
 class RecordingRunner(Runner):
     """Writes down of what code, flags and machine a run is, and knows which runs are of other flags than now."""
 
     def train_and_evaluate(self, run: Run, folder: Path, place: Mapping[str, str], held: int) -> None:
         if not (folder / "trained").exists():
-            provenance.started(folder, recipes.flags_of(run, {**place, "SAVE": str(folder / "checkpoints")}))
+            here = {**place, "SAVE": str(folder / "checkpoints")}
+            provenance.started(folder, recipes.flags_of(run, here), recipes.data_of(run, here), threads(place))
         super().train_and_evaluate(run, folder, place, held)
 
     def record(self, run: Run, metric: str, value: float) -> None:

@@ -70,10 +70,10 @@ MORE_OF_RUN = {
     "flags": maybe(FLAGS),
     "evaluation_flags": maybe(by_name(FLAGS)),
     "average": maybe(TEXT),
-    **dict.fromkeys(("updates", "parameters"), maybe(COUNT)),
+    **dict.fromkeys(("updates", "parameters", "threads"), maybe(COUNT)),
     **dict.fromkeys(("train_loss", "valid_loss", "wall_seconds", "seconds_per_update"), maybe(NUMBER)),
     **dict.fromkeys(("peak_memory_mib", "load"), maybe(NUMBER)),
-    **dict.fromkeys(("device", "commit", "evaluated_at", "date"), maybe(TEXT)),
+    **dict.fromkeys(("data", "device", "commit", "evaluated_at", "date"), maybe(TEXT)),
     "versions": maybe(by_name(TEXT)),
 }
 SPECTRUM = {"length": COUNT, "places": Kind("an object", lambda value: isinstance(value, dict))}

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -760,6 +761,28 @@ def test_an_evaluation_at_another_commit_is_said(command, toy, checkout):
     command(*RUN, "--only", "A")
     (run,) = content(toy)["runs"]
     assert (run["commit"], run["evaluated_at"]) == ("one", "two") and run["values"].keys() == {"valid", "test", "other"}
+
+
+def test_a_run_is_of_its_text_and_its_threads(command, toy, monkeypatch):
+    data = toy / "prepared"
+    data.mkdir()
+    script(toy, "echo fairseq-train data", f"echo fairseq-train {data}")
+    found = []
+    for words in ("a b", "b a", "b a"):
+        (data / "train.bin").write_text(words)
+        (data / "preprocess.log").write_text(f"run {len(found)}")  # has the time
+        monkeypatch.setenv("OMP_NUM_THREADS", "1" if found else "2")
+        command(*RUN, "--only", "A", "--again")
+        found.append(content(toy)["runs"][0])
+        shutil.rmtree(toy / "runs")
+    assert found[0]["data"] != found[1]["data"] == found[2]["data"] and len(found[0]["data"]) == 12
+    assert [run["threads"] for run in found] == [2, 1, 1]
+
+
+def test_text_that_is_not_there_has_no_checksum(command, toy):
+    script(toy, "echo fairseq-train data", f"echo fairseq-train {toy / 'nowhere'}")
+    command(*RUN, "--only", "A")
+    assert content(toy)["runs"][0]["data"] is None
 
 
 def test_what_was_written_down_before_starts_were_listed_is_read(command, toy, checkout):
