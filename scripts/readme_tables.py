@@ -73,7 +73,7 @@ def penalties() -> str:
 
 def measured() -> str:
     heads, *rows = front_page.table(ROOT / "results")
-    return table(heads, rows)
+    return f"{table(heads, rows)}\n\n{front_page.caption(ROOT / 'results')}"
 
 
 TABLES = {

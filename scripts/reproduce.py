@@ -3,7 +3,8 @@
 
     scripts/reproduce.py list                                   every row, its state, its cost, its command
     scripts/reproduce.py run table7 --scale small               five variants, three seeds each
-    scripts/reproduce.py run table2 --only vanilla,B --jobs 8   the paper's own size, on eight GPUs
+    scripts/reproduce.py run table2 --jobs 8                    the paper's own size, on eight GPUs
+    scripts/reproduce.py run table2 --only vanilla,B            one row of it
     scripts/reproduce.py cost table7 --scale small              time and memory of each row, on an idle machine
     scripts/reproduce.py spectrum table7 --scale small          effective ranks of the trained models
     scripts/reproduce.py report                                 results/README.md, with figures
@@ -14,7 +15,7 @@ What is finished is in results/<table>.json and results/README.md at once (`tiny
 again unless its flags have changed.
 
 Of the recipes' variables DATA, GPUS and PRECISION may be set, as for examples/sweep.py; runs of another PRECISION are
-other runs.
+other runs. DRY_RUN=1 prints what `run` would do.
 """
 
 import argparse
@@ -59,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(
             "--out", type=Path, default=ROOT / "runs" / "reproduce", help="folder of the runs (default: runs/reproduce)"
         )
-        made.add_argument("--results", type=Path, help="folder of the JSON and the report (default: results)")
+        made.add_argument(
+            "--results", type=Path, help="folder of the JSON and the report (default: results; of tiny, OUT/results)"
+        )
         return made
 
     def of_a_table(name: str, summary: str) -> argparse.ArgumentParser:
@@ -73,7 +76,11 @@ def parser() -> argparse.ArgumentParser:
     ran = of_a_table("run", "train and evaluate what is missing")
     ran.add_argument("--seeds", type=number, default=SEEDS, help="1, 2, ... as many (default: %(default)s)")
     ran.add_argument(
-        "--only", action="append", default=[], metavar="LABEL,LABEL", help="rows with these labels; may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        metavar="LABEL,LABEL",
+        help="rows with these labels; repeated, the rows of each",
     )
     ran.add_argument(
         "--jobs", type=number, default=1, help="runs at a time, which share out GPUs or cores (default: %(default)s)"

@@ -11,13 +11,14 @@ from statistics import NormalDist, fmean
 from typing import NamedTuple, Optional
 
 from reproduction import gains
-from reproduction.results import Study
+from reproduction.results import UNMIXED, Study
 from reproduction.samples import FEWEST, LEVEL, sample, slope
 
 ALL = range(1, 11)
 HOLDS = "holds here"
 FAILS = "does not hold here"
 OPEN = "not testable at this size"
+NOT_RUN = "not run"
 
 
 class Comparison(NamedTuple):
@@ -40,6 +41,11 @@ class Evidence(NamedTuple):
     @property
     def counted(self) -> list[Comparison]:
         return [comparison for comparison in self.comparisons if comparison.counts and comparison.values]
+
+    @property
+    def wanted(self) -> int:
+        """How many comparisons of the table count, with those that were not run."""
+        return sum(comparison.counts for comparison in self.comparisons)
 
     @property
     def values(self) -> list[float]:
@@ -65,7 +71,8 @@ class Judgement(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"{self.verdict}: {self.reason}" if self.reason else f"{self.verdict} (p {self.p:.2g})"
+        tested = "" if math.isnan(self.p) else f" (p {self.p:.2g})"
+        return f"{self.verdict}{': ' if self.reason else ''}{self.reason}{tested}"
 
 
 class Claim(NamedTuple):
@@ -85,14 +92,14 @@ def judge(claim: Claim, studies: Sequence[Study]) -> Judgement:
     evidence = [found for found in evidence_of(claim, studies) if found.values]
     enough = [found for found in evidence if len(found.values) >= FEWEST]
     if not evidence:
-        return Judgement(OPEN, "not run", math.nan, ())
+        return Judgement(NOT_RUN, "", math.nan, ())
     if not enough:
         most = max(len(found.values) for found in evidence)
         return Judgement(OPEN, f"{most} of the {FEWEST} seeds that a test takes", math.nan, evidence)
     deviate = sum(found.normal for found in enough) / math.sqrt(len(enough))
     p = 2 * NormalDist().cdf(-abs(deviate))
     if p >= LEVEL:
-        return Judgement(OPEN, f"within seed noise (p {p:.2g})", p, evidence)
+        return Judgement(OPEN, "its seeds cannot tell it from no effect", p, evidence)
     return Judgement(HOLDS if deviate > 0 else FAILS, "", p, evidence)
 
 
@@ -140,7 +147,8 @@ def against(label: str, base: str, sign: int = 1) -> Callable[[Study], Iterator[
             values = {seed: sign * value for seed, value in found.items()}
             what = f"{label} {'better' if sign > 0 else 'worse'} than {base}"
             what += f", {where}" if (where := place(study, row)) else ""
-            theirs = gains.published(study, row, other)
+            # decoded as theirs, ours stand beside them in the table
+            theirs = None if study.unmixed else gains.published(study, row, other)
             yield Comparison(
                 what,
                 values,
@@ -229,14 +237,14 @@ def raises_the_rank(label: str, counts: bool = True) -> Callable[[Study], Iterat
             values = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
             where = place(study, row)
             what = f"{label} above softmax{f', {where}' if where else ''}"
-            yield Comparison(what, values, "of effective rank", compared(study, row, base, values), counts)
+            yield Comparison(what, values, "in effective rank", compared(study, row, base, values), counts)
 
     return comparisons
 
 
 def unmixed_decoding_costs(study: Study) -> Iterator[Comparison]:
     for row in study.rows:
-        mixed, unmixed = study.values(row, "test"), study.values(row, "test unmixed")
+        mixed, unmixed = study.values(row, "test"), study.values(row, UNMIXED)
         if study.attention(row) in ("A", "B") and unmixed:
             values = {seed: mixed[seed] - unmixed[seed] for seed in sorted(mixed.keys() & unmixed.keys())}
             where = place(study, row)
@@ -278,9 +286,10 @@ CLAIMS = (
 RULE = (
     "Each claim has one test at each scale. A table gives it one number for each seed, the mean over the rows that the "
     f"claim speaks of, and a two-sided paired t-test over the seeds if there are at least {FEWEST}; the tests of "
-    "several tables are combined by Stouffer's method, each table with the same weight. "
+    "several tables are combined by Stouffer's method, each table with the same weight, as if they were independent. "
+    "Tables that share the model and the seeds are not quite, and their common p comes out somewhat too small. "
     f"At p < {LEVEL:g} a claim *holds here*, or *does not hold here* if the difference is against it; otherwise it is "
-    f"*not testable at this size*, and why is said. Of {len(CLAIMS)} claims without any truth "
-    f"{LEVEL * len(CLAIMS):.2g} would be decided by chance. Where the paper has the numbers, its own effect is said to "
-    "be within our interval or outside it."
+    f"*not testable at this size*, and why is said. If none of the {len(CLAIMS)} claims were true, about "
+    f"{LEVEL * len(CLAIMS):.2g} of them would still be decided, by chance. Where two rows are compared and the paper "
+    "has both, its own effect is said to be within our interval or outside it."
 )

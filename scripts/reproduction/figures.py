@@ -9,8 +9,9 @@ import numpy as np
 from reproduction import gains
 from reproduction.results import Study
 from reproduction.samples import FEWEST, sample
+from reproduction.tables import NUMERIC
 
-NUMERIC = ("tokens", "heads", "head-size")  # axes that are drawn as such
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))  # so that curves on one another are all seen
 Series = tuple[str, list[float], list[Optional[tuple[str, ...]]]]  # its name, its places, and the row at each
 
 
@@ -136,8 +137,7 @@ def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
         names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
         for name, values in curves.items():
             i = names.index(name)
-            # dashed, so that curves that lie on one another are all seen
-            style = {**figures.line(i), "linestyle": figures.LINES[i % len(figures.LINES)]}
+            style = {**figures.line(i), "linestyle": DASHES[i % len(DASHES)]}
             curve = np.mean([v["mean_cumulative"] for v in values], 0)
             rank = np.mean([v["mean_effective_rank"] for v in values])
             # the colours are the same in all panels, so the rank stands at the curve's own legend

@@ -1,10 +1,12 @@
-"""The README's table of what was measured: of small tables the rows that a reader asks for first."""
+"""The README's table of what was measured, and its caption: of small tables the rows that a reader asks for first."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from reproduction import gains, results
+from reproduction.report import span
 from reproduction.results import Study
 from reproduction.samples import FEWEST, sample
 
@@ -32,23 +34,58 @@ QUALITIES = (
 )
 
 
-def table(folder: Path) -> list[list[str]]:
-    """Its heads and its rows; columns whose table has too few seeds are left out."""
+class Page(NamedTuple):
+    """What there are enough seeds of."""
+
+    columns: Sequence[tuple[Quality, Study]]
+    ranked: Optional[Study]
+    timed: Optional[Study]
+
+
+def page(folder: Path) -> Page:
     studies = {study.table: study for study in results.studies(folder) if study.scale == "small"}
-    columns = [column for column in QUALITIES if column.table in studies and is_whole(studies[column.table], column)]
+    columns = [(column, studies[column.table]) for column in QUALITIES if column.table in studies]
     model = studies.get(MODEL)
     ranked = model is not None and all(len(model.ranks((label,))) >= FEWEST for label in ROWS)
     timed = model is not None and all(model.cost((label,)) for label in ROWS)
-    heads = ["attention", *(column.head for column in columns)]
+    whole = [(column, study) for column, study in columns if is_whole(study, column)]
+    return Page(whole, model if ranked else None, model if timed else None)
+
+
+def table(folder: Path) -> list[list[str]]:
+    """Its heads and its rows."""
+    columns, ranked, timed = page(folder)
+    heads = ["attention", *(column.head for column, _ in columns)]
     heads += [f"{TEXT}, effective rank"] if ranked else []
     heads += [f"{TEXT}, seconds per update", f"{TEXT}, peak memory"] if timed else []
     rows = [heads]
     for label, name in ROWS.items():
-        cells = [quality(studies[column.table], (*column.labels, label)) for column in columns]
-        cells += [spread(list(model.ranks((label,)).values()))] if ranked else []
-        cells += costs(model.cost((label,))) if timed else []
+        cells = [quality(study, (*column.labels, label)) for column, study in columns]
+        cells += [spread(list(ranked.ranks((label,)).values()))] if ranked else []
+        cells += costs(timed.cost((label,))) if timed else []
         rows.append([name, *cells])
     return rows
+
+
+def caption(folder: Path) -> str:
+    """What the table's numbers are of."""
+    columns, ranked, timed = page(folder)
+    runs = [run for _, study in columns for run in study.part["runs"]]
+    if not runs:
+        return ""
+    millions = span((run["parameters"] / 1e6 for run in runs if run.get("parameters")), ".1f")
+    updates = span((run["updates"] for run in runs if run.get("updates")), ",d")
+    devices = ", ".join(sorted({run["device"] for run in runs if run.get("device")}))
+    text = (
+        f"Models of {millions} million parameters after {updates} updates ({devices}). Quality is of the test set: "
+        "mean ± standard deviation over the seeds, and the mean gain over softmax with the same seed, with its 95% "
+        "interval. "
+    )
+    if ranked:
+        text += "The effective rank is of the mixed attention matrices, on the validation set. "
+    if timed:
+        text += "Time and memory are of training, with the ratio to softmax. "
+    return "\n".join(textwrap.wrap(text, 120))
 
 
 def is_whole(study: Study, column: Quality) -> bool:

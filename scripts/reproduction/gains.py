@@ -25,9 +25,9 @@ def gain(study: Study, value: float, base: float) -> float:
     return study.measure.gain(value, base)
 
 
-def by_seed(study: Study, row: Sequence[str], base: Sequence[str]) -> dict[int, float]:
-    """Of the seeds that both rows have."""
-    ours, theirs = (study.values(r, study.metric) for r in (row, base))
+def by_seed(study: Study, row: Sequence[str], base: Sequence[str], metric: Optional[str] = None) -> dict[int, float]:
+    """Of the seeds that both rows have; by the metric that rows are compared by, if no other is given."""
+    ours, theirs = (study.values(r, metric or study.metric) for r in (row, base))
     return {seed: gain(study, ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())}
 
 

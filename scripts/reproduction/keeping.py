@@ -84,9 +84,11 @@ def comparable(folder: Path, table: Table, scale: str) -> list[dict[str, Any]]:
 
 
 def write_report(folder: Path) -> Path:
-    """README.md, of all tables of the folder as they are now."""
+    """README.md, of all tables of the folder as they are now. A Problem if it has one that is none of these."""
     path = folder / "README.md"
     with locked(folder):
+        if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(report.TITLE):
+            raise Problem(f"{path}: is no report of this program, and is not replaced; --results sets another folder")
         text = report.render(results.studies(folder))
         try:
             sweep.write_text(path, text)

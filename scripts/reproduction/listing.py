@@ -88,11 +88,11 @@ def command(table: Table, row: Sequence[str]) -> str:
 
 
 def minutes(table: Table, folder: Path) -> dict[tuple[str, ...], float]:
-    """By row of the small grid what a training took, the median over its seeds."""
+    """By row of the small grid what the updates of a training took, the median over its seeds."""
     taken: dict[tuple[str, ...], list[float]] = {}
     for run in results.runs(folder, table.name, "small"):
-        if run.get("wall_seconds"):
-            taken.setdefault(tuple(run["labels"]), []).append(run["wall_seconds"] / 60)
+        if (found := results.training_minutes(run)) is not None:
+            taken.setdefault(tuple(run["labels"]), []).append(found)
     return {row: round(statistics.median(times), 1) for row, times in taken.items()}
 
 

@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import Any
 
 from reproduction import gains
-from reproduction.claims import CLAIMS, RULE, Comparison, Judgement, judge
-from reproduction.results import Study
-from reproduction.samples import FEWEST, LEVEL, sample
-from reproduction.tables import SCALES, cell
+from reproduction.claims import CLAIMS, RULE, Comparison, Evidence, Judgement, judge
+from reproduction.results import UNMIXED, Study, training_minutes
+from reproduction.samples import FEWEST, LEVEL, MOST, Sample, sample, seeds_wanted
+from reproduction.tables import SCALES, TEXTS, cell
 
-HEAD = f"""# What was measured here, beside the papers
-
+TITLE = "# What was measured here, beside the papers\n"
+HEAD = f"""{TITLE}
 Written by `scripts/reproduce.py report` from the JSON files of this folder, which have every run: values, flags, seed,
-wall time, device, versions, commit (with + where the code or the recipes differed from it).
+wall time, device, versions, checksum of the text, commit (with + where the code or the recipes differed from it).
 
 *softmax* is fairseq's attention; *A* mixes the heads' attention matrices by one matrix for each attention (Mixhead A,
 position-independent), *B* by one for each position (Mixhead B, position-wise); *random* and *average* by a matrix that
@@ -23,15 +23,19 @@ is not learnt; *d_k* is the size of a head, *n* the length of a sequence. Perple
 of BLEU, scores and F1 more is better.
 
 *Ours* is the mean over seeds ± their standard deviation, with the number of seeds in brackets. *Gain* is how much
-better than softmax of the same seed: of perplexities the difference of the logarithms in percent, of the rest points.
-Where there are {FEWEST} seeds or more, its {1 - LEVEL:.0%} interval is in brackets. The models, texts and updates
-of `small` are not the papers': the numbers cannot be compared with theirs, and of the gains the sign more than the
-size.
+better a row is than softmax with the same seed: for perplexities the difference of the logarithms in percent, for the
+rest points. From {FEWEST} seeds on its {1 - LEVEL:.0%} interval is in brackets, with fewer their number. The models,
+texts and updates of `small` are not the papers', so neither the numbers nor the sizes of the gains need agree with
+theirs: an effect of a paper that is outside our interval does not contradict it.
+
+*Effective rank* is of the attention matrices as they act, after mixing: the exponential of the entropy of their
+singular values' shares, from 1 to the length of the sequence; the mean over layers, heads and windows of the
+validation set.
 
 Time and memory are measured by `scripts/reproduce.py cost`, all rows in turn, with the ratio to softmax in brackets;
-the load is how many processes wanted a core before. On a CPU memory is the peak of the whole process, Python and the
-data included; on a GPU what torch had allocated, to 0.1 GiB. The wall time of the trainings themselves is of machines
-that did other work too.
+the load is the number of processes that wanted a core, a minute's mean. On a CPU memory is the peak of the whole
+process, Python and the data included; on a GPU what torch had allocated, to 0.1 GiB. The minutes of the trainings
+themselves are those of their updates, on a machine that did other work too.
 """
 
 
@@ -54,7 +58,7 @@ def claims(studies: Sequence[Study]) -> str:
     """A verdict for each claim and scale, and what it rests on; what was only tried decides nothing."""
     scales = [scale for scale in SCALES if scale != "tiny" and any(study.scale == scale for study in studies)]
     judged = [[judge(claim, [s for s in studies if s.scale == scale]) for scale in scales] for claim in CLAIMS]
-    heads = ["claim", "of", *(f"at `{scale}`" for scale in scales)]
+    heads = ["claim", "made in", *(f"at `{scale}`" for scale in scales)]
     rows = [
         [claim.text, claim.source, *(judgement.words for judgement in of_claim)]
         for claim, of_claim in zip(CLAIMS, judged)
@@ -71,15 +75,24 @@ def grounds(judgement: Judgement) -> str:
     text = ""
     for evidence in judgement.evidence:
         tested = "" if len(evidence.values) >= FEWEST else " (not in the test)"
-        lines = [told(comparison) for comparison in evidence.comparisons if comparison.values]
-        if len(evidence.counted) == 1:
-            own = lines.pop(evidence.comparisons.index(evidence.counted[0]))
-            text += f"- {evidence.study.table}{tested}: {own}\n"
+        beside = [comparison for comparison in evidence.comparisons if comparison.values]
+        if evidence.wanted == 1:
+            (own,) = evidence.counted
+            beside.remove(own)
+            text += f"- {evidence.study.table}{tested}: {told(own)}\n"
         else:
-            mean = interval(evidence.values, evidence.counted[0].unit)
-            text += f"- {evidence.study.table}, mean of {len(evidence.counted)}{tested}: {mean}\n"
-        text += "".join(f"  - {line}\n" for line in lines)
+            text += f"- {evidence.study.table}, mean of {basis(evidence)}{tested}: "
+            text += f"{interval(evidence.values, evidence.counted[0].unit)}\n"
+        text += "".join(f"  - {told(comparison)}\n" for comparison in beside)
     return text
+
+
+def basis(evidence: Evidence) -> str:
+    """What a table's number is the mean of."""
+    found = evidence.counted
+    of = "" if len(found) == evidence.wanted else f" of {evidence.wanted}"
+    seeds = {frozenset(comparison.values) for comparison in found}
+    return f"{len(found)}{of} comparisons{', over the seeds that all of them have' if len(seeds) > 1 else ''}"
 
 
 def told(comparison: Comparison) -> str:
@@ -135,7 +148,12 @@ def words(study: Study) -> str:
     done = sum(bool(study.values(row, study.metric)) for row in study.rows)
     if done < wanted:
         lines.append(f"{done} of {wanted} rows have runs.")
-    for name, found in (("Devices", devices(study)), ("Versions", versions(study)), ("Commits", commits(study))):
+    for name, found in (
+        ("Devices", devices(study)),
+        ("Versions", versions(study)),
+        ("Text", texts(study)),
+        ("Commits", of_runs(study, "commit")),
+    ):
         if found:
             lines.append(f"{name}: {found}.")
     if cost := part.get("cost"):
@@ -144,7 +162,7 @@ def words(study: Study) -> str:
             f"({loads(cost)})."
         )
     else:
-        lines.append("Time and memory: not measured.")
+        lines.append("The costs of its rows were not measured.")
     return " ".join(lines)
 
 
@@ -158,27 +176,31 @@ def loads(cost: Mapping[str, Any]) -> str:
 
 
 def noise(study: Study) -> list[str]:
-    """How far runs of one row lie apart, and how far a gain has to be from 0 to count."""
+    """How far runs of one row lie apart, how far a gain has to be from 0 to count, and what else it would take."""
     base = next((row for row in study.rows if study.attention(row) == "softmax"), None)
     if base is None or len(values := list(study.values(base, study.metric).values())) < FEWEST:
         return []
-    spreads = []
+    found: dict[str, Sample] = {}
     for row in study.rows:
         own = study.other(row, "softmax")
-        found = list(gains.by_seed(study, row, own).values()) if own and row != own else []
-        if len(found) >= FEWEST:
-            spreads.append(sample(found))
-    if not spreads:
+        differences = list(gains.by_seed(study, row, own).values()) if own and row != own else []
+        if len(differences) >= FEWEST:
+            found["/".join(row)] = sample(differences)
+    if not found:
         return []
     unit = gains.short_unit(study)
     unit = unit if unit == "%" else f" {unit}"
     of_base = 100 * sample(values).deviation / sample(values).mean
-    deviations = span((s.deviation for s in spreads), ".2g")
-    margin = statistics.median(s.margin for s in spreads)
-    return [
+    deviations = span((s.deviation for s in found.values()), ".2g")
+    margin = statistics.median(s.margin for s in found.values())
+    lines = [
         f"Seed noise: {'/'.join(base)} varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
-        f"deviations); half a gain's interval is {margin:.2g}{unit} by the median."
+        f"deviations), so that a gain has to be about {margin:.2g}{unit} from 0 to be told from none."
     ]
+    if undecided := {row: s for row, s in found.items() if s.p >= LEVEL}:
+        wanted = ", ".join(f"{row} {seeds_wanted(s) or f'more than {MOST}'}" for row, s in undecided.items())
+        lines.append(f"With their means and deviations as found, the other gains would take more seeds: {wanted}.")
+    return lines
 
 
 def span(values: Iterable[float], form: str = ",.0f") -> str:
@@ -196,8 +218,8 @@ def size(study: Study) -> str:
         recipe = part.get("recipe")
         tokens = f" of at most {recipe['tokens_per_update']:,} tokens" if recipe else ""
         found.append(f"{span(updates)} updates{tokens}")
-    if seconds := [run["wall_seconds"] for run in part["runs"] if run.get("wall_seconds")]:
-        found.append(f"{span((s / 60 for s in seconds), ',.1f')} minutes each")
+    if minutes := [taken for run in part["runs"] if (taken := training_minutes(run))]:
+        found.append(f"{span(minutes)} minutes each, {statistics.median(minutes):.0f} by the median")
     return ", ".join(found)
 
 
@@ -205,8 +227,24 @@ def distinct(found: Iterable[str]) -> str:
     return "; ".join(sorted(set(found)))
 
 
+def of_runs(study: Study, field: str) -> str:
+    """All that its runs have of it; of runs without one nothing is said."""
+    return distinct(run[field] for run in study.part["runs"] if run.get(field))
+
+
 def devices(study: Study) -> str:
-    return distinct(run["device"] for run in study.part["runs"] if run.get("device"))
+    def with_threads(run: Mapping[str, Any]) -> str:
+        threads = {None: "", 1: ", one thread a run"}
+        count = run.get("threads")
+        return run["device"] + threads.get(count, f", {count} threads a run")
+
+    return distinct(with_threads(run) for run in study.part["runs"] if run.get("device"))
+
+
+def texts(study: Study) -> str:
+    """By their checksums"""
+    known = dict.fromkeys(run["data"] for run in study.part["runs"] if run.get("data"))
+    return "; ".join(f"SHA-256 {text}...{f' ({TEXTS[text]})' if text in TEXTS else ''}" for text in known)
 
 
 def versions(study: Study) -> str:
@@ -215,10 +253,6 @@ def versions(study: Study) -> str:
         for run in study.part["runs"]
         if run.get("versions")
     )
-
-
-def commits(study: Study) -> str:
-    return distinct(run["commit"] for run in study.part["runs"] if run.get("commit"))
 
 
 def numbers(study: Study) -> str:
@@ -231,7 +265,7 @@ def numbers(study: Study) -> str:
     if has_base:
         unit = gains.short_unit(study)
         heads += [f"paper's gain, {unit}"] if named else []
-        heads += [f"our gain, {unit} ({study.metric})"]
+        heads += [f"our gain, {unit} ({metric})" for metric in compared(study)]
     heads += ["s/update", "peak MiB"]
     rows = []
     for row in study.rows:
@@ -252,20 +286,29 @@ def mean(values: Sequence[float]) -> str:
     return f"{found.mean:.2f}{spread} ({found.n})"
 
 
+def compared(study: Study) -> list[str]:
+    """The metrics that gains are shown of."""
+    return [study.metric, *([UNMIXED] if study.unmixed else [])]
+
+
 def gained(study: Study, row: Sequence[str], named: bool) -> list[str]:
     """The paper's gain over softmax, where the table has its numbers, and ours."""
     base = study.other(row, "softmax")
     if base is None or tuple(row) == base:
-        return ["", ""] if named else [""]
+        return [""] * (named + len(compared(study)))
     theirs = gains.published(study, row, base)
-    values = list(gains.by_seed(study, row, base).values())
-    ours = "-"
-    if values:
-        found = sample(values)
-        ours = f"{found.mean:+.2f} ({found.n})"
-        if found.n >= FEWEST:
-            ours = f"{found.mean:+.2f} [{found.mean - found.margin:+.2f}, {found.mean + found.margin:+.2f}]"
-    return [*(["-" if theirs is None else f"{theirs:+.2f}"] if named else []), ours]
+    ours = [spread(list(gains.by_seed(study, row, base, metric).values())) for metric in compared(study)]
+    return [*(["-" if theirs is None else f"{theirs:+.2f}"] if named else []), *ours]
+
+
+def spread(values: Sequence[float]) -> str:
+    """The mean of gains with its interval, or with their number where they are few."""
+    if not values:
+        return "-"
+    found = sample(values)
+    if found.n < FEWEST:
+        return f"{found.mean:+.2f} ({found.n})"
+    return f"{found.mean:+.2f} [{found.mean - found.margin:+.2f}, {found.mean + found.margin:+.2f}]"
 
 
 def costs(study: Study, row: Sequence[str]) -> list[str]:

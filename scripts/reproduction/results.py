@@ -35,6 +35,16 @@ def runs(folder: Path, name: str, scale: str) -> list[dict[str, Any]]:
     return part(folder, name, scale)["runs"]
 
 
+UNMIXED = "test unmixed"  # decoded as the published code does, which mixes in training alone
+
+
+def training_minutes(run: Mapping[str, Any]) -> Optional[float]:
+    """Of its updates alone: the wall time has every pause and every other program."""
+    if run.get("updates") and run.get("seconds_per_update"):
+        return run["updates"] * run["seconds_per_update"] / 60
+    return None
+
+
 class Study(NamedTuple):
     """The results of a table at one scale."""
 
@@ -66,6 +76,11 @@ class Study(NamedTuple):
         """What rows are compared by: the test set, which nothing was chosen by, if it was evaluated."""
         metrics = self.part["metrics"]
         return "test" if "test" in metrics else metrics[0]
+
+    @property
+    def unmixed(self) -> bool:
+        """Whether the models were decoded as the paper's are, too."""
+        return UNMIXED in self.part["metrics"]
 
     def values(self, row: Sequence[str], metric: str) -> dict[int, float]:
         """By seed"""

@@ -219,11 +219,12 @@ def warnings(table: Table, scale: str, todo: Sequence[Pair]) -> None:
 
 
 def states(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> dict[tuple[str, ...], int]:
-    """By row how many of the wanted seeds are done, in the results or in `out`."""
+    """By row how many of the wanted seeds are done, in the results of any table or in `out`."""
     grid = table.grid(scale)
-    entries = results.runs(folder, table.name, scale)
     runner = RecordingRunner(folder_of(out, table, scale), 1)
+    pairs = identity.pairs(grid, seeds)
+    entries = [*results.runs(folder, table.name, scale), *keeping.of_other_tables(folder, table, scale, pairs)]
     counts = dict.fromkeys(tables.rows(grid), 0)
-    for pair in identity.pairs(grid, seeds):
+    for pair in pairs:
         counts[pair.labels] += any(is_of(entry, pair.bare) for entry in entries) or runner.is_done(pair)
     return counts

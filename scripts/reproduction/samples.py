@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 LEVEL = 0.05  # of the two-sided test
 FEWEST = 3  # seeds that a verdict takes
+MOST = 100  # that anyone would train
 
 
 class Sample(NamedTuple):
@@ -42,6 +43,12 @@ def sample(values: Sequence[float]) -> Sample:
         raise ValueError("a sample of no values")
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Sample(len(values), statistics.fmean(values), deviation)
+
+
+def seeds_wanted(found: Sample) -> int:
+    """The fewest values of this mean and deviation whose mean can be told from 0; 0 if MOST are too few."""
+    enough = (n for n in range(2, MOST + 1) if Sample(n, found.mean, found.deviation).p < LEVEL)
+    return next(enough, 0)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:

@@ -2,10 +2,12 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from reproduction import tables
+from reproduction.tables import NUMERIC
 
 
 class Kind(NamedTuple):
@@ -52,8 +54,11 @@ TEXTS = list_of(TEXT)
 WORDS = Kind("a list of texts", lambda value: isinstance(value, list) and all(map(TEXT.holds, value)))
 FLAGS = by_name(WORDS)
 
-CONTENT = {"title": TEXT, "published": by_name(TEXT), "published_metrics": WORDS}
+NUMBERS = re.compile(r"(\d+(\.\d+)?(/\d+(\.\d+)?)*)?")
+CELL = Kind("numbers with / between them", lambda value: isinstance(value, str) and bool(NUMBERS.fullmatch(value)))
+CONTENT = {"title": TEXT, "published": by_name(CELL), "published_metrics": WORDS}
 RECIPE = {"example": TEXT, "updates": COUNT, "tokens_per_update": COUNT}
+MORE_OF_RECIPE = {"parameters": maybe(NUMBER)}
 PART = {
     "title": TEXT,
     "example": TEXT,
@@ -76,10 +81,14 @@ MORE_OF_RUN = {
     **dict.fromkeys(("data", "device", "commit", "evaluated_at", "date"), maybe(TEXT)),
     "versions": maybe(by_name(TEXT)),
 }
-SPECTRUM = {"length": COUNT, "places": Kind("an object", lambda value: isinstance(value, dict))}
+SPECTRUM = {
+    "length": COUNT,
+    "places": Kind("an object, not empty", lambda value: isinstance(value, dict) and bool(value)),
+}
 PLACE = {"mean_effective_rank": NUMBER, "mean_cumulative": Kind("a list of numbers", list_of(NUMBER).holds)}
 COST = {"rounds": COUNT, "updates": COUNT, "device": TEXT, "load_before": NUMBER, "rows": ANY_LIST}
 COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER, "peak_memory_mib": NUMBER}
+MORE_OF_COST = {"load_after": NUMBER}
 MORE_OF_COST_ROW = {"digest": TEXT, "time_ratio": NUMBER, "memory_ratio": NUMBER}
 
 
@@ -101,24 +110,54 @@ def of_part(part: Any, where: str) -> str:
         return found
     for recipe in ("recipe", "paper"):
         if part.get(recipe) is not None:
-            found = found or problem(part[recipe], f"{where}.{recipe}", RECIPE)
+            found = found or problem(part[recipe], f"{where}.{recipe}", RECIPE, MORE_OF_RECIPE)
+    found = found or of_axes(part["axes"], f"{where}.axes")
     for i, run in enumerate(part["runs"]):
-        found = found or of_run(run, f"{where}.runs[{i}]", len(part["axes"]))
+        found = found or of_run(run, f"{where}.runs[{i}]", part)
+    found = found or repeated(part["runs"], f"{where}.runs")
     if "cost" in part:
-        found = found or problem(part["cost"], f"{where}.cost", COST)
+        found = found or problem(part["cost"], f"{where}.cost", COST, MORE_OF_COST)
         for i, row in enumerate([] if found else part["cost"]["rows"]):
             found = found or problem(row, f"{where}.cost.rows[{i}]", COST_ROW, MORE_OF_COST_ROW)
     return found
 
 
-def of_run(run: Any, where: str, axes: int) -> str:
+def of_axes(axes: Mapping[str, Any], where: str) -> str:
+    for axis in NUMERIC & axes.keys():
+        for label in axes[axis]:
+            if not label.isdecimal() or int(label) < 1:
+                return f"{where}.{axis}: each must be {COUNT.words}, not {shown(label)}"
+    return ""
+
+
+def of_run(run: Any, where: str, part: Mapping[str, Any]) -> str:
+    axes = part["axes"]
     found = problem(run, where, RUN, MORE_OF_RUN)
-    if not found and len(run["labels"]) != axes:
-        found = f"{where}.labels: must be {axes}, one of each axis, not {shown(run['labels'])}"
-    if not found and "spectrum" in run:
-        found = problem(run["spectrum"], f"{where}.spectrum", SPECTRUM)
-        for place, values in {} if found else run["spectrum"]["places"].items():
-            found = found or problem(values, f"{where}.spectrum.places.{place}", PLACE)
+    if not found and len(run["labels"]) != len(axes):
+        found = f"{where}.labels: must be {len(axes)}, one of each axis, not {shown(run['labels'])}"
+    for label, (axis, labels) in zip([] if found else run["labels"], axes.items()):
+        if label not in labels:
+            return f"{where}.labels: {label}: must be one of {axis}: {', '.join(labels)}"
+    if not found and part["measure"] == "perplexity" and min(run["values"].values(), default=1) <= 0:
+        found = f"{where}.values: a perplexity must be above 0, not {shown(run['values'])}"
+    return found or (of_spectrum(run["spectrum"], f"{where}.spectrum") if "spectrum" in run else "")
+
+
+def repeated(runs: Sequence[Mapping[str, Any]], where: str) -> str:
+    known: set[tuple[Any, ...]] = set()
+    for i, run in enumerate(runs):
+        if (name := (*run["labels"], run["seed"])) in known:
+            return f"{where}[{i}]: {'/'.join(run['labels'])} with seed {run['seed']} is there twice"
+        known.add(name)
+    return ""
+
+
+def of_spectrum(spectrum: Any, where: str) -> str:
+    found = problem(spectrum, where, SPECTRUM)
+    for place, values in {} if found else spectrum["places"].items():
+        found = found or problem(values, f"{where}.places.{place}", PLACE)
+        if not found and len(values["mean_cumulative"]) != spectrum["length"]:
+            found = f"{where}.places.{place}.mean_cumulative: must be {spectrum['length']} numbers, as its length says"
     return found
 
 

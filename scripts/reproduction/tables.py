@@ -19,6 +19,7 @@ from reproduction.errors import fail
 SCALES = ("full", "small", "tiny")
 TINY = "--max-update 6 --warmup-updates 2 --log-interval 1"  # behind the small grid's
 SEEDS = 3
+NUMERIC = {"tokens", "heads", "head-size"}  # axes whose labels are numbers
 
 
 class Measure(NamedTuple):
@@ -59,6 +60,12 @@ PUBLISHED_METRICS = {
     "table5": ("test",),  # of the evaluation server; MNLI's two sets have a cell
     "table6": ("EM", "F1"),
     "low_rank_tables_squad": ("F1", "EM"),
+}
+
+# Prepared texts, by the checksum that their runs have.
+TEXTS = {
+    "b1597121f3f1": "WikiText-2 with its articles in another order than in the published archive",
+    "564446fb2682": "Multi30k De-En",
 }
 
 # Beside the rows: what a table begins with, and what its paper says without numbers.
@@ -204,24 +211,20 @@ def table(name: str) -> Table:
 
 
 def chosen(grid: Grid, only: Sequence[str]) -> list[tuple[str, ...]]:
-    """The rows that have, of every axis that `only` names labels of, one of these labels."""
-    wanted: dict[str, set[str]] = {}
+    """The rows of any of `only`; all where it is empty."""
+    found = [set(named(grid, given)) for given in only]
+    return [row for row in rows(grid) if not only or any(row in of_one for of_one in found)]
+
+
+def named(grid: Grid, given: str) -> list[tuple[str, ...]]:
+    """The rows that have, of every axis that labels are given of, one of these labels."""
     axes = {axis: points for axis, points in grid.axes.items() if axis != "seed"}
-
-    def take(label: str) -> bool:
-        found = [axis for axis, points in axes.items() if label in points]
-        for axis in found:
-            wanted.setdefault(axis, set()).add(label)
-        return bool(found)
-
-    for given in only:
-        if take(given):  # a label may have commas
-            continue
-        for label in parts(given, {label for points in axes.values() for label in points}):
-            if not take(label):
-                labels = [label for points in axes.values() for label in points]
-                fail(f"--only {given}: {label!r} is no label; labels are {'; '.join(labels)}")
-    return [row for row in rows(grid) if all(label in wanted[axis] for axis, label in zip(axes, row) if axis in wanted)]
+    labels = [label for points in axes.values() for label in points]
+    wanted = [given] if given in labels else parts(given, set(labels))  # a label may have commas
+    if unknown := next((label for label in wanted if label not in labels), None):
+        fail(f"--only {given}: {unknown!r} is no label; labels are {'; '.join(labels)}")
+    of_axis = {axis: found for axis, points in axes.items() if (found := points.keys() & set(wanted))}
+    return [row for row in rows(grid) if all(row[list(axes).index(axis)] in found for axis, found in of_axis.items())]
 
 
 def parts(text: str, labels: set[str]) -> list[str]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts")]
 
 from reproduction import claims, gains, report, samples  # noqa: E402
-from reproduction.claims import FAILS, HOLDS, OPEN  # noqa: E402
+from reproduction.claims import FAILS, HOLDS, NOT_RUN, OPEN  # noqa: E402
 from reproduction.results import Study  # noqa: E402
 
 BASE = [100.0, 104.0, 102.0]
@@ -71,9 +71,9 @@ def test_an_interval_is_scipys(values):
     [
         ([95.0, 99.1, 96.9], HOLDS, ""),
         ([105.0, 109.1, 106.9], FAILS, ""),
-        ([99.0, 105.1, 101.9], OPEN, "within seed noise"),
+        ([99.0, 105.1, 101.9], OPEN, "its seeds cannot tell it from no effect"),
         ([95.0, 99.1], OPEN, "2 of the 3 seeds"),
-        ([], OPEN, "not run"),
+        ([], NOT_RUN, ""),
     ],
 )
 def test_a_verdict_takes_a_difference_beyond_seed_noise(values, verdict, reason):
@@ -131,7 +131,7 @@ def test_hurting_is_being_worse():
     values = {"softmax": BASE, "random": [105.0, 109.1, 106.9], "average": [97.0, 100.2, 99.0]}
     assert judged("Random mixing hurts", study(values)).verdict == HOLDS
     assert judged("Average mixing hurts", study(values)).verdict == FAILS
-    assert judged("B beats A", study(values)).reason == "not run"
+    assert judged("B beats A", study(values)).verdict == NOT_RUN
 
 
 def test_a_gain_that_grows_with_the_length():
@@ -181,7 +181,7 @@ def test_overfitting_is_being_worse_and_being_further_from_the_training_loss(wor
 def test_a_claim_is_tested_on_its_own_tables():
     values = {"softmax": BASE, "A": BASE, "B": [base + 5 + noise for base, noise in zip(BASE, (0, 0.1, -0.1))]}
     assert judged("B beats A", study(values)).verdict == FAILS
-    assert judged("B beats A", study(values, "table4")).reason == "not run"
+    assert judged("B beats A", study(values, "table4")).verdict == NOT_RUN
     assert judged("Mixhead B beats softmax", study(values, "table4")).verdict == FAILS
     assert CLAIMS["B beats A"].source == "Mixhead, tables 1, 2, 3, 7"
 
@@ -227,7 +227,7 @@ def test_scales_are_judged_apart_and_what_was_tried_decides_nothing():
     full = study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}, scale="full")
     tiny = study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}, "table8", scale="tiny")
     lines = report.claims([full, small, tiny]).splitlines()
-    assert "| claim | of | at `full` | at `small` |" in lines
+    assert "| claim | made in | at `full` | at `small` |" in lines
     (row,) = (line for line in lines if line.startswith("| Mixhead A beats softmax |"))
     assert HOLDS in row.split("|")[3] and FAILS in row.split("|")[4]
     assert "table8" not in "\n".join(lines)
@@ -240,7 +240,8 @@ def test_what_a_verdict_rests_on_is_told_by_row():
         ("32", "softmax"): [20.0, 21.0], ("32", "A"): [22.0, 23.0],
     }  # fmt: skip
     text = report.claims([study(values, "table4", axes, "BLEU", "higher")])
-    assert "- table4, mean of 2 (not in the test): +1.2 BLEU (2 seeds)" in text
+    basis = "mean of 2 comparisons, over the seeds that all of them have"
+    assert f"- table4, {basis} (not in the test): +1.2 BLEU (2 seeds)" in text
     assert "  - A better than softmax, heads 4: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034)" in text
     assert "  - A better than softmax, heads 32: +2 BLEU (2 seeds)" in text
 
@@ -253,6 +254,67 @@ def test_the_papers_effect_is_within_our_interval_or_not():
     text = report.claims([found])
     assert "heads 4: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034); the paper's -0.92 is outside" in text
     assert "heads 32: +0.467 BLEU [+0.0872, +0.846] (3 seeds, p 0.034); the paper's +0.5 is within" in text
+
+
+def test_a_mean_of_some_rows_says_so():
+    axes = {"tokens": ["32", "64", "128"], "attention": ["softmax", "A"]}
+    values = {("32", "softmax"): BASE, ("32", "A"): [95.0, 99.1, 96.9]}
+    found = study(values, "table9", axes)
+    text = report.claims([found])
+    assert "- table9, mean of 1 of 3 comparisons: +" in text
+    assert "  - A better than softmax, tokens 32: +" in text and "tokens 64" not in text
+    assert "| Mixhead B beats softmax | Mixhead, all tables | not run |" in text
+
+
+def test_gains_of_unmixed_decoding_stand_beside_the_papers():
+    """The published code decodes so; what is mixed in decoding, too, is not compared with it."""
+    values = {
+        "softmax": {"test": [30.0, 31.0, 32.0], "test unmixed": [30.0, 31.0, 32.0]},
+        "A": {"test": [31.0, 32.5, 33.1], "test unmixed": [28.0, 30.5, 30.2]},
+    }
+    published = {"softmax": "34.76", "A": "33.84"}
+    found = study(values, "table4", measure="BLEU", better="higher", published=published)
+    heads, _, _, row = report.numbers(found).splitlines()
+    assert "| paper's gain, BLEU | our gain, BLEU (test) | our gain, BLEU (test unmixed) |" in heads
+    assert "| -0.92 | +1.20 [+0.54, +1.86] | -1.43 [-3.46, +0.59] |" in row
+    assert "the paper's" not in report.claims([found]).partition("**Mixhead A beats softmax")[2]
+
+
+@pytest.mark.parametrize("mean, deviation", [(1.2, 0.5), (0.25, 0.91), (-0.7, 0.6), (3.0, 0.1)])
+def test_the_seeds_that_a_gain_would_take_are_the_fewest(mean, deviation):
+    found = samples.seeds_wanted(samples.Sample(3, mean, deviation))
+
+    def p(n):
+        return 2 * stats.t.sf(abs(mean) / deviation * math.sqrt(n), n - 1)
+
+    assert p(found) < 0.05 and (found == 2 or p(found - 1) >= 0.05)
+
+
+def test_a_gain_that_no_seeds_could_show_takes_none():
+    assert samples.seeds_wanted(samples.Sample(3, 0.01, 1.0)) == 0
+
+
+def test_noise_is_told_with_what_it_hides():
+    values = {"softmax": BASE, "A": [99.0, 103.0, 100.9], "B": [99.0, 105.1, 100.0]}
+    (noise, wanted) = report.noise(study(values))
+    gained = {row: [100 * math.log(b / a) for a, b in zip(values[row], BASE)] for row in ("A", "B")}
+    low, high = sorted(stats.tstd(found) for found in gained.values())
+    margin = sum(stats.t.interval(0.95, 2, 0, stats.sem(found))[1] for found in gained.values()) / 2
+    assert f"softmax varies by {200 / 102:.2g}% between seeds, gains by {low:.2g} to {high:.2g}% " in noise
+    assert f"about {margin:.2g}% from 0" in noise
+    assert wanted.endswith(f" more seeds: B {samples.seeds_wanted(samples.sample(gained['B']))}.")
+    assert len(report.noise(study({"softmax": BASE, "A": [99.0, 103.0, 100.9]}))) == 1
+
+
+def test_what_was_run_is_told_with_its_minutes_threads_and_text():
+    runs = {"updates": [1000] * 3, "seconds_per_update": [0.6, 0.9, 3.0], "parameters": [1_500_000] * 3}
+    more = {"device": ["a CPU"] * 3, "threads": [1, 1, 2], "data": ["b1597121f3f1", "b1597121f3f1", "other"]}
+    fields = {name: {("softmax",): found} for name, found in {**runs, **more}.items()}
+    text = report.words(study({"softmax": BASE}, **fields))
+    assert "1.5 million parameters, 1,000 updates, 10 to 50 minutes each, 15 by the median." in text
+    assert "Devices: a CPU, 2 threads a run; a CPU, one thread a run." in text
+    assert "Text: SHA-256 b1597121f3f1... (WikiText-2 with its articles in another order " in text
+    assert "; SHA-256 other....".replace("....", "...") in text and "costs of its rows were not measured" in text
 
 
 def test_what_was_not_in_the_test_is_marked():

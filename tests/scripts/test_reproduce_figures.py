@@ -75,6 +75,12 @@ def test_files_are_the_same_for_the_same_numbers(tmp_path):
 # ---- the README's table ----------------------------------------------------------------------------------------------
 
 
+def of_all(rows):
+    """Fields of every run of the rows, by seed."""
+    found = {"parameters": [1_200_000, 1_400_000, 1_520_000], "updates": [800, 1000, 900], "device": ["a CPU"] * 3}
+    return {name: {(row,): of_row for row in rows} for name, of_row in found.items()}
+
+
 def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     def spectrum(rank):
         return {"length": 8, "windows": 4, "places": {"decoder": {"mean_effective_rank": rank, "mean_cumulative": []}}}
@@ -89,7 +95,13 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
         monkeypatch.setattr(results, "studies", lambda folder: studies)
         return front_page.table(Path())
 
-    language, translation = study(values, spectrum=ranks), study(bleu, "table4", axes, "BLEU", "higher")
+    def caption(*studies):
+        page(*studies)
+        return " ".join(front_page.caption(Path()).split())
+
+    sizes = of_all(values)
+    language = study(values, spectrum=ranks, **sizes)
+    translation = study(bleu, "table4", axes, "BLEU", "higher")
     heads, softmax, mixed, _, random, _ = page(translation, language)
     texts = ["WikiText-2, 16 heads of 8: perplexity", "Multi30k De-En, 64 heads of 2: BLEU"]
     assert heads == ["attention", *texts, "WikiText-2, effective rank"]
@@ -100,4 +112,46 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     for studies in ([language, fewer], [language, translation._replace(scale="full")], [language]):
         assert page(*studies)[0] == ["attention", texts[0], heads[-1]]
     assert page(study(values))[0] == ["attention", texts[0]]
-    assert page()[0] == ["attention"]
+    assert page()[0] == ["attention"] and caption() == ""
+    assert caption(language).startswith("Models of 1.2 to 1.5 million parameters after 800 to 1,000 updates (a CPU). ")
+    assert "effective rank" in caption(language) and "effective rank" not in caption(study(values, **sizes))
+
+
+def test_the_front_page_has_costs_once_all_rows_have_them(monkeypatch):
+    cost = {"seconds_per_update": 0.512, "time_ratio": 1.236, "peak_memory_mib": 840.4, "memory_ratio": 1.05}
+    found = study(dict.fromkeys(front_page.ROWS, BASE), **of_all(front_page.ROWS))
+    monkeypatch.setattr(results, "studies", lambda folder: [found])
+    rows = [{"labels": [row], **cost} for row in front_page.ROWS]
+    found.part["cost"] = {"rows": rows}
+    heads, *table = front_page.table(Path())
+    assert heads[2:] == ["WikiText-2, seconds per update", "WikiText-2, peak memory"]
+    assert [row[2:] for row in table] == [["0.51 (1.24)", "840 MiB (1.05)"]] * 5
+    assert "Time and memory" in front_page.caption(Path())
+    found.part["cost"] = {"rows": rows[:-1]}
+    assert len(front_page.table(Path())[0]) == 2 and "Time" not in front_page.caption(Path())
+
+
+# ---- spectra ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_spectrum_has_a_panel_for_each_place_and_a_curve_for_each_attention():
+    """The mean over the seeds; five curves of five lines."""
+    rows = ["softmax", "A", "B", "random", "average"]
+    places = {"encoder-self": [0.5, 0.8, 1.0], "decoder-self": [0.4, 0.9, 1.0]}
+
+    def spectrum(i):
+        found = {
+            place: {"mean_effective_rank": 2 + i / 4, "mean_cumulative": [share - i / 100 for share in curve]}
+            for place, curve in places.items()
+        }
+        return {"length": 3, "windows": 4, "places": found}
+
+    found = study(dict.fromkeys(rows, BASE), spectrum={(row,): [spectrum(i) for i in range(3)] for row in rows})
+    figure = figures.spectrum(style, [found])
+    panels = [panel for panel in figure.axes if panel.lines]
+    assert [panel.get_title() for panel in panels] == [f"made up: {place}" for place in places]
+    for panel, curve in zip(panels, places.values()):
+        assert [line.get_label() for line in panel.lines] == [f"{row}: 2.2" for row in rows]
+        assert len({str(line._dash_pattern) for line in panel.lines}) == 5
+        for line in panel.lines:
+            assert list(line.get_ydata()) == pytest.approx([share - 0.01 for share in curve])

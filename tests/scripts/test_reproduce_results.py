@@ -414,6 +414,17 @@ def test_nothing_is_rendered_of_what_was_only_tried(command, toy, drawn):
     assert drawn == [["table7 at `tiny`"]] and not (toy / "results" / "README.md").exists()
 
 
+def test_a_report_of_somebody_else_is_not_replaced(command, toy):
+    (toy / "results").mkdir()
+    path = toy / "results" / "README.md"
+    path.write_text("# My own\n")
+    status, _, errors = command(*RUN, "--only", "A")
+    assert f"{path}: is no report of this program, and is not replaced; --results sets another folder" in errors
+    assert status == 1 and path.read_text() == "# My own\n" and len(content(toy)["runs"]) == 1
+    status, _, errors = command("report")
+    assert status == 2 and one_line(errors) and path.read_text() == "# My own\n"
+
+
 def test_a_dry_run_writes_nothing(command, toy, drawn, monkeypatch):
     monkeypatch.setenv("DRY_RUN", "1")
     assert command(*RUN)[0] == 0 and drawn == [] and not (toy / "results").exists()
@@ -659,11 +670,15 @@ def test_other_files_may_lie_beside_the_tables(text, command, toy):
 NAN = float("nan")
 WRONG = [
     ("title", None), ("published", None), ("published", {"A": 1}), ("published_metrics", [1]),
+    ("published", {"A": "x/y"}), ("published", {"A": "1..2"}), ("published", {"A": "1/"}),
     ("scales/small/axes", []), ("scales/small/axes", {}), ("scales/small/axes/attention", []),
     ("scales/small/axes/attention", "A"), ("scales/small/metrics", []), ("scales/small/metrics", [1]),
     ("scales/small/better", "more"), ("scales/small/measure", 3), ("scales/small/title", None),
     ("scales/small/runs", {}), ("scales/small/runs/0", []), ("scales/small/recipe", {}),
-    ("scales/small/paper", {"updates": 1}), ("scales/small/about", 1),
+    ("scales/small/paper", {"updates": 1}), ("scales/small/paper/parameters", "x"), ("scales/small/about", 1),
+    ("scales/small/axes/heads", ["four"]), ("scales/small/runs/0/labels", ["Z"]),
+    ("scales/small/runs/0/values", {"test": 0}), ("scales/small/runs/0/threads", 0),
+    ("scales/small/runs/0/data", 5),
     ("scales/small/runs/0/values", None), ("scales/small/runs/0/values", {"test": None}),
     ("scales/small/runs/0/values", {"test": NAN}), ("scales/small/runs/0/values", {"test": True}),
     ("scales/small/runs/0/values", {"test": "90"}), ("scales/small/runs/0/labels", None),
@@ -675,6 +690,9 @@ WRONG = [
     ("scales/small/runs/0/train", []), ("scales/small/runs/0/flags", {"--lr": 1}),
     ("scales/small/runs/0/commit", 5), ("scales/small/runs/0/device", {}), ("scales/small/runs/0/updates", "30"),
     ("scales/small/runs/0/valid_loss", NAN), ("scales/small/runs/0/wall_seconds", "x"),
+    ("scales/small/runs/0/spectrum", {"length": 8, "places": {}}),
+    ("scales/small/runs/0/spectrum",
+     {"length": 3, "places": {"decoder": {"mean_effective_rank": 1, "mean_cumulative": [1]}}}),
     ("scales/small/runs/0/spectrum", None), ("scales/small/runs/0/spectrum", {"length": 8}),
     ("scales/small/runs/0/spectrum", {"length": 8, "places": {"decoder": {"mean_effective_rank": 1}}}),
     ("scales/small/runs/0/spectrum",
@@ -682,7 +700,7 @@ WRONG = [
     ("scales/small/cost", {}), ("scales/small/cost", None), ("scales/small/cost/rows", None),
     ("scales/small/cost/rows/0", {}), ("scales/small/cost/rows/0/labels", None),
     ("scales/small/cost/rows/0/seconds_per_update", NAN), ("scales/small/cost/rows/0/time_ratio", "1"),
-    ("scales/small/cost/load_before", None),
+    ("scales/small/cost/load_before", None), ("scales/small/cost/load_after", "x"),
 ]  # fmt: skip
 
 
@@ -714,6 +732,13 @@ def test_a_malformed_file_is_one_line(path, value, words, command, toy, good):
     where = path.replace("/0", "[0]").replace("/", ".").removesuffix(".attention")  # an axis is part of all
     assert status == 2 and f"results/table7.json: {where}" in one_line(errors)
     assert calls(toy) == [] and (toy / "results" / "table7.json").read_text() == text
+
+
+def test_a_run_that_is_there_twice_is_one_line(command, toy):
+    command(*RUN)
+    edit(toy, lambda part: part["runs"][1].update(labels=["softmax"]))
+    status, _, errors = command("report")
+    assert status == 2 and "scales.small.runs[1]: softmax with seed 1 is there twice" in one_line(errors)
 
 
 def test_the_loss_of_a_training_that_diverged_is_kept_as_none(command, toy):

@@ -379,6 +379,37 @@ def listed(toy):  # noqa: F811
     return {"/".join(row["labels"]): row for row in found["rows"]}, listing.text([found])
 
 
+def test_the_list_knows_what_another_table_has(command, toy):  # noqa: F811
+    """Which `run` would take over, and not train."""
+    grids = toy / "examples" / "grids"
+    for folder in (grids, grids / "small"):
+        (folder / "mixhead_table_8.toml").write_text((folder / "mixhead_table_7.toml").read_text())
+    command("run", "table7", "--scale", "small", "--seeds", "2", "--only", "A")
+    found = listing.of_table(tables.table("table8"), toy / "runs", toy / "results")
+    assert {row["labels"][0]: row["done"].get("small") for row in found["rows"]} == {
+        "softmax": 0, "A": 2, "average": 0, "B": None
+    }  # fmt: skip
+
+
+GRID = tables.table("table4").grid("small")
+
+
+@pytest.mark.parametrize(
+    "only, expected",
+    [
+        ([], [(heads, row) for heads in ("4", "32", "64") for row in ("softmax", "A", "B")]),
+        (["4,A"], [("4", "A")]),
+        (["4,A", "64,B"], [("4", "A"), ("64", "B")]),
+        (["64,B", "4,A"], [("4", "A"), ("64", "B")]),
+        (["4,64,B"], [("4", "B"), ("64", "B")]),
+        (["4", "A"], [("4", "softmax"), ("4", "A"), ("4", "B"), ("32", "A"), ("64", "A")]),
+    ],
+)
+def test_rows_are_chosen_by_their_labels(only, expected):
+    """Labels in one --only are of one row; each --only adds rows."""
+    assert tables.chosen(GRID, only) == expected
+
+
 def line_of(row, text):
     return next(line.split() for line in text.splitlines() if line.startswith(f"  {row} "))
 
@@ -404,10 +435,9 @@ def test_the_list_has_the_median_of_the_minutes_of_a_small_run(command, toy):  #
     command("run", "table7", "--scale", "small", "--seeds", "3")
     path = toy / "results" / "table7.json"
     found = json.loads(path.read_text())
+    seconds = {"softmax": [40, 400, 20], "A": [None] * 3, "average": [3] * 3}  # of an update, by seed
     for run in found["scales"]["small"]["runs"]:
-        run["wall_seconds"] = {"softmax": [600, 6000, 1200], "A": [None] * 3}.get(run["labels"][0], [90] * 3)[
-            run["seed"] - 1
-        ]
+        run["seconds_per_update"] = seconds[run["labels"][0]][run["seed"] - 1]
     path.write_text(json.dumps(found))
     rows, text = listed(toy)
     assert {label: row["small_minutes"] for label, row in rows.items()} == {
