@@ -7,7 +7,7 @@ from typing import Any, Optional
 import numpy as np
 
 from reproduction import gains
-from reproduction.results import Study
+from reproduction.results import UNMIXED, Study
 from reproduction.samples import FEWEST, sample
 from reproduction.tables import NUMERIC
 
@@ -28,7 +28,8 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
                 means(figures, left, study)
                 gained(figures, right, study)
                 left.set_title(f"{study.part['title']}\nmean and standard deviation over the seeds")
-                right.set_title("gain over softmax of the same seed\nmean and 95% interval; hollow: the paper's")
+                unmixed = "\nx: ours decoded unmixed, as the paper's code does" if study.unmixed else ""
+                right.set_title(f"gain over softmax, same seed: mean and 95% interval; hollow: the paper's{unmixed}")
             if axes[0][0].get_legend_handles_labels()[0]:
                 figures.legend_below(figure, axes)
             made += figures.save(figure, str(folder), studies[0].table)
@@ -103,6 +104,10 @@ def gained(figures: Any, panel: Any, study: Study) -> None:
         margins = [sample(values).margin if len(values) >= FEWEST else np.nan for values in found]
         theirs = [gains.published(study, row, base) for _, row, base in own]
         panel.errorbar(places, centres, margins, **style)
+        if study.unmixed:
+            found = [list(gains.by_seed(study, row, base, UNMIXED).values()) for _, row, base in own]
+            centres = [sample(values).mean if values else np.nan for values in found]
+            panel.plot(places, centres, color=style["color"], linestyle="none", marker="x", markersize=5)
         panel.plot(
             places,
             [np.nan if value is None else value for value in theirs],

@@ -55,6 +55,16 @@ def test_gains_have_the_interval_of_their_mean_and_the_papers_beside():
     assert list(paper.get_ydata()) == pytest.approx([33.84 - 34.76, 32.58 - 32.60])
 
 
+def test_gains_of_unmixed_decoding_are_crosses():
+    values = {row: {"test": found, "test unmixed": [v - 1 for v in found]} for row, found in BLEU.items()}
+    for heads in AXES["heads"]:
+        values[heads, "softmax"]["test unmixed"] = values[heads, "softmax"]["test"]
+    found = panel()
+    figures.gained(style, found, study(values, "table4", AXES, "BLEU", "higher", published=PUBLISHED))
+    (crosses,) = (line for line in found.lines if line.get_marker() == "x")
+    assert list(crosses.get_ydata()) == pytest.approx([0.4667 - 1, 2.25 - 1], abs=1e-4)
+
+
 def test_rows_without_an_axis_of_numbers_are_points():
     found = panel()
     made_up = study({"softmax": BASE, "A": [99.0, 103.0, 100.0]})
