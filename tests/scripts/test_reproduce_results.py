@@ -483,7 +483,7 @@ models = {
 }
 folder = pathlib.Path(words[words.index("--output") + 1])
 folder.mkdir(parents=True, exist_ok=True)
-(folder / "spectrum.json").write_text(json.dumps({"length": 8, "models": models}))
+(folder / "spectrum.json").write_text(json.dumps({"length": 2, "models": models}))
 """
 
 
