@@ -102,7 +102,7 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     before = os.getloadavg()[0]
     if before > 0.5:
         print(f"this machine is not idle: {before:.1f} processes of the last minute wanted a core", flush=True)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")  # of this measurement alone
     runner = Runner(make(folder_of(out, table, scale) / "cost" / stamp), 1)
     with runner.stoppable():
         found, failure = completed(runner, runs, rows, rounds)

@@ -416,7 +416,7 @@ def test_the_report_sets_ours_beside_the_papers(command, toy):
     assert "Made small for a test." in text and "1.23 million parameters" in text
     assert "| Mixhead A beats softmax | Mixhead, all tables | holds here (p " in text
     assert "| Average mixing hurts | Mixhead, table 7 | holds here (p " in text
-    assert "| B beats A | Mixhead, tables 1, 2, 3, 7 | not testable at this size: not run |" in text
+    assert "| B beats A | Mixhead, tables 1, 2, 3, 7 | not run |" in text
     assert str(toy) not in text
     (toy / "runs").rename(toy / "lost")  # from the JSON alone
     command("report")
