@@ -22,7 +22,7 @@ class Quality(NamedTuple):
 MODEL = "table7"  # whose ranks and costs are shown, and all of whose rows
 TEXT = "WikiText-2"
 ROWS = {
-    "softmax": "softmax, fairseq's own",
+    "softmax": "softmax, no mixing",
     "A": "Mixhead A",
     "B": "Mixhead B",
     "random": "random mixing, not learnt",
@@ -84,7 +84,7 @@ def caption(folder: Path) -> str:
     if ranked:
         text += "The effective rank is of the mixed attention matrices, on the validation set. "
     if timed:
-        text += "Time and memory are of training, with the ratio to softmax. "
+        text += "Time and memory are of training by the plugin's attention, with the ratio to its softmax. "
     return "\n".join(textwrap.wrap(text, 120))
 
 
