@@ -124,21 +124,22 @@ def gained(figures: Any, panel: Any, study: Study) -> None:
 
 def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
     """Share of the largest singular values, mean over layers, heads and seeds; a panel for each place and length."""
-    panels: dict[tuple[str, str, int], dict[str, list[Any]]] = {}
+    panels: dict[tuple[str, int], dict[str, list[Any]]] = {}
     for study in studies:
         for run in study.part["runs"]:
             for place, values in run.get("spectrum", {"places": {}})["places"].items():
                 length = run["spectrum"]["length"]
                 own = study.attention(run["labels"])
-                others = ", ".join(f"{axis} {label}" for axis, label in zip(study.axes, run["labels"]) if label != own)
-                title = f"{study.part['title']}{', ' if others else ''}{others}"
-                curves = panels.setdefault((title, place, length), {})
+                others = [f"{axis} {label}" for axis, label in zip(study.axes, run["labels"]) if label != own]
+                title = ", ".join([f"`{study.scale}`"] * (len(studies) > 1) + others + [place])
+                curves = panels.setdefault((title, length), {})
                 curves.setdefault(own or "/".join(run["labels"]), []).append(values)
     across = min(3, len(panels))
     figure, axes = figures.subplots(-(-len(panels) // across), across, (3.8, 3.4))
     for panel in axes.flat[len(panels) :]:
         panel.axis("off")
-    for panel, ((title, place, length), curves) in zip(axes.flat, panels.items()):
+    figure.suptitle("; ".join(study.part["title"] for study in studies))
+    for panel, ((title, length), curves) in zip(axes.flat, panels.items()):
         names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
         for name, values in curves.items():
             i = names.index(name)
@@ -147,7 +148,7 @@ def spectrum(figures: Any, studies: Sequence[Study]) -> Any:
             rank = np.mean([v["mean_effective_rank"] for v in values])
             # the colours are the same in all panels, so the rank stands at the curve's own legend
             panel.plot(range(1, len(curve) + 1), curve, **style, label=f"{name}: {rank:.1f}")
-        panel.set(title=f"{title}: {place}", xlabel=f"largest singular values (of {length})", ylim=(0, 1.02))
+        panel.set(title=title, xlabel=f"largest singular values (of {length})", ylim=(0, 1.02))
         figures.integer_axis(panel.xaxis)
         panel.legend(title="effective rank", loc="lower right")
         panel.grid(True)
