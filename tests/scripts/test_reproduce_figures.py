@@ -127,6 +127,19 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     assert "effective rank" in caption(language) and "effective rank" not in caption(study(values, **sizes))
 
 
+def test_the_front_page_says_what_unmixed_decoding_costs(monkeypatch):
+    values = {row: {"test": [30.0, 31.0, 32.0], "test unmixed": [29.0, 29.5, 30.9]} for row in ("softmax", "A", "B")}
+    found = study(values, "table4", measure="BLEU", better="higher", **of_all(values))
+    language = study({"softmax": BASE, "A": BASE}, **of_all(["softmax", "A"]))
+    monkeypatch.setattr(results, "studies", lambda folder: [found, language])
+    cost = samples.sample([1.0, 1.5, 1.1])
+    low, high = cost.mean - cost.margin, cost.mean + cost.margin
+    assert f" lose 1.2 BLEU [{low:.1f}, {high:.1f}], " in " ".join(front_page.caption(Path()).split())
+    two = study({row: {m: v[:2] for m, v in of_row.items()} for row, of_row in values.items()}, "table4")
+    monkeypatch.setattr(results, "studies", lambda folder: [two, language])
+    assert "unmixed" not in front_page.caption(Path())
+
+
 def test_the_front_page_has_costs_once_all_rows_have_them(monkeypatch):
     cost = {"seconds_per_update": 0.512, "time_ratio": 1.236, "peak_memory_mib": 840.4, "memory_ratio": 1.05}
     found = study(dict.fromkeys(front_page.ROWS, BASE), **of_all(front_page.ROWS))
