@@ -282,7 +282,7 @@ TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cut
 @pytest.mark.parametrize(
     "corpus, model, train, evaluate",
     [
-        ("wikitext2", "transformer-xl", TINY_XL, "--tokens-per-sample 8"),
+        pytest.param("wikitext2", "transformer-xl", TINY_XL, "--tokens-per-sample 8", marks=pytest.mark.slow),
         pytest.param("wikitext103", "transformer-xl", TINY_XL, "--tokens-per-sample 8", marks=pytest.mark.slow),
         pytest.param(
             "wikitext103",
