@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from test_reproduce import ROOT, TRAIN, calls, command, content, reproduce, toy  # noqa: F401 (two are fixtures)
 
 import sweep  # isort: skip (found where scripts/reproduce.py looks)
-from reproduction import costs, estimates, listing, logs, tables  # isort: skip
+from reproduction import costs, estimates, identity, listing, logs, tables  # isort: skip
 from reproduction.others import OTHERS  # isort: skip
 
 TABLES = tables.tables()
@@ -408,6 +408,20 @@ GRID = tables.table("table4").grid("small")
 def test_rows_are_chosen_by_their_labels(only, expected):
     """Labels in one --only are of one row; each --only adds rows."""
     assert tables.chosen(GRID, only) == expected
+
+
+def test_tables_of_the_papers_size_have_their_runs_in_common():
+    """Of the model with adaptive inputs, whose trainings take a day each."""
+    known = {}
+    for name in ("table1", "table7", "table8", "table9", "table10"):
+        for pair in identity.pairs(tables.table(name).grid("full"), 1):
+            run = (pair.bare.digest, str(identity.evaluations(pair.bare)))
+            known.setdefault(run, []).append((name, *pair.labels))
+    assert [places for places in known.values() if len(places) > 1] == [
+        *([("table1", "baevski", row), ("table10", "128", row)] for row in ("softmax", "A", "B")),
+        *([("table7", row), ("table8", "8", row), ("table9", "512", row), ("table10", "64", row)]
+          for row in ("softmax", "A", "B")),
+    ]  # fmt: skip
 
 
 def line_of(row, text):
