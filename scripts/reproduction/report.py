@@ -138,8 +138,7 @@ def scale(study: Study) -> str:
 def words(study: Study) -> str:
     """What was run, and how it differs from the paper's."""
     part = study.part
-    lines = [part["about"]] if part.get("about") else []
-    lines.append(f"Runs: {size(study)}.")
+    lines = [f"Runs: {size(study)}."]
     lines += noise(study)
     if paper := part.get("paper"):
         same = "the same recipe" if paper["example"] == part["example"] else f"`examples/{paper['example']}`"
@@ -164,7 +163,8 @@ def words(study: Study) -> str:
         )
     else:
         lines.append("The costs of its rows were not measured.")
-    return " ".join(lines)
+    about = f"{part['about']}\n\n" if part.get("about") else ""
+    return about + "\n".join(f"- {line}" for line in lines)
 
 
 def parameters(paper: Mapping[str, Any]) -> str:
@@ -200,7 +200,7 @@ def noise(study: Study) -> list[str]:
     ]
     if undecided := {row: s for row, s in found.items() if s.p >= LEVEL}:
         wanted = ", ".join(f"{row} {seeds_wanted(s) or f'more than {MOST}'}" for row, s in undecided.items())
-        lines.append(f"With their means and deviations as found, the other gains would take more seeds: {wanted}.")
+        lines.append(f"With their means and deviations as found, the other gains would take this many seeds: {wanted}.")
     return lines
 
 

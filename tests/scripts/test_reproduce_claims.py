@@ -302,7 +302,7 @@ def test_noise_is_told_with_what_it_hides():
     margin = sum(stats.t.interval(0.95, 2, 0, stats.sem(found))[1] for found in gained.values()) / 2
     assert f"softmax varies by {200 / 102:.2g}% between seeds, gains by {low:.2g} to {high:.2g}% " in noise
     assert f"about {margin:.2g}% from 0" in noise
-    assert wanted.endswith(f" more seeds: B {samples.seeds_wanted(samples.sample(gained['B']))}.")
+    assert wanted.endswith(f" this many seeds: B {samples.seeds_wanted(samples.sample(gained['B']))}.")
     assert len(report.noise(study({"softmax": BASE, "A": [99.0, 103.0, 100.9]}))) == 1
 
 
