@@ -33,10 +33,10 @@ singular values' shares, from 1 to the length of the sequence; the mean over lay
 validation set.
 
 Time and memory are measured by `scripts/reproduce.py cost`, all rows in turn, with the ratio to softmax in brackets,
-which the plugin computes, too (its README compares it with fairseq's own code); the load is the number of processes that
-wanted a core, a minute's mean. On a CPU memory is the peak of the whole process, Python and the data included; on a GPU
-what torch had allocated, to 0.1 GiB. The minutes of the trainings themselves are those of their updates, on a machine
-that did other work too.
+which the plugin computes, too (its README compares it with fairseq's own code); the load is the number of processes
+that wanted a core, a minute's mean. On a CPU memory is the peak of the whole process, Python and the data included;
+on a GPU what torch had allocated, to 0.1 GiB. The minutes of the trainings themselves are those of their updates, on
+a machine that did other work too.
 """
 
 
