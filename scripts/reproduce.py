@@ -5,7 +5,7 @@
     scripts/reproduce.py run table7 --scale small               five variants, three seeds each
     scripts/reproduce.py run table2 --jobs 8                    the paper's own size, on eight GPUs
     scripts/reproduce.py run table2 --only vanilla,B            one row of it
-    scripts/reproduce.py cost table7 --scale small              time and memory of each row, on an idle machine
+    scripts/reproduce.py cost table7 --scale small              time of an update of each row, on an idle machine
     scripts/reproduce.py spectrum table7 --scale small          effective ranks of the trained models
     scripts/reproduce.py report                                 results/README.md, with figures
 
@@ -14,9 +14,16 @@ the same with six updates, to try the tool. Each run has a folder below --out, a
 What is finished is in results/<table>.json and results/README.md at once (`tiny`: in --out/results), and is not run
 again unless its flags have changed.
 
+The text is made once, by examples/<recipe>/prepare.sh; `list` says by which.
+
 Of the recipes' variables DATA, GPUS and PRECISION may be set, as for examples/sweep.py; runs of another PRECISION are
 other runs. DRY_RUN=1 prints what `run` would do.
 """
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 (the system's may be older)
+    sys.exit(f"reproduce: error: {sys.executable} is Python {sys.version.split()[0]}: must be 3.11 or later")
 
 import argparse
 import contextlib
@@ -24,7 +31,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -86,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=number, default=1, help="runs at a time, which share out GPUs or cores (default: %(default)s)"
     )
     ran.add_argument("--again", action="store_true", help="train also what results/ has, but --out has not")
-    cost = of_a_table("cost", "seconds per update and peak memory of each row, in turn; wants an idle machine")
+    cost = of_a_table("cost", "seconds per update of each row, in turn; wants an idle machine")
     cost.add_argument("--rounds", type=number, default=5, help="(default: %(default)s)")
     cost.add_argument("--updates", type=number, default=30, help="of each run of a round (default: %(default)s)")
     spectrum = of_a_table("spectrum", "effective ranks of the attention matrices of the trained models in --out")

@@ -59,6 +59,7 @@ def of_table(table: Table, out: Path, folder: Path) -> dict[str, Any]:
         "table": table.name,
         "title": grid.title,
         "example": grid.example,
+        "small_example": table.grid("small").example if "small" in scales else None,
         "metrics": list(grid.metrics),
         "published_metrics": list(table.published_metrics()),
         "note": tables.NOTES.get(table.name, ""),
@@ -137,7 +138,10 @@ def text(content: Sequence[Mapping[str, Any]]) -> str:
     lines = [line for paragraph in about.splitlines() for line in textwrap.wrap(paragraph, WIDTH)]
     for table in content:
         title = f"{table['table']}: {table['title']}; paper: {'/'.join(table['published_metrics'])}"
-        lines += ["", title, *wrapped(table["note"]), *columns(cells_of(table))]
+        first = f"First: examples/{table['example']}/prepare.sh"
+        if "small" in table["scales"] and (own := table["small_example"]) != table["example"]:
+            first += f"; for small examples/{own}/prepare.sh"
+        lines += ["", title, *wrapped(f"{first}. {table['note']}".strip()), *columns(cells_of(table))]
     lines += ["", *pretrainings(content), "", "What is no grid:"]
     for commands, others in itertools.groupby(OTHERS, key=lambda other: other.commands):
         for other in others:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 import sweep
 
 # What a result depends on, beside what is installed.
-CODE = ("mixhead_plugin", "examples", "scripts/reproduction/unmixed_decoding")
+CODE = ("mixhead_plugin", "examples", "scripts/reproduction/unmixed_decoding", ":(exclude)*.md")
 
 
 def about() -> dict[str, Any]:

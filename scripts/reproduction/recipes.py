@@ -24,23 +24,44 @@ WITHOUT_EFFECT = FOLDERS | {
     "--log-format", "--log-interval", "--memory-efficient-bf16", "--memory-efficient-fp16", "--no-epoch-checkpoints",
     "--no-progress-bar", "--num-workers", "--seed", "--tensorboard-logdir", "--wandb-project",
 }  # fmt: skip
+HALF = ("--fp16", "--bf16", "--amp", "--memory-efficient-fp16", "--memory-efficient-bf16")
 OF_THE_DATA = {"--cased"}  # train.sh finds it there
 PATH = re.compile(r"(?<![\w.}])/(?:[^\s'\",:/]*/)*")  # what is before a path's last part
 
 
-def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
-    """The words behind fairseq's command, its data first, as the dry run of a script has them with `place`'s variables.
-
-    Empty where it prints no command.
-    """
+def dry_run(
+    example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Of a script, with `place`'s variables. OSError where it cannot be started."""
     command, variables = sweep.command_of(example, name, arguments)
     environment = {**os.environ, **place, **variables, "DRY_RUN": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
+    """The words behind fairseq's command, its data first, as a script's dry run has them; empty if it has none."""
     try:
-        text = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+        text = dry_run(example, name, arguments, place).stdout
     except OSError:
         return ()
     lines = [line for line in text.splitlines() if line.startswith("fairseq-")]
     return tuple(shlex.split(lines[-1])[1:]) if lines else ()
+
+
+def refusal(run: Run, place: Mapping[str, str]) -> str:
+    """Why the run's training could not begin here; empty if it could, as far as its script can tell."""
+    done = dry_run(run.example, "train", run.train, place)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        return f"examples/{run.example}/train.sh: {said[-1] if said else f'ended with status {done.returncode}'}"
+    if gone := next((folder for folder in data_of(run, place) if not folder.is_dir()), None):
+        return f"{gone}: no such folder; examples/{run.example}/prepare.sh makes it"
+    return ""
+
+
+def precision(flags: Flags) -> str:
+    """What a training computes in."""
+    return next((name.lstrip("-") for name in HALF if name in flags), "fp32")
 
 
 def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:

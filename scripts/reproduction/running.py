@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import sweep
 from sweep import Busy, Failure, Grid, Run, Runner
@@ -166,14 +166,16 @@ def run(
     pairs = [pair for pair in pairs if all(pair.run is not run for run, _ in refused)]
     done = [pair for pair in pairs if runner.is_done(pair)]
     missing = [pair for pair in pairs if not again and pair.bare.digest not in kept and pair not in done]
-    if others := keeping.of_other_tables(folder, table, scale, missing):
+    others = keeping.of_other_tables(folder, table, scale, missing)
+    kept |= {entry["digest"] for entry in others}
+    todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
+    refuse([pair for pair in todo if pair not in done], [*entries, *others], grid, jobs, str(path))
+    if others:
         print(f"{len(others)} runs are of the same flags as some of other tables, whose results they are")
         with keeping.changed(folder, table) as content:
             part = keeping.scale_of(content, table, scale, grid)
             for entry in others:
                 keeping.keep(part, entry)
-        kept |= {entry["digest"] for entry in others}
-    todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
     if len(todo) < len(pairs):
         print(f"{len(pairs) - len(todo)} runs are in {path} and not repeated; --again trains them here too")
 
@@ -200,8 +202,29 @@ def run(
     for failed, failure in failures:
         what = "left out" if isinstance(failure, Busy) else "failed"
         warn(f"{what}: {failed.title}: {failure}")
-    print(path)
+    if path.exists():
+        print(path)
     return 1 if failures or not written else 0
+
+
+def refuse(todo: Sequence[Pair], entries: Sequence[Mapping[str, Any]], grid: Grid, jobs: int, where: str) -> None:
+    """A Problem if a run could not begin, or would be of another text or precision than those it is compared with."""
+    place = sweep.places(jobs)[0]
+    replaced = {pair.bare.digest for pair in todo}
+    entries = [entry for entry in entries if entry["digest"] not in replaced]
+    for pair in {pair.labels: pair for pair in todo}.values():  # a row's seeds are alike
+        if reason := recipes.refusal(pair.run, place):
+            raise Problem(reason)
+        text = provenance.checksum(recipes.data_of(pair.run, place))
+        precision = recipes.precision(recipes.flags_of(pair.run, place))
+        for entry in entries:
+            if tables.without_attention(grid.axes, entry["labels"]) != tables.without_attention(grid.axes, pair.labels):
+                continue
+            apart = "; --results FOLDER keeps them apart"
+            if text and entry.get("data") not in (None, text):
+                raise Problem(f"{where}: has runs of the text {entry['data']}, and here it is {text}{apart}")
+            if entry.get("flags") and precision != (theirs := recipes.precision(entry["flags"])):
+                raise Problem(f"{where}: has runs in {theirs}, and here they would be in {precision}{apart}")
 
 
 def warnings(table: Table, scale: str, todo: Sequence[Pair]) -> None:

@@ -145,6 +145,11 @@ def with_label(axes: Mapping[str, Collection[str]], row: Sequence[str], label: s
     return None
 
 
+def without_attention(axes: Mapping[str, Collection[str]], row: Sequence[str]) -> tuple[str, ...]:
+    """A row's labels but that of the axis that has softmax: rows of the same ones are compared."""
+    return tuple(label for label, labels in zip(row, axes.values()) if "softmax" not in labels)
+
+
 def with_flags(axes: Mapping[str, Mapping[str, Point]], flags: str) -> dict[str, dict[str, Point]]:
     """The axes with `flags` after those of every point of the last one, so that they are the ones that count."""
     last = list(axes)[-1]
@@ -221,7 +226,7 @@ def named(grid: Grid, given: str) -> list[tuple[str, ...]]:
     axes = {axis: points for axis, points in grid.axes.items() if axis != "seed"}
     labels = [label for points in axes.values() for label in points]
     wanted = [given] if given in labels else parts(given, set(labels))  # a label may have commas
-    if unknown := next((label for label in wanted if label not in labels), None):
+    if (unknown := next((label for label in wanted if label not in labels), None)) is not None:
         fail(f"--only {given}: {unknown!r} is no label; labels are {'; '.join(labels)}")
     of_axis = {axis: found for axis, points in axes.items() if (found := points.keys() & set(wanted))}
     return [row for row in rows(grid) if all(row[list(axes).index(axis)] in found for axis, found in of_axis.items())]

@@ -5,8 +5,10 @@
 import json
 import re
 import shutil
+import subprocess
 
 import pytest
+import torch
 from test_reproduce import (  # noqa: F401 (two are fixtures)
     FULL,
     ROOT,
@@ -23,6 +25,8 @@ from test_reproduce_results import RUN, edit, grid, one_line, rendered, script, 
 from reproduction import (  # isort: skip (found where scripts/reproduce.py looks)
     identity, keeping, provenance, recipes, results, running, tables,
 )  # fmt: skip
+
+import mixhead_plugin
 
 # ---- the environment -------------------------------------------------------------------------------------------------
 
@@ -76,11 +80,12 @@ def test_runs_of_another_precision_are_other_runs(command, toy, monkeypatch):
 
 # ---- all flags -------------------------------------------------------------------------------------------------------
 
-DRY = "    echo fairseq-train data"
+DRY = '    echo fairseq-train "$(dirname "$0")"'
 ON_GPUS = """    n=${GPUS:-4}
     if ((n > 0)); then flags="--fp16 --distributed-world-size $n --batch-size $((64 / n))"
     else flags="--cpu --distributed-world-size 1 --batch-size 64"; fi
-    echo fairseq-train /secret/data --user-dir /secret/plugin --save-dir "$SAVE" $flags --restore-file /secret/old.pt"""
+    flags+=" --restore-file /secret/old.pt"
+    echo fairseq-train "$(dirname "$0")" --user-dir /secret/plugin --save-dir "$SAVE" $flags"""
 
 
 def test_the_flags_are_those_that_were_run(command, toy):
@@ -116,8 +121,9 @@ def test_another_number_of_gpus_is_the_same_recipe(gpus, command, toy, monkeypat
 
 def test_no_absolute_path_gets_into_the_results(command, toy, monkeypatch):
     monkeypatch.setenv("DATA", str(toy / "text"))
+    (toy / "text" / "words").mkdir(parents=True)
     data = '"$DATA/words" --bpe-codes "$DATA/codes" --finetune-from-model /secret/model.pt'
-    script(toy, DRY, ON_GPUS.replace("/secret/data", data))
+    script(toy, DRY, ON_GPUS.replace('"$(dirname "$0")"', data))
     grid(toy, 'test = ""', "test = \"--results-path {save}/x --model-overrides {'a':'/secret/b'}\"")
     grid(toy, "--head-mixing average", "--head-mixing average --load /secret/c --plugin {root}/d")
     assert command(*RUN)[0] == 0
@@ -321,8 +327,9 @@ def test_a_training_does_not_go_on_with_another_recipe(command, toy):
 def test_the_committed_results_are_of_the_recipes_as_they_are():
     for name in tables.tables():
         for scale, part in (results.read(ROOT / "results", name) or {"scales": {}})["scales"].items():
-            pairs = {pair.bare.digest: pair for pair in identity.pairs(tables.table(name).grid(scale), 3)}
             assert part["runs"]
+            seeds = max(run["seed"] for run in part["runs"])
+            pairs = {pair.bare.digest: pair for pair in identity.pairs(tables.table(name).grid(scale), seeds)}
             for run in part["runs"]:
                 assert run["digest"] in pairs, (name, scale, run["labels"], run["seed"])
                 assert recipes.changed(run.get("flags"), pairs[run["digest"]].bare) == []
@@ -466,6 +473,37 @@ def checkout(toy, monkeypatch):
     return at
 
 
+def test_a_commit_has_a_plus_where_the_code_of_a_result_differs(tmp_path, monkeypatch):
+    def git(*words):
+        who = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True, text=True)
+
+    monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    assert provenance.commit() is None
+    git("init", "-q")
+    names = ("mixhead_plugin/x.py", "examples/toy/train.sh", "examples/README.md", "results/table7.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    own = git("rev-parse", "HEAD").stdout[:12]
+    assert provenance.commit() == own
+    for name, mark in zip(names, ("+", "+", "", "")):
+        (tmp_path / name).write_text("two")
+        assert provenance.commit() == own + mark
+        git("checkout", "-q", ".")
+    (tmp_path / "mixhead_plugin" / "new.py").touch()
+    assert provenance.commit() == f"{own}+"
+
+
+def test_versions_are_of_the_python_that_trains():
+    found = provenance.versions()
+    assert found["python"].count(".") == 2 and found["torch"] == torch.__version__
+    assert found["mixhead_plugin"] == mixhead_plugin.__version__ and "fairseq-fixed" in found
+    assert provenance.processor()
+
+
 def test_a_training_is_of_the_commits_of_all_its_starts(command, toy, checkout):
     script(toy, "mkdir -p", '[[ -e $(dirname "$0")/whole ]] || exit 1\nmkdir -p')
     for commit in ("one", "two", "one"):
@@ -495,7 +533,7 @@ def test_an_evaluation_at_another_commit_is_said(command, toy, checkout):
 def test_a_run_is_of_its_text_and_its_threads(command, toy, monkeypatch):
     data = toy / "prepared"
     data.mkdir()
-    script(toy, "echo fairseq-train data", f"echo fairseq-train {data}")
+    script(toy, DRY, f"    echo fairseq-train {data}")
     found = []
     for words in ("a b", "b a", "b a"):
         (data / "train.bin").write_text(words)
@@ -508,10 +546,65 @@ def test_a_run_is_of_its_text_and_its_threads(command, toy, monkeypatch):
     assert [run["threads"] for run in found] == [2, 1, 1]
 
 
-def test_text_that_is_not_there_has_no_checksum(command, toy):
-    script(toy, "echo fairseq-train data", f"echo fairseq-train {toy / 'nowhere'}")
+def test_a_folder_without_prepared_text_has_no_checksum(command, toy):
     command(*RUN, "--only", "A")
     assert content(toy)["runs"][0]["data"] is None
+
+
+def test_runs_of_another_text_are_not_compared(command, toy, monkeypatch):
+    """Of what would be trained now; what is replaced is no matter."""
+    data = toy / "prepared"
+    data.mkdir()
+    (data / "train.bin").write_text("a")
+    script(toy, DRY, f"    echo fairseq-train {data}")
+    command(*RUN, "--only", "softmax")
+    (data / "train.bin").write_text("b")
+    calls(toy)
+    before = (toy / "results" / "table7.json").read_text()
+    status, _, errors = command(*RUN)
+    assert status == 2 and calls(toy) == [] and (toy / "results" / "table7.json").read_text() == before
+    text = content(toy)["runs"][0]["data"]
+    assert f"results/table7.json: has runs of the text {text}, and here it is " in one_line(errors)
+    assert "; --results FOLDER keeps them apart" in errors
+    assert command(*RUN, "--only", "softmax")[0] == 0  # as it was
+    shutil.rmtree(toy / "runs")
+    assert command(*RUN, "--again")[0] == 0 and len({run["data"] for run in content(toy)["runs"]}) == 1
+
+
+def test_runs_in_another_precision_of_the_machine_are_not_compared(command, toy, monkeypatch):
+    script(toy, DRY, ON_GPUS)
+    command(*RUN, "--only", "softmax")
+    calls(toy)
+    monkeypatch.setenv("GPUS", "0")
+    status, _, errors = command(*RUN)
+    assert status == 2 and calls(toy) == []
+    assert "table7.json: has runs in fp16, and here they would be in fp32; --results FOLDER" in one_line(errors)
+    monkeypatch.setenv("GPUS", "2")
+    assert command(*RUN)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "new, reason",
+    [
+        ("    echo fairseq-train {toy}/nowhere", "{toy}/nowhere: no such folder; examples/toy/prepare.sh makes it"),
+        ("    echo no GPU is free >&2; exit 3; :", "examples/toy/train.sh: no GPU is free"),
+        ("    exit 4; :", "examples/toy/train.sh: ended with status 4"),
+    ],
+)
+def test_what_cannot_begin_is_said_once_and_before_any_training(new, reason, command, toy):
+    script(toy, DRY, new.replace("{toy}", str(toy)))
+    status, printed, errors = command(*RUN)
+    assert (status, printed, calls(toy)) == (2, "", [])
+    assert one_line(errors) == f"reproduce: error: {reason.replace('{toy}', str(toy))}\n"
+
+
+def test_costs_of_other_flags_than_the_scripts_have_leave_the_results(command, toy):
+    command("cost", "table7", "--scale", "small", "--rounds", "1")
+    command(*RUN, "--only", "A")
+    assert "cost" in content(toy)
+    script(toy, "--max-tokens 40", "--max-tokens 80")
+    _, _, errors = command(*RUN, "--only", "A")
+    assert "reproduce: table7, small: costs of other flags leave the results\n" in errors and "cost" not in content(toy)
 
 
 def test_what_was_written_down_before_starts_were_listed_is_read(command, toy, checkout):
