@@ -1,8 +1,8 @@
-"""Seconds per update and peak memory of every row, measured in turn.
+"""Seconds per update of every row, measured in turn.
 
-The logs of trainings that ran beside others say little about speed. Here every round trains each row for some updates,
-one after the other, the next round from another row on, so that a change in the machine's speed meets all of them;
-ratios are of a round.
+The logs of trainings that ran beside others say all about memory, but little about speed. Here every round trains each
+row for some updates, one after the other, the next round from another row on, so that a change in the machine's speed
+meets all of them; ratios are of a round.
 """
 
 import os
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Optional
 import sweep
 from sweep import Failure, Run, Runner
 
-from reproduction import keeping, logs, provenance, results, tables
+from reproduction import keeping, logs, provenance, recipes, results, tables
 from reproduction.errors import warn
 from reproduction.identity import pairs
-from reproduction.running import folder_of, make
+from reproduction.running import RecordingRunner, folder_of, make
 from reproduction.tables import Table, with_flags
 
 Row = tuple[str, ...]
@@ -33,22 +33,25 @@ def measured_runs(table: Table, scale: str, updates: int, rounds: int) -> dict[t
     return {(pair.labels, pair.seed): pair.run for pair in pairs(grid, rounds)}
 
 
-class Cost(NamedTuple):
+class Measured(NamedTuple):
     """Of one run."""
 
     seconds: float  # of an update
-    peak_mib: float
-    gpu: str  # '' for the CPU
+    device: dict[str, Any]  # for the table's file: what it is called, and how much of it was used
 
 
-def cost_of(runner: Runner, run: Run) -> Cost:
+def measured(runner: Runner, run: Run) -> Measured:
     runner(run)
     folder = runner.folder(run)
     log = logs.read(folder / "train.log")
     if log.seconds_per_update is None:
         raise Failure(f"the log has no speed; more --updates may help; log: {folder / 'train.log'}")
-    peak = log.gpu_peak_mib if log.gpu else sweep.training(folder).peak_rss_mib
-    return Cost(log.seconds_per_update, peak or 0.0, log.gpu or "")
+    start = provenance.read(folder).last
+    if log.gpu:
+        used = {"device": log.gpu, "gpus": int((start["flags"] or {}).get("--distributed-world-size", ["1"])[0])}
+    else:
+        used = {"device": start["cpu"], "threads": start["threads"] or sweep.CORES}
+    return Measured(log.seconds_per_update, used)
 
 
 def in_turn(rows: Sequence[Row], i: int) -> list[Row]:
@@ -59,25 +62,22 @@ def in_turn(rows: Sequence[Row], i: int) -> list[Row]:
 
 def completed(
     runner: Runner, runs: Mapping[tuple[Row, int], Run], rows: Sequence[Row], rounds: int
-) -> tuple[list[dict[Row, Cost]], str]:
+) -> tuple[list[dict[Row, Measured]], str]:
     """The rounds that have every row, and what went wrong in the one after them; '' if there was none."""
     found = []
     for i in range(1, rounds + 1):
-        costs = {}
+        of_round = {}
         for row in in_turn(rows, i):
             try:
-                costs[row] = cost_of(runner, runs[row, i])
+                of_round[row] = measured(runner, runs[row, i])
             except Failure as failure:
                 return found, f"round {i}, {'/'.join(row)}: {failure}"
-            took, peak, _ = costs[row]
-            print(f"[{i}/{rounds}] {'/'.join(row)}: {took:.3f} s/update, {peak:.0f} MiB", flush=True)
-        found.append(costs)
+            print(f"[{i}/{rounds}] {'/'.join(row)}: {of_round[row].seconds:.3f} s/update", flush=True)
+        found.append(of_round)
     return found, ""
 
 
-def summary(
-    seconds: Mapping[Row, Sequence[float]], memory: Mapping[Row, Sequence[float]], bases: Mapping[Row, Optional[Row]]
-) -> list[dict[str, Any]]:
+def summary(seconds: Mapping[Row, Sequence[float]], bases: Mapping[Row, Optional[Row]]) -> list[dict[str, Any]]:
     """The rows of the table's file, from the rounds of each; ratios to the softmax row of the same round."""
     found = []
     for row, times in seconds.items():
@@ -85,11 +85,9 @@ def summary(
             "labels": list(row),
             "seconds_per_update": round(statistics.median(times), 4),
             "rounds": [round(t, 4) for t in times],
-            "peak_memory_mib": round(max(memory[row]), 1),
         }
         if (base := bases[row]) is not None:
-            cost["time_ratio"] = round(statistics.median(a / b for a, b in zip(times, seconds[base])), 3)
-            cost["memory_ratio"] = round(max(memory[row]) / max(memory[base]), 3)
+            cost["time_ratios"] = [round(a / b, 3) for a, b in zip(times, seconds[base])]
         found.append(cost)
     return found
 
@@ -103,7 +101,7 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     if before > 0.5:
         print(f"this machine is not idle: {before:.1f} processes of the last minute wanted a core", flush=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")  # of this measurement alone
-    runner = Runner(make(folder_of(out, table, scale) / "cost" / stamp), 1)
+    runner = RecordingRunner(make(folder_of(out, table, scale) / "cost" / stamp), 1)
     with runner.stoppable():
         found, failure = completed(runner, runs, rows, rounds)
     status = 128 + runner.stopped_by if runner.stopped_by else int(bool(failure))
@@ -116,27 +114,26 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     if failure and before_this > len(found):
         warn(f"{folder / table.name}.json keeps the costs of {before_this} rounds that it has")
         return status
-    seconds = {row: [costs[row].seconds for costs in found] for row in rows}
-    memory = {row: [costs[row].peak_mib for costs in found] for row in rows}
+    seconds = {row: [of_round[row].seconds for of_round in found] for row in rows}
     bases = {row: tables.with_label(grid.axes, row, "softmax") for row in rows}
-    about = provenance.about()
-    cpu = about.pop("cpu")
-    digests = {pair.labels: pair.bare.digest for pair in pairs(grid, 1)}
+    about = {name: value for name, value in provenance.about().items() if name != "cpu"}
+    known = {
+        pair.labels: {"digest": pair.bare.digest, "flags": recipes.flags_of(pair.run, {}) or None}
+        for pair in pairs(grid, 1)
+    }
     with keeping.changed(folder, table) as content:
         part = keeping.scale_of(content, table, scale, grid)
         part["cost"] = {
             **about,
-            "device": found[0][rows[0]].gpu or cpu,
+            **found[0][rows[0]].device,
             "load_before": round(before, 2),
             "load_after": round(os.getloadavg()[0], 2),  # with what the last run itself wanted
             "rounds": len(found),
             "updates": updates,
-            "rows": [{**cost, "digest": digests[tuple(cost["labels"])]} for cost in summary(seconds, memory, bases)],
+            "rows": [{**cost, **known[tuple(cost["labels"])]} for cost in summary(seconds, bases)],
         }
         for cost in part["cost"]["rows"]:
-            ratio = f" ({cost['time_ratio']:.2f} of softmax)" if "time_ratio" in cost else ""
-            print(
-                f"{'/'.join(cost['labels'])}: {cost['seconds_per_update']:.3f} s/update{ratio}, "
-                f"{cost['peak_memory_mib']:.0f} MiB"
-            )
+            ratios = cost.get("time_ratios")
+            beside = f" ({statistics.median(ratios):.2f} of softmax)" if ratios else ""
+            print(f"{'/'.join(cost['labels'])}: {cost['seconds_per_update']:.3f} s/update{beside}")
     return status

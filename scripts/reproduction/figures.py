@@ -1,5 +1,7 @@
 """For each table a figure of our means and of our gains beside the paper's, and one of spectra where there are some."""
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -36,7 +38,17 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
         spectra = [study for study in studies if any("spectrum" in run for run in study.part["runs"])]
         if spectra:
             made += figures.save(spectrum(figures, spectra), str(folder), f"{studies[0].table}_spectrum")
+    for path in map(Path, made):
+        if path.suffix == ".svg":
+            drawn, end, after = path.read_text(encoding="utf-8").rpartition("</svg>")
+            path.write_text(f"{drawn}<!-- {source(studies)} -->\n{end}{after}", encoding="utf-8")
     return made
+
+
+def source(studies: Sequence[Study]) -> str:
+    """Of which results a table's figures are; other results have another."""
+    text = json.dumps([study._asdict() for study in studies], sort_keys=True)
+    return f"of results {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def what(study: Study) -> str:
@@ -91,23 +103,29 @@ def means(figures: Any, panel: Any, study: Study) -> None:
     panel.set_ylabel(what(study))
 
 
+def centres_and_margins(found: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """nan where there are no values, or too few for an interval."""
+    centres = [sample(values).mean if values else np.nan for values in found]
+    margins = [sample(values).margin if len(values) >= FEWEST else np.nan for values in found]
+    return centres, margins
+
+
 def gained(figures: Any, panel: Any, study: Study) -> None:
     """Over softmax; the intervals are of the seeds' differences."""
-    for style, (_, xs, rows), _ in points(figures, study):
+    for style, (_, xs, rows), across in points(figures, study):
         bases = [study.other(row, "softmax") for row in rows]
         own = [(x, row, base) for x, row, base in zip(xs, rows, bases) if base is not None and row != base]
         if not own:
             continue
         places = [x for x, _, _ in own]
         found = [list(gains.by_seed(study, row, base).values()) for _, row, base in own]
-        centres = [sample(values).mean if values else np.nan for values in found]
-        margins = [sample(values).margin if len(values) >= FEWEST else np.nan for values in found]
         theirs = [gains.published(study, row, base) for _, row, base in own]
-        panel.errorbar(places, centres, margins, **style)
+        panel.errorbar(places, *centres_and_margins(found), **style)
         if study.unmixed:
             found = [list(gains.by_seed(study, row, base, UNMIXED).values()) for _, row, base in own]
-            centres = [sample(values).mean if values else np.nan for values in found]
-            panel.plot(places, centres, color=style["color"], linestyle="none", marker="x", markersize=5)
+            crosses = {**style, "linestyle": "none", "marker": "x", "markersize": 5, "elinewidth": 0.6}
+            beside = [x * 1.04 if across else x + 0.04 for x in places]
+            panel.errorbar(beside, *centres_and_margins(found), **crosses)
         panel.plot(
             places,
             [np.nan if value is None else value for value in theirs],

@@ -1,15 +1,16 @@
 """The README's table of what was measured, and its caption: of small tables the rows that a reader asks for first."""
 
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from reproduction import gains, results
 from reproduction.claims import UNMIXED_COSTS, Evidence, evidence_of
 from reproduction.report import span
 from reproduction.results import Study
-from reproduction.samples import FEWEST, sample
+from reproduction.samples import FEWEST, LEVEL, sample
 
 
 class Quality(NamedTuple):
@@ -41,6 +42,7 @@ class Page(NamedTuple):
     columns: Sequence[tuple[Quality, Study]]
     ranked: Optional[Study]
     timed: Optional[Study]
+    weighed: Optional[Study]
     unmixed: Sequence[Evidence]  # what decoding without mixing costs
 
 
@@ -50,50 +52,57 @@ def page(folder: Path) -> Page:
     model = studies.get(MODEL)
     ranked = model is not None and all(len(model.ranks((label,))) >= FEWEST for label in ROWS)
     timed = model is not None and all(model.cost((label,)) for label in ROWS)
+    weighed = model is not None and all(len(model.field((label,), "peak_memory_mib")) >= FEWEST for label in ROWS)
     whole = [(column, study) for column, study in columns if is_whole(study, column)]
     unmixed = [e for e in evidence_of(UNMIXED_COSTS, list(studies.values())) if len(e.values) >= FEWEST]
-    return Page(whole, model if ranked else None, model if timed else None, unmixed)
+    return Page(whole, *(model if has else None for has in (ranked, timed, weighed)), unmixed)
 
 
 def table(folder: Path) -> list[list[str]]:
     """Its heads and its rows."""
-    columns, ranked, timed, _ = page(folder)
+    columns, ranked, timed, weighed, _ = page(folder)
     heads = ["attention", *(column.head for column, _ in columns)]
     heads += [f"{TEXT}, effective rank"] if ranked else []
-    heads += [f"{TEXT}, seconds per update", f"{TEXT}, peak memory"] if timed else []
+    heads += [f"{TEXT}, seconds per update"] if timed else []
+    heads += [f"{TEXT}, peak MiB"] if weighed else []
     rows = [heads]
     for label, name in ROWS.items():
         cells = [quality(study, (*column.labels, label)) for column, study in columns]
-        cells += [spread(list(ranked.ranks((label,)).values()))] if ranked else []
-        cells += costs(timed.cost((label,))) if timed else []
+        cells += [spread(ranked.ranks((label,)))] if ranked else []
+        cells += [seconds(timed.cost((label,)))] if timed else []
+        cells += [spread(weighed.field((label,), "peak_memory_mib"), ".0f")] if weighed else []
         rows.append([name, *cells])
     return rows
 
 
 def caption(folder: Path) -> str:
     """What the table's numbers are of."""
-    columns, ranked, timed, unmixed = page(folder)
+    columns, ranked, timed, weighed, unmixed = page(folder)
     runs = [run for _, study in columns for run in study.part["runs"]]
     if not runs:
         return ""
     millions = span((run["parameters"] / 1e6 for run in runs if run.get("parameters")), ".1f")
     updates = span((run["updates"] for run in runs if run.get("updates")), ",d")
     devices = ", ".join(sorted({run["device"] for run in runs if run.get("device")}))
+    seeds = span((len({run["seed"] for run in study.part["runs"]}) for _, study in columns), "d")
     text = (
-        f"Models of {millions} million parameters after {updates} updates ({devices}). Quality is of the test set: "
-        "mean ± standard deviation over the seeds, and the mean gain over softmax with the same seed, with its 95% "
-        "interval. "
+        f"Small models: {millions} million parameters after {updates} updates ({devices}), {seeds} seeds. Quality is "
+        "of the test set: mean ± standard deviation over the seeds, and the mean gain over softmax with the same seed, "
+        f"with its {1 - LEVEL:.0%} interval. "
     )
     if ranked:
         text += "The effective rank is of the mixed attention matrices, on the validation set. "
     if timed:
-        text += "Time and memory are of training by the plugin's attention, with the ratio to its softmax. "
+        text += (
+            "Seconds are of training by the plugin's attention, with the ratio to its own softmax, which is not "
+            "fairseq's: [Speed and memory](#speed-and-memory) compares with that. "
+        )
+    if weighed:
+        text += "Memory is of the whole process. "
     for evidence in unmixed:
-        cost = sample(evidence.values)
-        interval = f"[{cost.mean - cost.margin:.1f}, {cost.mean + cost.margin:.1f}]"
         text += (
             "Decoded unmixed, as the published code does, Mixhead A and B lose "
-            f"{cost.mean:.1f} BLEU {interval}, the mean over the numbers of heads. "
+            f"{sample(evidence.values).interval('.1f')} BLEU, the mean over the numbers of heads. "
         )
     return "\n".join(textwrap.wrap(text, 120))
 
@@ -104,9 +113,9 @@ def is_whole(study: Study, column: Quality) -> bool:
     return bool(found) and all(len(values) >= FEWEST for values in found)
 
 
-def spread(values: Sequence[float]) -> str:
-    found = sample(values)
-    return f"{found.mean:.1f} ± {found.deviation:.1f}"
+def spread(by_seed: Mapping[int, float], form: str = ".1f") -> str:
+    found = sample(list(by_seed.values()))
+    return f"{found.mean:{form}} ± {found.deviation:{form}}"
 
 
 def quality(study: Study, row: Sequence[str]) -> str:
@@ -114,18 +123,13 @@ def quality(study: Study, row: Sequence[str]) -> str:
     values = study.values(row, "test")
     if not values:
         return ""
-    text = spread(list(values.values()))
+    text = spread(values)
     base = study.other(row, "softmax")
     if tuple(row) == base:
         return text
     gain = sample(list(gains.by_seed(study, row, base).values()))
-    unit = gains.short_unit(study)
-    interval = f"[{gain.mean - gain.margin:+.1f}, {gain.mean + gain.margin:+.1f}]"
-    return f"{text}; gain {gain.mean:+.1f}{'%' if unit == '%' else ''} {interval}"
+    return f"{text}; gain {gain.interval('+.1f')}{' %' if gains.short_unit(study) == '%' else ''}"
 
 
-def costs(cost: Mapping[str, float]) -> list[str]:
-    return [
-        f"{cost['seconds_per_update']:.2f} ({cost['time_ratio']:.2f})",
-        f"{cost['peak_memory_mib']:.0f} MiB ({cost['memory_ratio']:.2f})",
-    ]
+def seconds(cost: Mapping[str, Any]) -> str:
+    return f"{cost['seconds_per_update']:.2f} ({statistics.median(cost['time_ratios']):.2f})"

@@ -124,7 +124,7 @@ def scale_of(content: dict[str, Any], table: Table, scale: str, grid: Grid) -> d
         warn(f"{table.name}, {scale}: {left} ({names}) leave the results")
     if "cost" in part:
         rows = part["cost"]["rows"]
-        if any(row.get("digest") not in by_digest for row in rows):
+        if any(is_outdated(row, by_digest) for row in rows):
             warn(f"{table.name}, {scale}: costs of other flags leave the results")
             del part["cost"]
         else:
@@ -146,6 +146,12 @@ def scale_of(content: dict[str, Any], table: Table, scale: str, grid: Grid) -> d
     if scale != "full":
         part["paper"] = of_the_paper(table.grid("full"))
     return part
+
+
+def is_outdated(cost: Mapping[str, Any], by_digest: Mapping[str, Pair]) -> bool:
+    """Whether a row's cost is of other flags than the grid or the recipe has now."""
+    pair = by_digest.get(cost.get("digest", ""))
+    return pair is None or bool(recipes.changed(cost.get("flags"), pair.bare))
 
 
 def recipe(grid: Grid) -> Optional[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 from reproduction import gains
 from reproduction.claims import CLAIMS, RULE, Comparison, Evidence, Judgement, judge
 from reproduction.results import UNMIXED, Study, training_minutes
-from reproduction.samples import FEWEST, LEVEL, MOST, Sample, sample, seeds_wanted
+from reproduction.samples import FEWEST, LEVEL, MOST, POWER, Sample, sample, seeds_wanted
 from reproduction.tables import SCALES, TEXTS, cell
 
 TITLE = "# What was measured here, beside the papers\n"
 HEAD = f"""{TITLE}
 Written by `scripts/reproduce.py report` from the JSON files of this folder, which have every run: values, flags, seed,
 wall time, device, versions, checksum of the text, commit (with + where the code or the recipes differed from it).
+"""
+LEGEND = f"""## How to read this
 
 *softmax* is fairseq's attention; *A* mixes the heads' attention matrices by one matrix for each attention (Mixhead A,
 position-independent), *B* by one for each position (Mixhead B, position-wise); *random* and *average* by a matrix that
@@ -29,19 +32,23 @@ texts and updates of `small` are not the papers', so neither the numbers nor the
 theirs: an effect of a paper that is outside our interval does not contradict it.
 
 *Effective rank* is of the attention matrices as they act, after mixing: the exponential of the entropy of their
-singular values' shares, from 1 to the length of the sequence; the mean over layers, heads and windows of the
-validation set.
+singular values' shares, from 1 to the length of the sequence; the mean over the layers and heads of all
+self-attention, and over some windows of the validation set.
 
-Time and memory are measured by `scripts/reproduce.py cost`, all rows in turn, with the ratio to softmax in brackets,
-which the plugin computes, too (its README compares it with fairseq's own code); the load is the number of processes
-that wanted a core, a minute's mean. On a CPU memory is the peak of the whole process, Python and the data included;
-on a GPU what torch had allocated, to 0.1 GiB. The minutes of the trainings themselves are those of their updates, on
-a machine that did other work too.
+*s/update* is measured by `scripts/reproduce.py cost`, all rows in turn: the median of the rounds, in brackets its
+ratio to softmax, which the plugin computes, too (its README compares it with fairseq's own code), and the least and
+the greatest ratio of a round; the load is the number of processes that wanted a core, a minute's mean. *Peak memory* is
+of the trainings themselves, mean ± standard deviation over the seeds: on a CPU of the whole process, Python and the
+data included, on a GPU what torch had allocated, to 0.1 GiB. The minutes of the trainings are those of their updates,
+on a machine that did other work too.
+
+{textwrap.fill(f"**Verdicts.** {RULE}", 120, break_on_hyphens=False)}
 """
 
 
 def render(studies: Sequence[Study]) -> str:
-    parts = [HEAD, claims(studies)]
+    verdicts, rests = claims(studies)
+    parts = [HEAD, verdicts, LEGEND, rests]
     for _, same in groupby(studies, key=lambda study: study.table):
         parts.append(table(list(same)))
     return "\n".join(parts)
@@ -55,27 +62,27 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 # ---- claims ----------------------------------------------------------------------------------------------------------
 
 
-def claims(studies: Sequence[Study]) -> str:
-    """A verdict for each claim and scale, and what it rests on; what was only tried decides nothing."""
+def claims(studies: Sequence[Study]) -> tuple[str, str]:
+    """The verdicts, one for each claim and scale, and what they rest on; what was only tried decides nothing."""
     scales = [scale for scale in SCALES if scale != "tiny" and any(study.scale == scale for study in studies)]
     judged = [[judge(claim, [s for s in studies if s.scale == scale]) for scale in scales] for claim in CLAIMS]
-    heads = ["claim", "made in", *(f"at `{scale}`" for scale in scales)]
+    heads = ["claim", "tested on", *(f"at `{scale}`" for scale in scales)]
     rows = [
         [claim.text, claim.source, *(judgement.words for judgement in of_claim)]
         for claim, of_claim in zip(CLAIMS, judged)
     ]
-    text = f"## Claims\n\n{RULE}\n\n" + markdown(heads, rows)
+    rests = "## What the verdicts rest on\n"
     for claim, of_claim in zip(CLAIMS, judged):
         for scale, judgement in zip(scales, of_claim):
             if judgement.evidence:
-                text += f"\n**{claim.text}, at `{scale}`: {judgement.words}**\n\n{grounds(judgement)}"
-    return text
+                rests += f"\n**{claim.text}, at `{scale}`: {judgement.words}**\n\n{grounds(judgement)}"
+    return "## Claims of the Mixhead paper\n\n" + markdown(heads, rows), rests
 
 
 def grounds(judgement: Judgement) -> str:
     text = ""
     for evidence in judgement.evidence:
-        tested = "" if len(evidence.values) >= FEWEST else " (not in the test)"
+        tested = "" if evidence.is_tested else " (not in the test)"
         beside = [comparison for comparison in evidence.comparisons if comparison.values]
         if evidence.wanted == 1:
             (own,) = evidence.counted
@@ -83,7 +90,7 @@ def grounds(judgement: Judgement) -> str:
             text += f"- {evidence.study.table}{tested}: {told(own)}\n"
         else:
             text += f"- {evidence.study.table}, mean of {basis(evidence)}{tested}: "
-            text += f"{interval(evidence.values, evidence.counted[0].unit)}\n"
+            text += f"{effect(evidence.values, evidence.counted[0].unit)}\n"
         text += "".join(f"  - {told(comparison)}\n" for comparison in beside)
     return text
 
@@ -99,23 +106,21 @@ def basis(evidence: Evidence) -> str:
 def told(comparison: Comparison) -> str:
     beside = "" if comparison.counts else " (not in the test)"
     values = list(comparison.values.values())
-    text = f"{comparison.what}{beside}: {interval(values, comparison.unit)}"
+    text = f"{comparison.what}{beside}: {effect(values, comparison.unit)}"
     if comparison.published is None or len(values) < FEWEST:
         return text
     found = sample(values)
     where = "within" if abs(comparison.published - found.mean) <= found.margin else "outside"
-    return f"{text}; the paper's {comparison.published:+.3g} is {where}"
+    return f"{text}; the paper's {comparison.published:+.2f} is {where}"
 
 
-def interval(values: Sequence[float], unit: str) -> str:
+def effect(values: Sequence[float], unit: str) -> str:
     """The mean, and what is known of it."""
     found = sample(values)
-    unit = unit if unit.startswith("%") else f" {unit}"
     seeds = "1 seed" if found.n == 1 else f"{found.n} seeds"
     if found.n < FEWEST:
-        return f"{found.mean:+.3g}{unit} ({seeds})"
-    low, high = found.mean - found.margin, found.mean + found.margin
-    return f"{found.mean:+.3g}{unit} [{low:+.3g}, {high:+.3g}] ({seeds}, p {found.p:.2g})"
+        return f"{found.mean:+.2f} {unit} ({seeds})"
+    return f"{found.interval()} {unit} ({seeds}, p {found.p:.2g})"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -143,7 +148,7 @@ def words(study: Study) -> str:
     if paper := part.get("paper"):
         same = "the same recipe" if paper["example"] == part["example"] else f"`examples/{paper['example']}`"
         updates = f"{paper['updates']:,} updates of {paper['tokens_per_update']:,} tokens"
-        lines.append(f"The paper's rows, at `full`: {same}, {updates}{parameters(paper)}.")
+        lines.append(f"The paper's rows, as they are at `full`: {same}, {updates}{parameters(paper)}.")
     wanted = len(study.rows)
     done = sum(bool(study.values(row, study.metric)) for row in study.rows)
     if done < wanted:
@@ -152,23 +157,32 @@ def words(study: Study) -> str:
         ("Devices", devices(study)),
         ("Versions", versions(study)),
         ("Text", texts(study)),
-        ("Commits", of_runs(study, "commit")),
+        ("Commits", commits(study)),
+        ("Effective ranks", windows(study)),
     ):
         if found:
             lines.append(f"{name}: {found}.")
     if cost := part.get("cost"):
         lines.append(
-            f"Time and memory: medians of {cost['rounds']} rounds of {cost['updates']} updates on {cost['device']} "
+            f"s/update: {cost['rounds']} rounds of {cost['updates']} updates on {cost['device']}{workers(cost)} "
             f"({loads(cost)})."
         )
     else:
-        lines.append("The costs of its rows were not measured.")
+        lines.append("The time of its updates was not measured.")
     about = f"{part['about']}\n\n" if part.get("about") else ""
     return about + "\n".join(f"- {line}" for line in lines)
 
 
 def parameters(paper: Mapping[str, Any]) -> str:
     return f", about {paper['parameters'] / 1e6:,.3g} million parameters" if paper.get("parameters") else ""
+
+
+def workers(cost: Mapping[str, Any]) -> str:
+    """What of the device a measured run had."""
+    if cost.get("gpus"):
+        return f", {cost['gpus']} of them"
+    threads = cost.get("threads")
+    return f", {threads} thread{'s' * (threads > 1)}" if threads else ""
 
 
 def loads(cost: Mapping[str, Any]) -> str:
@@ -198,9 +212,14 @@ def noise(study: Study) -> list[str]:
         f"Seed noise: {'/'.join(base)} varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
         f"deviations), so that a gain has to be about {margin:.2g}{unit} from 0 to be told from none."
     ]
-    if undecided := {row: s for row, s in found.items() if s.p >= LEVEL}:
+    undecided = {row: s for row, s in found.items() if s.p >= LEVEL}
+    lines.append(f"Told from none: {len(found) - len(undecided)} of {len(found)} gains.")
+    if undecided:
         wanted = ", ".join(f"{row} {seeds_wanted(s) or f'more than {MOST}'}" for row, s in undecided.items())
-        lines.append(f"With their means and deviations as found, the other gains would take this many seeds: {wanted}.")
+        lines[-1] += (
+            " If the means and deviations of the others are as found, these numbers of seeds would tell them with "
+            f"probability {POWER:g}: {wanted}."
+        )
     return lines
 
 
@@ -228,9 +247,19 @@ def distinct(found: Iterable[str]) -> str:
     return "; ".join(sorted(set(found)))
 
 
-def of_runs(study: Study, field: str) -> str:
-    """All that its runs have of it; of runs without one nothing is said."""
-    return distinct(run[field] for run in study.part["runs"] if run.get(field))
+def commits(study: Study) -> str:
+    """A training that went on after a pause may have several."""
+    found = [run["commit"].split(", ") for run in study.part["runs"] if run.get("commit")]
+    dirty = sum(any(commit.endswith("+") for commit in of_run) for of_run in found)
+    text = ", ".join(sorted({commit for of_run in found for commit in of_run}))
+    return f"{text}; with + {dirty} of {len(found)} runs" if dirty else text
+
+
+def windows(study: Study) -> str:
+    """Of what the spectra of its runs are."""
+    spectra = [run["spectrum"] for run in study.part["runs"] if "spectrum" in run]
+    sizes = sorted({(s["windows"], s["length"]) for s in spectra}, key=lambda size: size[1])
+    return ", ".join(f"{number} windows of {length} tokens" for number, length in sizes) + " a run" if sizes else ""
 
 
 def devices(study: Study) -> str:
@@ -267,24 +296,24 @@ def numbers(study: Study) -> str:
         unit = gains.short_unit(study)
         heads += [f"paper's gain, {unit}"] if named else []
         heads += [f"our gain, {unit} ({metric})" for metric in compared(study)]
-    heads += ["s/update", "peak MiB"]
+    heads += ["s/update", "peak memory, MiB"]
     rows = []
     for row in study.rows:
         cells = [*row]
         cells += [cell(study.published, row)] if named else []
-        cells += [mean(list(study.values(row, metric).values())) for metric in metrics]
+        cells += [mean(study.values(row, metric)) for metric in metrics]
         cells += gained(study, row, named) if has_base else []
-        cells += costs(study, row)
+        cells += [seconds(study.cost(row)), mean(study.field(row, "peak_memory_mib"), ".0f")]
         rows.append(cells)
     return markdown(heads, rows)
 
 
-def mean(values: Sequence[float]) -> str:
-    if not values:
+def mean(by_seed: Mapping[int, float], form: str = ".2f") -> str:
+    if not by_seed:
         return "-"
-    found = sample(values)
-    spread = "" if math.isnan(found.deviation) else f" ± {found.deviation:.2f}"
-    return f"{found.mean:.2f}{spread} ({found.n})"
+    found = sample(list(by_seed.values()))
+    spread = "" if math.isnan(found.deviation) else f" ± {found.deviation:{form}}"
+    return f"{found.mean:{form}}{spread} ({found.n})"
 
 
 def compared(study: Study) -> list[str]:
@@ -298,29 +327,24 @@ def gained(study: Study, row: Sequence[str], named: bool) -> list[str]:
     if base is None or tuple(row) == base:
         return [""] * (named + len(compared(study)))
     theirs = gains.published(study, row, base)
-    ours = [spread(list(gains.by_seed(study, row, base, metric).values())) for metric in compared(study)]
+    ours = [gain(gains.by_seed(study, row, base, metric)) for metric in compared(study)]
     return [*(["-" if theirs is None else f"{theirs:+.2f}"] if named else []), *ours]
 
 
-def spread(values: Sequence[float]) -> str:
-    """The mean of gains with its interval, or with their number where they are few."""
-    if not values:
+def gain(by_seed: Mapping[int, float]) -> str:
+    """The mean with its interval, or with the number of seeds where they are few."""
+    if not by_seed:
         return "-"
-    found = sample(values)
-    if found.n < FEWEST:
-        return f"{found.mean:+.2f} ({found.n})"
-    return f"{found.mean:+.2f} [{found.mean - found.margin:+.2f}, {found.mean + found.margin:+.2f}]"
+    found = sample(list(by_seed.values()))
+    return f"{found.mean:+.2f} ({found.n})" if found.n < FEWEST else found.interval()
 
 
-def costs(study: Study, row: Sequence[str]) -> list[str]:
-    cost = study.cost(row)
+def seconds(cost: Mapping[str, Any]) -> str:
+    """Of an update, with the ratio to softmax and the least and the greatest of a round."""
     if not cost:
-        return ["-", "-"]
-
-    def ratio(name: str) -> str:
-        return f" ({cost[name]:.2f})" if name in cost else ""
-
-    return [
-        f"{cost['seconds_per_update']:.3g}{ratio('time_ratio')}",
-        f"{cost['peak_memory_mib']:.0f}{ratio('memory_ratio')}",
-    ]
+        return "-"
+    text = f"{cost['seconds_per_update']:.3g}"
+    if ratios := cost.get("time_ratios"):
+        apart = f"; {span(ratios, '.2f')}" if min(ratios) < max(ratios) else ""  # softmax is 1 in all
+        text += f" ({statistics.median(ratios):.2f}{apart})"
+    return text

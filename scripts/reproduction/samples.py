@@ -3,9 +3,11 @@
 import math
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 LEVEL = 0.05  # of the two-sided test
+POWER = 0.8  # of the seeds that a gain would take
 FEWEST = 3  # seeds that a verdict takes
 MOST = 100  # that anyone would train
 
@@ -36,6 +38,11 @@ class Sample(NamedTuple):
         """Half the width of the interval of the mean that has 1 - LEVEL of the probability; nan as p."""
         return math.nan if self.n < 2 else self.error * quantile(self.n - 1)
 
+    def interval(self, form: str = "+.2f") -> str:
+        """The mean with that interval in brackets, as text."""
+        mean, low, high = (format(v, form) for v in (self.mean, self.mean - self.margin, self.mean + self.margin))
+        return f"{mean} [{low}, {high}]"
+
 
 def sample(values: Sequence[float]) -> Sample:
     """ValueError: there are no values."""
@@ -46,9 +53,15 @@ def sample(values: Sequence[float]) -> Sample:
 
 
 def seeds_wanted(found: Sample) -> int:
-    """The fewest values of this mean and deviation whose mean can be told from 0; 0 if MOST are too few."""
-    enough = (n for n in range(2, MOST + 1) if Sample(n, found.mean, found.deviation).p < LEVEL)
-    return next(enough, 0)
+    """How many values a mean and a deviation like these take to be told from 0 with probability POWER; 0: over MOST.
+
+    By the usual approximation: the mean has to be t(LEVEL) + t(POWER) standard errors from 0.
+    """
+    for n in range(2, MOST + 1):
+        beyond = quantile(n - 1) + quantile(n - 1, 2 * (1 - POWER))
+        if abs(found.mean) >= beyond * found.deviation / math.sqrt(n):
+            return n
+    return 0
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -71,10 +84,11 @@ def two_sided(t: float, degrees: int) -> float:
     return min(1.0, max(0.0, 1 - within))
 
 
-def quantile(degrees: int) -> float:
-    """The t that |T| exceeds with probability LEVEL, by bisection."""
+@cache
+def quantile(degrees: int, level: float = LEVEL) -> float:
+    """The t that |T| exceeds with probability `level`, by bisection."""
     low, high = 0.0, 1e4
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, degrees) > LEVEL else (low, middle)
+        low, high = (middle, high) if two_sided(middle, degrees) > level else (low, middle)
     return high

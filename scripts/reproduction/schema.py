@@ -83,13 +83,14 @@ MORE_OF_RUN = {
 }
 SPECTRUM = {
     "length": COUNT,
+    "windows": COUNT,
     "places": Kind("an object, not empty", lambda value: isinstance(value, dict) and bool(value)),
 }
 PLACE = {"mean_effective_rank": NUMBER, "mean_cumulative": Kind("a list of numbers", list_of(NUMBER).holds)}
 COST = {"rounds": COUNT, "updates": COUNT, "device": TEXT, "load_before": NUMBER, "rows": ANY_LIST}
-COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER, "peak_memory_mib": NUMBER}
-MORE_OF_COST = {"load_after": NUMBER}
-MORE_OF_COST_ROW = {"digest": TEXT, "time_ratio": NUMBER, "memory_ratio": NUMBER}
+COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER}
+MORE_OF_COST = {"load_after": NUMBER, "threads": COUNT, "gpus": COUNT}
+MORE_OF_COST_ROW = {"digest": TEXT, "flags": maybe(FLAGS), "time_ratios": list_of(NUMBER)}
 
 
 def wrong(content: Any, name: str) -> str:

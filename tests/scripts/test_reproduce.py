@@ -16,12 +16,12 @@ spec = importlib.util.spec_from_file_location("reproduce", SCRIPT)
 reproduce = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(reproduce)
 import sweep  # noqa: E402 (found where the script looks)
-from reproduction import costs, logs, provenance, report, results, samples, tables  # noqa: E402
+from reproduction import costs, figures, logs, provenance, report, results, samples, tables  # noqa: E402
 
 # It logs as fairseq does; the metric comes from its flags, of which the last --head-mixing and --seed count.
 TRAIN = """#!/usr/bin/env bash
 if [[ ${DRY_RUN:-} ]]; then
-    echo fairseq-train data --tokens-per-sample 8 --max-tokens 40 --update-freq 2 --max-update 30 \
+    echo fairseq-train "$(dirname "$0")" --tokens-per-sample 8 --max-tokens 40 --update-freq 2 --max-update 30 \
         --arch toy "$@"
     exit
 fi
@@ -276,24 +276,22 @@ def test_costs_are_measured_in_turn(command, toy):
     ]
     cost = content(toy)["cost"]
     assert (cost["rounds"], cost["updates"], cost["device"]) == (2, 12, "a CPU")
+    assert cost["threads"] == int(os.environ.get("OMP_NUM_THREADS", sweep.CORES)) and "gpus" not in cost
     assert [row["labels"] for row in cost["rows"]] == [["softmax"], ["A"], ["average"]]
 
 
 def test_ratios_are_of_the_same_round():
     rows = costs.summary(
         {("softmax",): [1.0, 2.0, 10.0], ("B",): [1.5, 2.8, 16.0], ("other",): [3.0, 3.0, 3.0]},
-        {("softmax",): [100, 110, 100], ("B",): [150, 220, 130], ("other",): [1, 1, 1]},
         {("softmax",): ("softmax",), ("B",): ("softmax",), ("other",): None},
     )
     assert rows[1] == {
         "labels": ["B"],
         "seconds_per_update": 2.8,
         "rounds": [1.5, 2.8, 16.0],
-        "peak_memory_mib": 220,
-        "time_ratio": 1.5,
-        "memory_ratio": 2.0,
+        "time_ratios": [1.5, 1.4, 1.6],
     }
-    assert rows[0]["time_ratio"] == 1 and "time_ratio" not in rows[2]
+    assert rows[0]["time_ratios"] == [1, 1, 1] and "time_ratios" not in rows[2]
 
 
 @pytest.mark.parametrize(
@@ -303,6 +301,8 @@ def test_ratios_are_of_the_same_round():
         (["run", "table7", "--scale", "huge"], "argument --scale: invalid choice: 'huge'"),
         (["run", "table7", "--seeds", "0"], "argument --seeds: 0: must be a number, at least 1"),
         (["run", "table7", "--jobs", "x"], "argument --jobs: x: must be a number, at least 1"),
+        (["run", "table7", "--only", ""], "--only : '' is no label; labels are softmax; A; average; B"),
+        (["run", "table7", "--only", "A,"], "--only A,: '' is no label"),
         (["run", "table7", "--only", "A,C"], "--only A,C: 'C' is no label; labels are softmax; A; average; B"),
         (["cost", "table7", "--rounds", "-1"], "argument --rounds: -1: must be a number"),
         (["spectrum", "table7"], "runs/table7-full: has no trained run"),
@@ -408,15 +408,16 @@ def test_the_report_sets_ours_beside_the_papers(command, toy):
     status, _, _ = command("report")
     text = (toy / "results" / "README.md").read_text()
     assert status == 0
-    heads = "paper's gain, % | our gain, % (test) | s/update | peak MiB |"
+    heads = "paper's gain, % | our gain, % (test) | s/update | peak memory, MiB |"
     assert f"| attention | paper (valid/test) | ours: valid | ours: test | {heads}" in text
     (row,) = (line for line in text.splitlines() if line.startswith("| A | 21.20/20.48 |"))
     assert row.startswith("| A | 21.20/20.48 | 95.47 ± 0.40 (3) | 90.47 ± 0.40 (3) | +1.98 | +10.48 [")
-    assert row.split(" | ")[6].startswith("0.4 (1.00)")
+    time, memory = row.removesuffix(" |").split(" | ")[6:]
+    assert time == "0.4 (1.00)" and memory.endswith(" (3)") and " ± " in memory
     assert "Made small for a test." in text and "1.23 million parameters" in text
-    assert "| Mixhead A beats softmax | Mixhead, all tables | holds here (p " in text
-    assert "| Average mixing hurts | Mixhead, table 7 | holds here (p " in text
-    assert "| B beats A | Mixhead, tables 1, 2, 3, 7 | not run |" in text
+    assert "| Mixhead A beats softmax | all tables | holds here (p " in text
+    assert "| Average mixing hurts | table 7 | holds here (p " in text
+    assert "| B beats A | tables 1, 2, 3, 7 | not testable at this size: not run here |" in text
     assert str(toy) not in text
     (toy / "runs").rename(toy / "lost")  # from the JSON alone
     command("report")
@@ -430,7 +431,10 @@ def test_the_committed_report_is_what_the_numbers_render():
     studies = results.studies(folder)
     assert (folder / "README.md").read_text() == report.render(studies)
     for name in {study.table for study in studies}:
-        assert (folder / f"{name}.svg").exists() and (folder / f"{name}.png").exists()
+        drawn = [path for path in (folder / f"{name}.svg", folder / f"{name}_spectrum.svg") if path.exists()]
+        assert drawn and all(path.with_suffix(".png").exists() for path in drawn)
+        source = figures.source([study for study in studies if study.table == name])
+        assert all(source in path.read_text(encoding="utf-8") for path in drawn), f"{name}: reproduce.py report"
     assert not {path.suffix for path in folder.iterdir()} - {".md", ".json", ".svg", ".png"}
 
 
@@ -577,7 +581,7 @@ def test_the_whole_way_with_fairseq(name, grid, text_data, translation_data, cor
             p["mean_effective_rank"] > 0 for p in run["spectrum"]["places"].values()
         )
         assert str(tmp_path) not in json.dumps(run) and str(ROOT) not in json.dumps(run)
-    assert all(row["seconds_per_update"] > 0 and row["peak_memory_mib"] > 100 for row in part["cost"]["rows"])
+    assert all(row["seconds_per_update"] > 0 for row in part["cost"]["rows"])
     assert part["recipe"]["updates"] == 6
     if name == "table4":
         for found in (tmp_path / "runs" / "table4-tiny").glob("*/checkpoints"):

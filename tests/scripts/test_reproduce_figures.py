@@ -61,8 +61,10 @@ def test_gains_of_unmixed_decoding_are_crosses():
         values[heads, "softmax"]["test unmixed"] = values[heads, "softmax"]["test"]
     found = panel()
     figures.gained(style, found, study(values, "table4", AXES, "BLEU", "higher", published=PUBLISHED))
-    (crosses,) = (line for line in found.lines if line.get_marker() == "x")
-    assert list(crosses.get_ydata()) == pytest.approx([0.4667 - 1, 2.25 - 1], abs=1e-4)
+    (crosses,) = (c for c in found.containers if c.lines[0].get_marker() == "x")
+    ys, halves = drawn(crosses)
+    assert ys == pytest.approx([0.4667 - 1, 2.25 - 1], abs=1e-4)
+    assert halves == pytest.approx([samples.sample([0.5, 0.3, 0.6]).margin])
 
 
 def test_rows_without_an_axis_of_numbers_are_points():
@@ -79,7 +81,9 @@ def test_files_are_the_same_for_the_same_numbers(tmp_path):
     for folder in folders:
         folder.mkdir()
         assert {path.name for path in figures.draw(studies, folder)} == {"table4.png", "table4.svg"}
-    assert (folders[0] / "table4.svg").read_bytes() == (folders[1] / "table4.svg").read_bytes()
+    drawn = (folders[0] / "table4.svg").read_text()
+    assert drawn == (folders[1] / "table4.svg").read_text()
+    assert figures.source(studies) in drawn and figures.source(studies[:1]) not in drawn
 
 
 # ---- the README's table ----------------------------------------------------------------------------------------------
@@ -116,14 +120,15 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     texts = ["WikiText-2, 16 heads of 8: perplexity", "Multi30k De-En, 64 heads of 2: BLEU"]
     assert heads == ["attention", *texts, "WikiText-2, effective rank"]
     assert softmax[1:] == ["102.0 ± 2.0", "102.0 ± 2.0", "4.2 ± 0.2"]
-    assert mixed[1].startswith("101.0 ± 2.0; gain +1.0% [") and mixed[2] == "102.0 ± 2.0; gain +0.0 [+0.0, +0.0]"
-    assert random[1].startswith("103.0 ± 2.0; gain -1.0% [") and random[2] == ""
+    assert mixed[1].startswith("101.0 ± 2.0; gain +1.0 [") and mixed[2] == "102.0 ± 2.0; gain +0.0 [+0.0, +0.0]"
+    assert random[1].startswith("103.0 ± 2.0; gain -1.0 [") and random[2] == ""
     fewer = study({**bleu, ("64", "A"): BASE[:2]}, "table4", axes, "BLEU", "higher")
     for studies in ([language, fewer], [language, translation._replace(scale="full")], [language]):
         assert page(*studies)[0] == ["attention", texts[0], heads[-1]]
     assert page(study(values))[0] == ["attention", texts[0]]
     assert page()[0] == ["attention"] and caption() == ""
-    assert caption(language).startswith("Models of 1.2 to 1.5 million parameters after 800 to 1,000 updates (a CPU). ")
+    start = "Small models: 1.2 to 1.5 million parameters after 800 to 1,000 updates (a CPU), 3 seeds. "
+    assert caption(language).startswith(start)
     assert "effective rank" in caption(language) and "effective rank" not in caption(study(values, **sizes))
 
 
@@ -134,24 +139,25 @@ def test_the_front_page_says_what_unmixed_decoding_costs(monkeypatch):
     monkeypatch.setattr(results, "studies", lambda folder: [found, language])
     cost = samples.sample([1.0, 1.5, 1.1])
     low, high = cost.mean - cost.margin, cost.mean + cost.margin
-    assert f" lose 1.2 BLEU [{low:.1f}, {high:.1f}], " in " ".join(front_page.caption(Path()).split())
+    assert f" lose 1.2 [{low:.1f}, {high:.1f}] BLEU, " in " ".join(front_page.caption(Path()).split())
     two = study({row: {m: v[:2] for m, v in of_row.items()} for row, of_row in values.items()}, "table4")
     monkeypatch.setattr(results, "studies", lambda folder: [two, language])
     assert "unmixed" not in front_page.caption(Path())
 
 
 def test_the_front_page_has_costs_once_all_rows_have_them(monkeypatch):
-    cost = {"seconds_per_update": 0.512, "time_ratio": 1.236, "peak_memory_mib": 840.4, "memory_ratio": 1.05}
-    found = study(dict.fromkeys(front_page.ROWS, BASE), **of_all(front_page.ROWS))
+    cost = {"seconds_per_update": 0.512, "time_ratios": [1.236, 1.1, 1.5]}
+    memory = {(row,): [840.4, 838.4, 842.4] for row in front_page.ROWS}
+    found = study(dict.fromkeys(front_page.ROWS, BASE), peak_memory_mib=memory, **of_all(front_page.ROWS))
     monkeypatch.setattr(results, "studies", lambda folder: [found])
     rows = [{"labels": [row], **cost} for row in front_page.ROWS]
     found.part["cost"] = {"rows": rows}
     heads, *table = front_page.table(Path())
-    assert heads[2:] == ["WikiText-2, seconds per update", "WikiText-2, peak memory"]
-    assert [row[2:] for row in table] == [["0.51 (1.24)", "840 MiB (1.05)"]] * 5
-    assert "Time and memory" in front_page.caption(Path())
+    assert heads[2:] == ["WikiText-2, seconds per update", "WikiText-2, peak MiB"]
+    assert [row[2:] for row in table] == [["0.51 (1.24)", "840 ± 2"]] * 5
+    assert "Seconds are" in front_page.caption(Path()) and "Memory is" in front_page.caption(Path())
     found.part["cost"] = {"rows": rows[:-1]}
-    assert len(front_page.table(Path())[0]) == 2 and "Time" not in front_page.caption(Path())
+    assert front_page.table(Path())[0][2:] == heads[3:] and "Seconds" not in front_page.caption(Path())
 
 
 # ---- spectra ---------------------------------------------------------------------------------------------------------
