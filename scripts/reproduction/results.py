@@ -56,10 +56,6 @@ class Study(NamedTuple):
     published_metrics: Sequence[str]
 
     @property
-    def name(self) -> str:
-        return f"{self.table} at `{self.scale}`"
-
-    @property
     def measure(self) -> Measure:
         return Measure(self.part["measure"], 1 if self.part["better"] == "higher" else -1)
 

@@ -67,7 +67,7 @@ def one_line(errors):
 @pytest.fixture
 def drawn(toy, monkeypatch):
     found = []
-    monkeypatch.setattr(reproduce, "draw", lambda folder, studies: found.append([study.name for study in studies]))
+    monkeypatch.setattr(reproduce, "draw", lambda folder, studies: found.append([(s.table, s.scale) for s in studies]))
     return found
 
 
@@ -83,7 +83,7 @@ def test_the_report_follows_the_numbers_however_a_command_ends(how, expected, co
     if how != "well":
         script(toy, "mkdir -p", f"if [[ $* == *average* ]]; then {how}; fi\nmkdir -p")
     assert command(*RUN)[0] == expected
-    assert rendered(toy) and drawn == [["table7 at `small`"]]
+    assert rendered(toy) and drawn == [[("table7", "small")]]
     assert len(content(toy)["runs"]) == (3 if how == "well" else 2)
 
 
@@ -103,7 +103,7 @@ def test_the_report_follows_costs(command, toy):
 
 def test_nothing_is_rendered_of_what_was_only_tried(command, toy, drawn):
     assert command("run", "table7", "--scale", "tiny", "--seeds", "1")[0] == 0
-    assert drawn == [["table7 at `tiny`"]] and not (toy / "results" / "README.md").exists()
+    assert drawn == [[("table7", "tiny")]] and not (toy / "results" / "README.md").exists()
 
 
 def test_a_report_of_somebody_else_is_not_replaced(command, toy):
