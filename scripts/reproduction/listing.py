@@ -141,7 +141,8 @@ def text(content: Sequence[Mapping[str, Any]]) -> str:
         first = f"First: examples/{table['example']}/prepare.sh"
         if "small" in table["scales"] and (own := table["small_example"]) != table["example"]:
             first += f"; for small examples/{own}/prepare.sh"
-        lines += ["", title, *wrapped(f"{first}. {table['note']}".strip()), *columns(cells_of(table))]
+        note = table["note"] if "prepare.sh" in table["note"] else f"{first}. {table['note']}".strip()
+        lines += ["", title, *wrapped(note), *columns(cells_of(table))]
     lines += ["", *pretrainings(content), "", "What is no grid:"]
     for commands, others in itertools.groupby(OTHERS, key=lambda other: other.commands):
         for other in others:

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import sweep
 from sweep import Run
@@ -18,13 +18,12 @@ from sweep import Run
 Flags = Mapping[str, Sequence[str]]
 
 FOLDERS = {"--user-dir", "--save-dir", "--path", "--results-path"}  # of one machine
-# The machine's, or of what is printed and saved: a result does not depend on them. The seed is in every digest.
-WITHOUT_EFFECT = FOLDERS | {
-    "--amp", "--bf16", "--cpu", "--ddp-backend", "--device-id", "--fp16", "--keep-last-epochs", "--log-file",
-    "--log-format", "--log-interval", "--memory-efficient-bf16", "--memory-efficient-fp16", "--no-epoch-checkpoints",
-    "--no-progress-bar", "--num-workers", "--seed", "--tensorboard-logdir", "--wandb-project",
+HALF = {"--fp16", "--bf16", "--amp", "--memory-efficient-fp16", "--memory-efficient-bf16"}
+# The machine's, or of what is printed and saved. The seed is in every digest; conditions.py sees to the precision.
+WITHOUT_EFFECT = FOLDERS | HALF | {
+    "--cpu", "--ddp-backend", "--device-id", "--keep-last-epochs", "--log-file", "--log-format", "--log-interval",
+    "--no-epoch-checkpoints", "--no-progress-bar", "--num-workers", "--seed", "--tensorboard-logdir", "--wandb-project",
 }  # fmt: skip
-HALF = ("--fp16", "--bf16", "--amp", "--memory-efficient-fp16", "--memory-efficient-bf16")
 OF_THE_DATA = {"--cased"}  # train.sh finds it there
 PATH = re.compile(r"(?<![\w.}])/(?:[^\s'\",:/]*/)*")  # what is before a path's last part
 
@@ -38,30 +37,57 @@ def dry_run(
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
-    """The words behind fairseq's command, its data first, as a script's dry run has them; empty if it has none."""
-    try:
-        text = dry_run(example, name, arguments, place).stdout
-    except OSError:
-        return ()
+def command_in(text: str) -> tuple[str, ...]:
+    """The words behind fairseq's command, its data first, as a dry run prints them; empty if it prints none."""
     lines = [line for line in text.splitlines() if line.startswith("fairseq-")]
     return tuple(shlex.split(lines[-1])[1:]) if lines else ()
 
 
-def refusal(run: Run, place: Mapping[str, str]) -> str:
-    """Why the run's training could not begin here; empty if it could, as far as its script can tell."""
+def printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return command_in(dry_run(example, name, arguments, place).stdout)
+    except OSError:
+        return ()
+
+
+class Answer(NamedTuple):
+    """What train.sh says of a run."""
+
+    refusal: str  # why it could not begin; '' if it could, as far as the script can tell
+    data: tuple[Path, ...]  # folders of prepared text
+    flags: Flags
+
+    @property
+    def gpus(self) -> str:
+        return gpus(self.flags)
+
+
+def ask(run: Run, place: Mapping[str, str]) -> Answer:
+    """OSError where the script cannot be started."""
     done = dry_run(run.example, "train", run.train, place)
+    words = command_in(done.stdout)
+    data = folders(words)
+    refusal = ""
     if done.returncode:
         said = done.stderr.strip().splitlines()
-        return f"examples/{run.example}/train.sh: {said[-1] if said else f'ended with status {done.returncode}'}"
-    if gone := next((folder for folder in data_of(run, place) if not folder.is_dir()), None):
-        return f"{gone}: no such folder; examples/{run.example}/prepare.sh makes it"
-    return ""
+        refusal = f"examples/{run.example}/train.sh: {said[-1] if said else f'ended with status {done.returncode}'}"
+    elif gone := next((folder for folder in data if not folder.is_dir()), None):
+        refusal = f"{gone}: no such folder; examples/{run.example}/prepare.sh makes it"
+    return Answer(refusal, data, as_flags(words, run.example, run.train))
+
+
+def folders(words: Sequence[str]) -> tuple[Path, ...]:
+    return tuple(Path(folder) for word in words[:1] for folder in word.split(":"))
+
+
+def gpus(flags: Flags) -> str:
+    """As GPUS= says it."""
+    return "0" if "--cpu" in flags else flags.get("--distributed-world-size", ["1"])[0]
 
 
 def precision(flags: Flags) -> str:
     """What a training computes in."""
-    return next((name.lstrip("-") for name in HALF if name in flags), "fp32")
+    return next((name.lstrip("-") for name in sorted(HALF & flags.keys())), "fp32")
 
 
 def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:
@@ -69,16 +95,19 @@ def flags_of(run: Run, place: Mapping[str, str]) -> dict[str, list[str]]:
     return flags_printed(run.example, "train", run.train, place)
 
 
-def data_of(run: Run, place: Mapping[str, str]) -> list[Path]:
+def data_of(run: Run, place: Mapping[str, str]) -> tuple[Path, ...]:
     """The folders of prepared text that train.sh gives; empty where it prints no command."""
-    return [
-        Path(folder) for words in printed(run.example, "train", run.train, place)[:1] for folder in words.split(":")
-    ]
+    return folders(printed(run.example, "train", run.train, place))
 
 
 def flags_printed(example: str, name: str, arguments: Sequence[str], place: Mapping[str, str]) -> dict[str, list[str]]:
-    flags = sweep.canonical(printed(example, name, arguments, place)[1:])
-    _, variables = sweep.command_of(example, name, arguments)
+    return as_flags(printed(example, name, arguments, place), example, arguments)
+
+
+def as_flags(words: Sequence[str], example: str, arguments: Sequence[str]) -> dict[str, list[str]]:
+    """Of a command that a script was given `arguments` for, without its data and without paths of one machine."""
+    flags = sweep.canonical(words[1:])
+    _, variables = sweep.command_of(example, "train", arguments)
     data = variables.get("DATA") or os.path.abspath(os.environ.get("DATA") or sweep.ROOT / "data" / example)
     known = {data: "{data}", str(sweep.ROOT): "{root}"}
     return {
@@ -111,8 +140,7 @@ def changed(flags: Any, run: Run, evaluations: Any = None) -> list[str]:
 
 
 def training_changed(flags: Flags, run: Run) -> list[str]:
-    gpus = "0" if "--cpu" in flags else flags.get("--distributed-world-size", ["1"])[0]
-    now = of_recipe(run.example, without_seed(run.train), gpus, stamp(run.example))
+    now = of_recipe(run.example, without_seed(run.train), gpus(flags), stamp(run.example))
     return different(flags, now)
 
 

@@ -6,12 +6,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import sweep
 from sweep import Busy, Failure, Grid, Run, Runner
 
-from reproduction import estimates, identity, keeping, provenance, recipes, results, tables
+from reproduction import conditions, estimates, identity, keeping, provenance, recipes, results, tables
 from reproduction.errors import Problem, fail, warn
 from reproduction.identity import Pair, is_of
 from reproduction.tables import Table
@@ -169,7 +169,7 @@ def run(
     others = keeping.of_other_tables(folder, table, scale, missing)
     kept |= {entry["digest"] for entry in others}
     todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
-    refuse([pair for pair in todo if pair not in done], [*entries, *others], grid, jobs, str(path))
+    conditions.check([pair for pair in todo if pair not in done], done, [*entries, *others], grid, runner)
     if others:
         print(f"{len(others)} runs are of the same flags as some of other tables, whose results they are")
         with keeping.changed(folder, table) as content:
@@ -205,26 +205,6 @@ def run(
     if path.exists():
         print(path)
     return 1 if failures or not written else 0
-
-
-def refuse(todo: Sequence[Pair], entries: Sequence[Mapping[str, Any]], grid: Grid, jobs: int, where: str) -> None:
-    """A Problem if a run could not begin, or would be of another text or precision than those it is compared with."""
-    place = sweep.places(jobs)[0]
-    replaced = {pair.bare.digest for pair in todo}
-    entries = [entry for entry in entries if entry["digest"] not in replaced]
-    for pair in {pair.labels: pair for pair in todo}.values():  # a row's seeds are alike
-        if reason := recipes.refusal(pair.run, place):
-            raise Problem(reason)
-        text = provenance.checksum(recipes.data_of(pair.run, place))
-        precision = recipes.precision(recipes.flags_of(pair.run, place))
-        for entry in entries:
-            if tables.without_attention(grid.axes, entry["labels"]) != tables.without_attention(grid.axes, pair.labels):
-                continue
-            apart = "; --results FOLDER keeps them apart"
-            if text and entry.get("data") not in (None, text):
-                raise Problem(f"{where}: has runs of the text {entry['data']}, and here it is {text}{apart}")
-            if entry.get("flags") and precision != (theirs := recipes.precision(entry["flags"])):
-                raise Problem(f"{where}: has runs in {theirs}, and here they would be in {precision}{apart}")
 
 
 def warnings(table: Table, scale: str, todo: Sequence[Pair]) -> None:

@@ -77,7 +77,8 @@ NOTES = {
     "head more; the baseline is worse beyond 16 heads (figure 4).",
     **dict.fromkeys(
         ("low_rank_tables_mnli", "low_rank_tables_squad"),
-        "Fine-tunes models that have to be pre-trained first, for many times these hours: see the end of this list.",
+        "Fine-tunes models that have to be pre-trained first, for many times these hours: see the end of this list. "
+        "prepare.sh --from takes them.",
     ),
 }
 
@@ -143,11 +144,6 @@ def with_label(axes: Mapping[str, Collection[str]], row: Sequence[str], label: s
         if "softmax" in labels:
             return (*row[:i], label, *row[i + 1 :]) if label in labels else None
     return None
-
-
-def without_attention(axes: Mapping[str, Collection[str]], row: Sequence[str]) -> tuple[str, ...]:
-    """A row's labels but that of the axis that has softmax: rows of the same ones are compared."""
-    return tuple(label for label, labels in zip(row, axes.values()) if "softmax" not in labels)
 
 
 def with_flags(axes: Mapping[str, Mapping[str, Point]], flags: str) -> dict[str, dict[str, Point]]:

@@ -551,36 +551,99 @@ def test_a_folder_without_prepared_text_has_no_checksum(command, toy):
     assert content(toy)["runs"][0]["data"] is None
 
 
-def test_runs_of_another_text_are_not_compared(command, toy, monkeypatch):
-    """Of what would be trained now; what is replaced is no matter."""
+@pytest.fixture
+def text(toy):
+    """A function that makes the toy's text another one."""
     data = toy / "prepared"
     data.mkdir()
-    (data / "train.bin").write_text("a")
     script(toy, DRY, f"    echo fairseq-train {data}")
-    command(*RUN, "--only", "softmax")
-    (data / "train.bin").write_text("b")
+
+    def write(words):
+        (data / "train.bin").write_text(words)
+
+    return write
+
+
+def refused(toy, command, *words, what):
+    """The command trains nothing, changes nothing, and says which runs cannot be compared."""
     calls(toy)
-    before = (toy / "results" / "table7.json").read_text()
-    status, _, errors = command(*RUN)
-    assert status == 2 and calls(toy) == [] and (toy / "results" / "table7.json").read_text() == before
-    text = content(toy)["runs"][0]["data"]
-    assert f"results/table7.json: has runs of the text {text}, and here it is " in one_line(errors)
-    assert "; --results FOLDER keeps them apart" in errors
+    path = toy / "results" / "table7.json"
+    before = path.read_text() if path.exists() else None
+    status, _, errors = command(*words)
+    assert status == 2 and calls(toy) == [] and (path.read_text() if path.exists() else None) == before
+    assert f"/runs/table7-small and the results: their runs would be of different {what}: " in one_line(errors)
+    assert "; --out FOLDER --results FOLDER keep them apart" in errors
+
+
+def test_runs_of_another_text_are_not_compared(command, toy, text):
+    text("a")
+    command(*RUN, "--only", "softmax")
+    text("b")
+    refused(toy, command, *RUN, what="texts (SHA-256)")
     assert command(*RUN, "--only", "softmax")[0] == 0  # as it was
+    (toy / "results").rename(toy / "aside")
+    refused(toy, command, *RUN, what="texts (SHA-256)")  # --out has them, too
+    (toy / "runs").rename(toy / "out aside")
+    assert command(*RUN)[0] == 0
+    (toy / "aside" / "table7.json").replace(toy / "results" / "table7.json")
+    refused(toy, command, *RUN, "--only", "A", what="texts (SHA-256)")  # done, with a base of another text
+    assert command(*RUN)[0] == 0 and len({run["data"] for run in content(toy)["runs"]}) == 1  # all are replaced
+
+
+def test_a_run_that_was_begun_goes_on_with_its_text(command, toy, text):
+    text("a")
+    script(toy, "mkdir -p", '[[ -e $(dirname "$0")/whole ]] || exit 1\nmkdir -p')
+    assert command(*RUN, "--only", "A")[0] == 1
+    text("b")
+    refused(toy, command, *RUN, "--only", "A", what="texts (SHA-256)")
+    text("a")
+    (toy / "examples" / "toy" / "whole").touch()
+    assert command(*RUN, "--only", "A")[0] == 0
+
+
+def test_results_of_another_text_are_not_taken_from_another_table(command, toy, text):
+    text("a")
+    command(*RUN, "--only", "A")
+    grids = toy / "examples" / "grids"
+    for whole, path in ((FULL, "mixhead_table_8.toml"), (SMALL, "small/mixhead_table_8.toml")):
+        (grids / path).write_text(whole)
     shutil.rmtree(toy / "runs")
-    assert command(*RUN, "--again")[0] == 0 and len({run["data"] for run in content(toy)["runs"]}) == 1
+    text("b")
+    calls(toy)
+    status, _, errors = command("run", "table8", *RUN[2:])
+    assert status == 2 and calls(toy) == [] and "of different texts" in one_line(errors)
+    assert not (toy / "results" / "table8.json").exists()
 
 
 def test_runs_in_another_precision_of_the_machine_are_not_compared(command, toy, monkeypatch):
     script(toy, DRY, ON_GPUS)
     command(*RUN, "--only", "softmax")
-    calls(toy)
     monkeypatch.setenv("GPUS", "0")
-    status, _, errors = command(*RUN)
-    assert status == 2 and calls(toy) == []
-    assert "table7.json: has runs in fp16, and here they would be in fp32; --results FOLDER" in one_line(errors)
+    refused(toy, command, *RUN, what="precisions")
     monkeypatch.setenv("GPUS", "2")
     assert command(*RUN)[0] == 0
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_rows_whose_recipe_takes_another_text_are_not_compared_with_the_others(apart, command, toy):
+    """As the tasks of GLUE are; rows of one folder are, also where they are not side by side in the table."""
+    axes = '[axes.task]\n1 = "--task 1"\n2 = "--task 2"\n[axes.attention]'
+    for whole, name in ((FULL, "mixhead_table_7.toml"), (SMALL, "small/mixhead_table_7.toml")):
+        rows = whole.partition("[published]")[0].replace("[axes.attention]", axes)
+        (toy / "examples" / "grids" / name).write_text(rows)
+    folder = '$(dirname "$0")' + ("/$task" if apart else "")
+    script(toy, DRY, f'    task=1; [[ $* != *"--task 2"* ]] || task=2\n    echo fairseq-train "{folder}"')
+    for task in ("1", "2"):
+        (toy / "examples" / "toy" / task).mkdir()
+        (toy / "examples" / "toy" / task / "train.bin").write_text(task)
+    assert command(*RUN, "--only", "1")[0] == 0
+    (toy / "examples" / "toy" / "2" / "train.bin").write_text("another")
+    calls(toy)
+    status, _, errors = command(*RUN, "--only", "2")
+    if apart:
+        assert (status, errors) == (0, "") and len(content(toy)["runs"]) == 6
+    else:
+        assert status == 2 and calls(toy) == [] and "of different texts" in one_line(errors)
 
 
 @pytest.mark.parametrize(
