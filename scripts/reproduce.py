@@ -5,7 +5,7 @@
     scripts/reproduce.py run table7 --scale small               five variants, three seeds each
     scripts/reproduce.py run table2 --jobs 8                    the paper's own size, on eight GPUs
     scripts/reproduce.py run table2 --only vanilla,B            one row of it
-    scripts/reproduce.py cost table7 --scale small              time of an update of each row, on an idle machine
+    scripts/reproduce.py cost table7 --scale small              time and memory of each row, on an idle machine
     scripts/reproduce.py spectrum table7 --scale small          effective ranks of the trained models
     scripts/reproduce.py report                                 results/README.md, with figures
 
@@ -27,6 +27,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (the system's may be older)
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -92,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=number, default=1, help="runs at a time, which share out GPUs or cores (default: %(default)s)"
     )
     ran.add_argument("--again", action="store_true", help="train also what results/ has, but --out has not")
-    cost = of_a_table("cost", "seconds per update of each row, in turn; wants an idle machine")
+    cost = of_a_table("cost", "seconds per update and peak memory of each row, in turn; wants an idle machine")
     cost.add_argument("--rounds", type=number, default=5, help="(default: %(default)s)")
     cost.add_argument("--updates", type=number, default=30, help="of each run of a round (default: %(default)s)")
     spectrum = of_a_table("spectrum", "effective ranks of the attention matrices of the trained models in --out")
@@ -135,24 +136,24 @@ def perform(args: argparse.Namespace) -> int:
         if not studies:
             fail(f"{folder}: has no results; `scripts/reproduce.py run table7 --scale small` makes some")
         print(keeping.write_report(folder))
-        draw(folder, studies)
+        draw(folder, studies, again=True)
         return 0
     table = tables.table(args.table)
     if args.command == "run":
         status = running.run(table, args.scale, args.seeds, args.only, args.jobs, args.out, folder, args.again)
-        return status if os.environ.get("DRY_RUN") else publish(status, table, args.scale, folder)
+        return status if os.environ.get("DRY_RUN") else publish(status, args.scale, folder)
     keeping.comparable(folder, table, args.scale)  # said before the measuring, not after it
     if args.command == "cost":
         status = costs.measure(table, args.scale, args.rounds, args.updates, args.out, folder)
     else:
         status = spectra.measure(table, args.scale, args.seeds, args.out, folder)
-    return publish(status, table, args.scale, folder)
+    return publish(status, args.scale, folder)
 
 
-def publish(status: int, table: tables.Table, scale: str, folder: Path) -> int:
+def publish(status: int, scale: str, folder: Path) -> int:
     """The exit status of a command that has written a table's file, with the report and the figures made of it."""
     try:
-        if studies := [study for study in results.studies(folder) if study.table == table.name]:
+        if studies := results.studies(folder):
             if scale != "tiny":
                 keeping.write_report(folder)
             draw(folder, studies)
@@ -162,7 +163,12 @@ def publish(status: int, table: tables.Table, scale: str, folder: Path) -> int:
     return status
 
 
-def draw(folder: Path, studies: Sequence[results.Study]) -> None:
+def draw(folder: Path, studies: Sequence[results.Study], again: bool = False) -> None:
+    """The figures of all tables whose results have changed since theirs were drawn; `again` of all."""
+    of_tables = [list(same) for _, same in itertools.groupby(studies, key=lambda study: study.table)]
+    wanted = [same for same in of_tables if again or not results.are_drawn(same, folder)]
+    if not wanted:
+        return
     try:
         import matplotlib  # noqa: F401
 
@@ -173,9 +179,9 @@ def draw(folder: Path, studies: Sequence[results.Study]) -> None:
     from reproduction import figures
 
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq has everything logged
-    for name in dict.fromkeys(study.table for study in studies):
+    for same in wanted:
         try:
-            made = figures.draw([study for study in studies if study.table == name], folder)
+            made = figures.draw(same, folder)
         except OSError as error:
             raise Problem(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from error
         with contextlib.suppress(OSError):  # after SIGHUP the terminal may be gone

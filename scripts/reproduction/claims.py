@@ -129,9 +129,13 @@ def evidence_of(claim: Claim, studies: Sequence[Study]) -> list[Evidence]:
         """Whether another table has all of these runs; lines through some of the same points are not the same."""
         study, own = found[i]
         return bool(own.runs) and any(
-            theirs is not study and own.runs <= other.runs and (-len(other.runs), j) < (-len(own.runs), i)
+            theirs is not study and own.runs <= other.runs and order(j) < order(i)
             for j, (theirs, other) in enumerate(found)
         )
+
+    def order(i: int) -> tuple[bool, int, int]:
+        study, own = found[i]
+        return study.table not in asked, -len(own.runs), i
 
     kept = [pair for i, pair in enumerate(found) if not is_repeated(i)]
     of_studies = [(study, [comparison for s, comparison in kept if s is study]) for study in own_studies]
@@ -313,9 +317,10 @@ RULE = (
     f"claim speaks of, and a two-sided paired t-test over the seeds if there are at least {FEWEST}; the tests of "
     "several tables are combined by Stouffer's method, each table with the same weight, as if they were independent. "
     "Tables that share the model and the seeds are not quite, and their common p comes out somewhat too small. A and B "
-    "are tested on every table that was run, also where the paper's own lose (table 4 with 4 and 32 heads). "
-    f"At p < {LEVEL:g} a claim *holds here*, or *does not hold here* if the difference is against it; otherwise it is "
-    f"*not testable at this size*, and why is said. If none of the {len(CLAIMS)} claims were true, about "
-    f"{LEVEL * len(CLAIMS):.2g} of them would still be decided, by chance. Where two rows are compared and the paper "
-    "has both, its own effect is said to be within our interval or outside it."
+    "are tested against softmax on every table that was run, also where the paper's own do not beat it, as in table 4 "
+    "with 4 heads. Told beside the test are attentions and tables that the paper does not say a claim of, and what has "
+    f"fewer seeds. At p < {LEVEL:g} a claim *holds here*, or *does not hold here* if the difference is against it; "
+    "otherwise it is *not testable at this size*, and why is said, be it that nothing was run. If none of the "
+    f"{len(CLAIMS)} claims were true, about {LEVEL * len(CLAIMS):.2g} of them would still be decided, by chance. Where "
+    "two rows are compared and the paper has both, its own effect is said to be within our interval or outside it."
 )

@@ -1,6 +1,6 @@
-"""Seconds per update of every row, measured in turn.
+"""Seconds per update and peak memory of every row, measured in turn.
 
-The logs of trainings that ran beside others say all about memory, but little about speed. Here every round trains each
+The logs of trainings that ran beside others, at different times, say little about either. Here every round trains each
 row for some updates, one after the other, the next round from another row on, so that a change in the machine's speed
 meets all of them; ratios are of a round.
 """
@@ -37,6 +37,7 @@ class Measured(NamedTuple):
     """Of one run."""
 
     seconds: float  # of an update
+    peak_mib: float
     device: dict[str, Any]  # for the table's file: what it is called, and how much of it was used
 
 
@@ -48,10 +49,11 @@ def measured(runner: Runner, run: Run) -> Measured:
         raise Failure(f"the log has no speed; more --updates may help; log: {folder / 'train.log'}")
     start = provenance.read(folder).last
     if log.gpu:
-        used = {"device": log.gpu, "gpus": int((start["flags"] or {}).get("--distributed-world-size", ["1"])[0])}
+        used = {"device": log.gpu, "gpus": int(recipes.gpus(start.get("flags") or {}))}
     else:
-        used = {"device": start["cpu"], "threads": start["threads"] or sweep.CORES}
-    return Measured(log.seconds_per_update, used)
+        used = {"device": start.get("cpu", "a CPU"), "threads": start.get("threads") or sweep.CORES}
+    peak = log.gpu_peak_mib if log.gpu else sweep.training(folder).peak_rss_mib
+    return Measured(log.seconds_per_update, peak or 0.0, used)
 
 
 def in_turn(rows: Sequence[Row], i: int) -> list[Row]:
@@ -72,22 +74,27 @@ def completed(
                 of_round[row] = measured(runner, runs[row, i])
             except Failure as failure:
                 return found, f"round {i}, {'/'.join(row)}: {failure}"
-            print(f"[{i}/{rounds}] {'/'.join(row)}: {of_round[row].seconds:.3f} s/update", flush=True)
+            took, peak, _ = of_round[row]
+            print(f"[{i}/{rounds}] {'/'.join(row)}: {took:.3f} s/update, {peak:.0f} MiB", flush=True)
         found.append(of_round)
     return found, ""
 
 
-def summary(seconds: Mapping[Row, Sequence[float]], bases: Mapping[Row, Optional[Row]]) -> list[dict[str, Any]]:
-    """The rows of the table's file, from the rounds of each; ratios to the softmax row of the same round."""
+def summary(
+    seconds: Mapping[Row, Sequence[float]], memory: Mapping[Row, Sequence[float]], bases: Mapping[Row, Optional[Row]]
+) -> list[dict[str, Any]]:
+    """The rows of the table's file: medians over the rounds, and the ratios to the softmax row of the same round."""
     found = []
-    for row, times in seconds.items():
-        cost = {
+    for row in seconds:
+        cost: dict[str, Any] = {
             "labels": list(row),
-            "seconds_per_update": round(statistics.median(times), 4),
-            "rounds": [round(t, 4) for t in times],
+            "seconds_per_update": round(statistics.median(seconds[row]), 4),
+            "rounds": [round(t, 4) for t in seconds[row]],
+            "peak_memory_mib": round(statistics.median(memory[row]), 1),
         }
         if (base := bases[row]) is not None:
-            cost["time_ratios"] = [round(a / b, 3) for a, b in zip(times, seconds[base])]
+            cost["time_ratios"] = [round(a / b, 3) for a, b in zip(seconds[row], seconds[base])]
+            cost["memory_ratios"] = [round(a / b, 3) for a, b in zip(memory[row], memory[base])]
         found.append(cost)
     return found
 
@@ -97,6 +104,10 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
     grid = table.grid(scale)
     runs = measured_runs(table, scale, updates, rounds)
     rows = list(dict.fromkeys(row for row, _ in runs))
+    known = {
+        pair.labels: {"digest": pair.bare.digest, "flags": recipes.flags_of(pair.run, {}) or None}
+        for pair in pairs(grid, 1)
+    }
     before = os.getloadavg()[0]
     if before > 0.5:
         print(f"this machine is not idle: {before:.1f} processes of the last minute wanted a core", flush=True)
@@ -115,12 +126,9 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
         warn(f"{folder / table.name}.json keeps the costs of {before_this} rounds that it has")
         return status
     seconds = {row: [of_round[row].seconds for of_round in found] for row in rows}
+    memory = {row: [of_round[row].peak_mib for of_round in found] for row in rows}
     bases = {row: tables.with_label(grid.axes, row, "softmax") for row in rows}
     about = {name: value for name, value in provenance.about().items() if name != "cpu"}
-    known = {
-        pair.labels: {"digest": pair.bare.digest, "flags": recipes.flags_of(pair.run, {}) or None}
-        for pair in pairs(grid, 1)
-    }
     with keeping.changed(folder, table) as content:
         part = keeping.scale_of(content, table, scale, grid)
         part["cost"] = {
@@ -130,10 +138,13 @@ def measure(table: Table, scale: str, rounds: int, updates: int, out: Path, fold
             "load_after": round(os.getloadavg()[0], 2),  # with what the last run itself wanted
             "rounds": len(found),
             "updates": updates,
-            "rows": [{**cost, **known[tuple(cost["labels"])]} for cost in summary(seconds, bases)],
+            "rows": [{**cost, **known[tuple(cost["labels"])]} for cost in summary(seconds, memory, bases)],
         }
         for cost in part["cost"]["rows"]:
             ratios = cost.get("time_ratios")
             beside = f" ({statistics.median(ratios):.2f} of softmax)" if ratios else ""
-            print(f"{'/'.join(cost['labels'])}: {cost['seconds_per_update']:.3f} s/update{beside}")
+            print(
+                f"{'/'.join(cost['labels'])}: {cost['seconds_per_update']:.3f} s/update{beside}, "
+                f"{cost['peak_memory_mib']:.0f} MiB"
+            )
     return status

@@ -1,7 +1,5 @@
 """For each table a figure of our means and of our gains beside the paper's, and one of spectra where there are some."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -9,7 +7,7 @@ from typing import Any, Optional
 import numpy as np
 
 from reproduction import gains
-from reproduction.results import UNMIXED, Study
+from reproduction.results import UNMIXED, Study, mark
 from reproduction.samples import FEWEST, sample
 from reproduction.tables import NUMERIC
 
@@ -41,14 +39,8 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
     for path in map(Path, made):
         if path.suffix == ".svg":
             drawn, end, after = path.read_text(encoding="utf-8").rpartition("</svg>")
-            path.write_text(f"{drawn}<!-- {source(studies)} -->\n{end}{after}", encoding="utf-8")
+            path.write_text(f"{drawn}<!-- {mark(studies)} -->\n{end}{after}", encoding="utf-8")
     return made
-
-
-def source(studies: Sequence[Study]) -> str:
-    """Of which results a table's figures are; other results have another."""
-    text = json.dumps([study._asdict() for study in studies], sort_keys=True)
-    return f"of results {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def what(study: Study) -> str:

@@ -42,7 +42,6 @@ class Page(NamedTuple):
     columns: Sequence[tuple[Quality, Study]]
     ranked: Optional[Study]
     timed: Optional[Study]
-    weighed: Optional[Study]
     unmixed: Sequence[Evidence]  # what decoding without mixing costs
 
 
@@ -52,32 +51,29 @@ def page(folder: Path) -> Page:
     model = studies.get(MODEL)
     ranked = model is not None and all(len(model.ranks((label,))) >= FEWEST for label in ROWS)
     timed = model is not None and all(model.cost((label,)) for label in ROWS)
-    weighed = model is not None and all(len(model.field((label,), "peak_memory_mib")) >= FEWEST for label in ROWS)
     whole = [(column, study) for column, study in columns if is_whole(study, column)]
     unmixed = [e for e in evidence_of(UNMIXED_COSTS, list(studies.values())) if len(e.values) >= FEWEST]
-    return Page(whole, *(model if has else None for has in (ranked, timed, weighed)), unmixed)
+    return Page(whole, model if ranked else None, model if timed else None, unmixed)
 
 
 def table(folder: Path) -> list[list[str]]:
     """Its heads and its rows."""
-    columns, ranked, timed, weighed, _ = page(folder)
+    columns, ranked, timed, _ = page(folder)
     heads = ["attention", *(column.head for column, _ in columns)]
     heads += [f"{TEXT}, effective rank"] if ranked else []
-    heads += [f"{TEXT}, seconds per update"] if timed else []
-    heads += [f"{TEXT}, peak MiB"] if weighed else []
+    heads += [f"{TEXT}, seconds per update", f"{TEXT}, peak MiB"] if timed else []
     rows = [heads]
     for label, name in ROWS.items():
         cells = [quality(study, (*column.labels, label)) for column, study in columns]
         cells += [spread(ranked.ranks((label,)))] if ranked else []
-        cells += [seconds(timed.cost((label,)))] if timed else []
-        cells += [spread(weighed.field((label,), "peak_memory_mib"), ".0f")] if weighed else []
+        cells += costs(timed.cost((label,))) if timed else []
         rows.append([name, *cells])
     return rows
 
 
 def caption(folder: Path) -> str:
     """What the table's numbers are of."""
-    columns, ranked, timed, weighed, unmixed = page(folder)
+    columns, ranked, timed, unmixed = page(folder)
     runs = [run for _, study in columns for run in study.part["runs"]]
     if not runs:
         return ""
@@ -94,11 +90,10 @@ def caption(folder: Path) -> str:
         text += "The effective rank is of the mixed attention matrices, on the validation set. "
     if timed:
         text += (
-            "Seconds are of training by the plugin's attention, with the ratio to its own softmax, which is not "
-            "fairseq's: [Speed and memory](#speed-and-memory) compares with that. "
+            "Seconds and memory are of training by the plugin's attention, the process as a whole; in brackets the "
+            "ratio to the plugin's own softmax in the same round, the median of the rounds. [Speed and "
+            "memory](#speed-and-memory) compares with fairseq's attention. "
         )
-    if weighed:
-        text += "Memory is of the whole process. "
     for evidence in unmixed:
         text += (
             "Decoded unmixed, as the published code does, Mixhead A and B lose "
@@ -113,9 +108,9 @@ def is_whole(study: Study, column: Quality) -> bool:
     return bool(found) and all(len(values) >= FEWEST for values in found)
 
 
-def spread(by_seed: Mapping[int, float], form: str = ".1f") -> str:
+def spread(by_seed: Mapping[int, float]) -> str:
     found = sample(list(by_seed.values()))
-    return f"{found.mean:{form}} ± {found.deviation:{form}}"
+    return f"{found.mean:.1f} ± {found.deviation:.1f}"
 
 
 def quality(study: Study, row: Sequence[str]) -> str:
@@ -131,5 +126,6 @@ def quality(study: Study, row: Sequence[str]) -> str:
     return f"{text}; gain {gain.interval('+.1f')}{' %' if gains.short_unit(study) == '%' else ''}"
 
 
-def seconds(cost: Mapping[str, Any]) -> str:
-    return f"{cost['seconds_per_update']:.2f} ({statistics.median(cost['time_ratios']):.2f})"
+def costs(cost: Mapping[str, Any]) -> list[str]:
+    time, memory = (statistics.median(cost[name]) for name in ("time_ratios", "memory_ratios"))
+    return [f"{cost['seconds_per_update']:.2f} ({time:.2f})", f"{cost['peak_memory_mib']:.0f} ({memory:.2f})"]

@@ -5,7 +5,7 @@ import statistics
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Optional
 
 from reproduction import gains
 from reproduction.claims import CLAIMS, RULE, Comparison, Evidence, Judgement, judge
@@ -20,10 +20,10 @@ wall time, device, versions, checksum of the text, commit (with + where the code
 """
 LEGEND = f"""## How to read this
 
-*softmax* is fairseq's attention; *A* mixes the heads' attention matrices by one matrix for each attention (Mixhead A,
-position-independent), *B* by one for each position (Mixhead B, position-wise); *random* and *average* by a matrix that
-is not learnt; *d_k* is the size of a head, *n* the length of a sequence. Perplexity is per word, and less is better;
-of BLEU, scores and F1 more is better.
+*softmax* is the attention that fairseq has; *A* mixes the heads' attention matrices by one matrix for each attention
+(Mixhead A, position-independent), *B* by one for each position (Mixhead B, position-wise); *random* and *average* by a
+matrix that is not learnt; *d_k* is the size of a head, *n* the length of a sequence. Perplexity is per word, and less
+is better; of BLEU, scores and F1 more is better.
 
 *Ours* is the mean over seeds ± their standard deviation, with the number of seeds in brackets. *Gain* is how much
 better a row is than softmax with the same seed: for perplexities the difference of the logarithms in percent, for the
@@ -35,12 +35,12 @@ theirs: an effect of a paper that is outside our interval does not contradict it
 singular values' shares, from 1 to the length of the sequence; the mean over the layers and heads of all
 self-attention, and over some windows of the validation set.
 
-*s/update* is measured by `scripts/reproduce.py cost`, all rows in turn: the median of the rounds, in brackets its
-ratio to softmax, which the plugin computes, too (its README compares it with fairseq's own code), and the least and
-the greatest ratio of a round; the load is the number of processes that wanted a core, a minute's mean. *Peak memory* is
-of the trainings themselves, mean ± standard deviation over the seeds: on a CPU of the whole process, Python and the
-data included, on a GPU what torch had allocated, to 0.1 GiB. The minutes of the trainings are those of their updates,
-on a machine that did other work too.
+*s/update* and *peak memory* are measured by `scripts/reproduce.py cost`, which trains all rows in turn for a few
+updates, some rounds: the medians of the rounds, and in brackets the median, the least and the greatest of their ratios
+to softmax in the same round. The plugin computes softmax, too; its README compares that with fairseq's own code. On a
+CPU memory is of the whole process, Python and the data included, on a GPU what torch had allocated, to 0.1 GiB. The
+load is the number of processes that wanted a core, a minute's mean. The minutes of the trainings are those of their
+updates, on a machine that did other work too.
 
 {textwrap.fill(f"**Verdicts.** {RULE}", 120, break_on_hyphens=False)}
 """
@@ -82,7 +82,7 @@ def claims(studies: Sequence[Study]) -> tuple[str, str]:
 def grounds(judgement: Judgement) -> str:
     text = ""
     for evidence in judgement.evidence:
-        tested = "" if evidence.is_tested else " (not in the test)"
+        tested = "" if evidence.is_tested else " (beside the test)"
         beside = [comparison for comparison in evidence.comparisons if comparison.values]
         if evidence.wanted == 1:
             (own,) = evidence.counted
@@ -104,7 +104,7 @@ def basis(evidence: Evidence) -> str:
 
 
 def told(comparison: Comparison) -> str:
-    beside = "" if comparison.counts else " (not in the test)"
+    beside = "" if comparison.counts else " (beside the test)"
     values = list(comparison.values.values())
     text = f"{comparison.what}{beside}: {effect(values, comparison.unit)}"
     if comparison.published is None or len(values) < FEWEST:
@@ -164,11 +164,11 @@ def words(study: Study) -> str:
             lines.append(f"{name}: {found}.")
     if cost := part.get("cost"):
         lines.append(
-            f"s/update: {cost['rounds']} rounds of {cost['updates']} updates on {cost['device']}{workers(cost)} "
+            f"Time and memory: {cost['rounds']} rounds of {cost['updates']} updates on {cost['device']}{workers(cost)} "
             f"({loads(cost)})."
         )
     else:
-        lines.append("The time of its updates was not measured.")
+        lines.append("Time and memory were not measured in turn.")
     about = f"{part['about']}\n\n" if part.get("about") else ""
     return about + "\n".join(f"- {line}" for line in lines)
 
@@ -296,24 +296,24 @@ def numbers(study: Study) -> str:
         unit = gains.short_unit(study)
         heads += [f"paper's gain, {unit}"] if named else []
         heads += [f"our gain, {unit} ({metric})" for metric in compared(study)]
-    heads += ["s/update", "peak memory, MiB"]
+    heads += ["s/update", "peak MiB"]
     rows = []
     for row in study.rows:
         cells = [*row]
         cells += [cell(study.published, row)] if named else []
-        cells += [mean(study.values(row, metric)) for metric in metrics]
+        cells += [mean(list(study.values(row, metric).values())) for metric in metrics]
         cells += gained(study, row, named) if has_base else []
-        cells += [seconds(study.cost(row)), mean(study.field(row, "peak_memory_mib"), ".0f")]
+        cells += costs(study.cost(row))
         rows.append(cells)
     return markdown(heads, rows)
 
 
-def mean(by_seed: Mapping[int, float], form: str = ".2f") -> str:
-    if not by_seed:
+def mean(values: Sequence[float]) -> str:
+    if not values:
         return "-"
-    found = sample(list(by_seed.values()))
-    spread = "" if math.isnan(found.deviation) else f" ± {found.deviation:{form}}"
-    return f"{found.mean:{form}}{spread} ({found.n})"
+    found = sample(values)
+    spread = "" if math.isnan(found.deviation) else f" ± {found.deviation:.2f}"
+    return f"{found.mean:.2f}{spread} ({found.n})"
 
 
 def compared(study: Study) -> list[str]:
@@ -339,12 +339,16 @@ def gain(by_seed: Mapping[int, float]) -> str:
     return f"{found.mean:+.2f} ({found.n})" if found.n < FEWEST else found.interval()
 
 
-def seconds(cost: Mapping[str, Any]) -> str:
-    """Of an update, with the ratio to softmax and the least and the greatest of a round."""
+def costs(cost: Mapping[str, Any]) -> tuple[str, str]:
     if not cost:
-        return "-"
-    text = f"{cost['seconds_per_update']:.3g}"
-    if ratios := cost.get("time_ratios"):
-        apart = f"; {span(ratios, '.2f')}" if min(ratios) < max(ratios) else ""  # softmax is 1 in all
-        text += f" ({statistics.median(ratios):.2f}{apart})"
-    return text
+        return "-", "-"
+    time, memory = f"{cost['seconds_per_update']:.3g}", f"{cost['peak_memory_mib']:.0f}"
+    return time + ratios(cost.get("time_ratios")), memory + ratios(cost.get("memory_ratios"))
+
+
+def ratios(found: Optional[Sequence[float]]) -> str:
+    """The median, and the least and the greatest; softmax is 1 in all."""
+    if not found:
+        return ""
+    apart = f"; {span(found, '.2f')}" if min(found) < max(found) else ""
+    return f" ({statistics.median(found):.2f}{apart})"

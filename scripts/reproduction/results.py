@@ -1,5 +1,6 @@
 """The committed results, as they are read: the JSON of a table, and what it says of each row."""
 
+import hashlib
 import itertools
 import json
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,19 @@ class Study(NamedTuple):
     def cost(self, row: Sequence[str]) -> Mapping[str, Any]:
         rows = self.part.get("cost", {}).get("rows", [])
         return next((cost for cost in rows if cost["labels"] == list(row)), {})
+
+
+def mark(studies: Sequence[Study]) -> str:
+    """Of which results a table's figures are; those of other results have another."""
+    text = json.dumps([study._asdict() for study in studies], sort_keys=True)
+    return f"of results {hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def are_drawn(studies: Sequence[Study], folder: Path) -> bool:
+    """Whether the figures of a table are of its results as they are now."""
+    paths = (folder / f"{studies[0].table}{kind}.svg" for kind in ("", "_spectrum"))
+    found = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.exists()]
+    return bool(found) and all(mark(studies) in text for text in found)
 
 
 def studies(folder: Path) -> list[Study]:

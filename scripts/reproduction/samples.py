@@ -59,7 +59,7 @@ def seeds_wanted(found: Sample) -> int:
     """
     for n in range(2, MOST + 1):
         beyond = quantile(n - 1) + quantile(n - 1, 2 * (1 - POWER))
-        if abs(found.mean) >= beyond * found.deviation / math.sqrt(n):
+        if found.mean and abs(found.mean) >= beyond * found.deviation / math.sqrt(n):
             return n
     return 0
 

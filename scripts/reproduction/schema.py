@@ -88,9 +88,13 @@ SPECTRUM = {
 }
 PLACE = {"mean_effective_rank": NUMBER, "mean_cumulative": Kind("a list of numbers", list_of(NUMBER).holds)}
 COST = {"rounds": COUNT, "updates": COUNT, "device": TEXT, "load_before": NUMBER, "rows": ANY_LIST}
-COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER}
+COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER, "peak_memory_mib": NUMBER}
 MORE_OF_COST = {"load_after": NUMBER, "threads": COUNT, "gpus": COUNT}
-MORE_OF_COST_ROW = {"digest": TEXT, "flags": maybe(FLAGS), "time_ratios": list_of(NUMBER)}
+MORE_OF_COST_ROW = {
+    "digest": TEXT,
+    "flags": maybe(FLAGS),
+    **dict.fromkeys(("time_ratios", "memory_ratios"), list_of(NUMBER)),
+}
 
 
 def wrong(content: Any, name: str) -> str:

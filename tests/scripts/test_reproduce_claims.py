@@ -191,11 +191,18 @@ def test_what_other_tables_have_of_a_claim_is_told_and_decides_nothing():
     beside = study(values, "table4")
     found = judged("B beats A", beside)
     assert (found.verdict, found.reason) == (OPEN, "not run here") and math.isnan(found.p)
-    assert "- table4 (not in the test): B better than A: -" in report.claims([beside])[1]
+    assert "- table4 (beside the test): B better than A: -" in report.claims([beside])[1]
     better = study({**values, "B": [95.0, 99.1, 96.9]})
     both = judged("B beats A", beside, better)
     assert both.verdict == HOLDS and both.p == judged("B beats A", better).p
     assert [evidence.study.table for evidence in both.evidence] == ["table7", "table4"]
+
+
+def test_tables_told_beside_do_not_take_runs_from_those_that_are_tested():
+    values = {"softmax": [*BASE, 101.0, 103.0], "A": [*BASE, 101.0, 103.0], "B": [95.0, 99.1, 96.9, 96.0, 98.1]}
+    own = study({row: of_row[:3] for row, of_row in values.items()})
+    found = judged("B beats A", study(values, "table8"), own)
+    assert found.verdict == HOLDS and found.p == judged("B beats A", own).p
 
 
 def test_lines_through_some_of_the_same_points_are_both_counted():
@@ -283,7 +290,7 @@ def test_what_a_verdict_rests_on_is_told_by_row():
     }  # fmt: skip
     _, text = report.claims([study(values, "table4", axes, "BLEU", "higher")])
     basis = "mean of 2 comparisons, over the seeds that all of them have"
-    assert f"- table4, {basis} (not in the test): +1.20 BLEU (2 seeds)" in text
+    assert f"- table4, {basis} (beside the test): +1.20 BLEU (2 seeds)" in text
     assert "  - A better than softmax, heads 4: +0.47 [+0.09, +0.85] BLEU (3 seeds, p 0.034)" in text
     assert "  - A better than softmax, heads 32: +2.00 BLEU (2 seeds)" in text
 
@@ -338,7 +345,7 @@ def test_the_seeds_that_a_gain_would_take_have_the_power(mean, deviation):
 
 
 def test_a_gain_that_no_seeds_could_show_takes_none():
-    assert samples.seeds_wanted(samples.Sample(3, 0.01, 1.0)) == 0
+    assert samples.seeds_wanted(samples.Sample(3, 0.01, 1.0)) == samples.seeds_wanted(samples.Sample(3, 0.0, 0.0)) == 0
 
 
 def test_noise_is_told_with_what_it_hides():
@@ -363,14 +370,14 @@ def test_what_was_run_is_told_with_its_minutes_threads_and_text():
     assert "1.5 million parameters, 1,000 updates, 10 to 50 minutes each, 15 by the median." in text
     assert "Devices: a CPU, 2 threads a run; a CPU, one thread a run." in text
     assert "Text: SHA-256 b1597121f3f1... (WikiText-2 with its articles in another order " in text
-    assert "; SHA-256 other....".replace("....", "...") in text and "time of its updates was not measured" in text
+    assert "; SHA-256 other....".replace("....", "...") in text and "Time and memory were not measured in turn." in text
 
 
 def test_what_was_not_in_the_test_is_marked():
     _, text = report.claims(
         [study({"softmax": BASE, "A": [95.0, 99.1, 96.9]}), study({"softmax": BASE, "A": [107.0, 108.0]}, "table8")]
     )
-    assert "- table8 (not in the test): A better than softmax: " in text and "- table7: A better" in text
+    assert "- table8 (beside the test): A better than softmax: " in text and "- table7: A better" in text
 
 
 def test_a_row_of_the_report_by_hand():
@@ -380,7 +387,7 @@ def test_a_row_of_the_report_by_hand():
     interval = [100 * math.log(b / a) for a, b in zip(values["A"], BASE)]
     low, high = stats.t.interval(0.95, 2, sum(interval) / 3, stats.sem(interval))
     assert text.splitlines()[0] == (
-        "| attention | paper (test) | ours: test | paper's gain, % | our gain, % (test) | s/update | peak memory, MiB |"
+        "| attention | paper (test) | ours: test | paper's gain, % | our gain, % (test) | s/update | peak MiB |"
     )
     assert (
         f"| A | 20.48 | 97.00 ± 2.05 (3) | +1.98 | {sum(interval) / 3:+.2f} [{low:+.2f}, {high:+.2f}] | - | - |" in text
@@ -401,8 +408,13 @@ def test_ranks_are_told_with_the_windows_they_are_of():
     assert report.windows(study({"softmax": BASE})) == ""
 
 
-def test_a_time_has_its_ratio_and_how_far_the_rounds_lie_apart():
-    cost = {"seconds_per_update": 0.47, "time_ratios": [1.5, 1.2, 1.3]}
-    assert report.seconds(cost) == "0.47 (1.30; 1.20 to 1.50)"
-    assert report.seconds({**cost, "time_ratios": [1.0, 1.0]}) == "0.47 (1.00)"
-    assert report.seconds({"seconds_per_update": 0.47}) == "0.47" and report.seconds({}) == "-"
+def test_a_cost_has_its_ratio_and_how_far_the_rounds_lie_apart():
+    cost = {"seconds_per_update": 0.47, "peak_memory_mib": 750.4}
+    ratios = {"time_ratios": [1.5, 1.2, 1.3], "memory_ratios": [1.0, 1.0, 1.0]}
+    assert report.costs({**cost, **ratios}) == ("0.47 (1.30; 1.20 to 1.50)", "750 (1.00)")
+    assert report.costs(cost) == ("0.47", "750") and report.costs({}) == ("-", "-")
+
+
+def test_a_measurement_says_what_of_the_device_it_had():
+    assert report.workers({"gpus": 8}) == ", 8 of them" and report.workers({}) == ""
+    assert report.workers({"threads": 1}) == ", 1 thread" and report.workers({"threads": 2}) == ", 2 threads"

@@ -67,7 +67,9 @@ def one_line(errors):
 @pytest.fixture
 def drawn(toy, monkeypatch):
     found = []
-    monkeypatch.setattr(reproduce, "draw", lambda folder, studies: found.append([(s.table, s.scale) for s in studies]))
+    monkeypatch.setattr(
+        reproduce, "draw", lambda folder, studies, again=False: found.append([(s.table, s.scale) for s in studies])
+    )
     return found
 
 
@@ -243,6 +245,7 @@ WRONG = [
     ("scales/small/cost", {}), ("scales/small/cost", None), ("scales/small/cost/rows", None),
     ("scales/small/cost/rows/0", {}), ("scales/small/cost/rows/0/labels", None),
     ("scales/small/cost/rows/0/seconds_per_update", NAN), ("scales/small/cost/rows/0/time_ratios", []),
+    ("scales/small/cost/rows/0/peak_memory_mib", None),
     ("scales/small/cost/load_before", None), ("scales/small/cost/load_after", "x"),
 ]  # fmt: skip
 
@@ -336,7 +339,7 @@ from reproduction import provenance, running, tables
 sweep.EXAMPLES = Path(sys.argv[2]) / "examples"
 tables.MEASURES["toy"] = tables.PERPLEXITY
 provenance.about, provenance.commit = lambda: {"cpu": "a CPU"}, lambda: None
-reproduce.draw = lambda folder, studies: None
+reproduce.draw = lambda *arguments, **options: None
 exec(sys.argv[3])
 sys.exit(reproduce.main(sys.argv[4:]))
 """
