@@ -210,7 +210,7 @@ def noise(study: Study) -> list[str]:
     margin = statistics.median(s.margin for s in found.values())
     lines = [
         f"Seed noise: {'/'.join(base)} varies by {of_base:.2g}% between seeds, gains by {deviations}{unit} (standard "
-        f"deviations), so that a gain has to be about {margin:.2g}{unit} from 0 to be told from none."
+        f"deviations); half the width of a gain's interval is {margin:.2g}{unit} by the median."
     ]
     undecided = {row: s for row, s in found.items() if s.p >= LEVEL}
     lines.append(f"Told from none: {len(found) - len(undecided)} of {len(found)} gains.")

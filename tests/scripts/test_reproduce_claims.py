@@ -355,7 +355,7 @@ def test_noise_is_told_with_what_it_hides():
     low, high = sorted(stats.tstd(found) for found in gained.values())
     margin = sum(stats.t.interval(0.95, 2, 0, stats.sem(found))[1] for found in gained.values()) / 2
     assert f"softmax varies by {200 / 102:.2g}% between seeds, gains by {low:.2g} to {high:.2g}% " in noise
-    assert f"about {margin:.2g}% from 0" in noise
+    assert f"half the width of a gain's interval is {margin:.2g}% by the median." in noise
     assert told.startswith("Told from none: 1 of 2 gains. ")
     wanted = samples.seeds_wanted(samples.sample(gained["B"]))
     assert told.endswith(f" would tell them with probability 0.8: B {wanted or 'more than 100'}.")
