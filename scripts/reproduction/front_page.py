@@ -31,7 +31,8 @@ ROWS = {
     "average": "average of the heads",
 }
 QUALITIES = (
-    Quality(f"{TEXT}, 16 heads of 8: perplexity", MODEL, ()),
+    Quality(f"{TEXT}, 16 heads of 8, 128 tokens: perplexity", MODEL, ()),
+    Quality(f"{TEXT}, the same with 512 tokens, half as long trained: perplexity", "table9", ("512",)),
     Quality("Multi30k De-En, 64 heads of 2: BLEU", "table4", ("64",)),
 )
 
@@ -60,8 +61,8 @@ def table(folder: Path) -> list[list[str]]:
     """Its heads and its rows."""
     columns, ranked, timed, _ = page(folder)
     heads = ["attention", *(column.head for column, _ in columns)]
-    heads += [f"{TEXT}, effective rank"] if ranked else []
-    heads += [f"{TEXT}, seconds per update", f"{TEXT}, peak MiB"] if timed else []
+    heads += [f"{TEXT}, 128 tokens: effective rank"] if ranked else []
+    heads += ["seconds per update", "peak MiB"] if timed else []
     rows = [heads]
     for label, name in ROWS.items():
         cells = [quality(study, (*column.labels, label)) for column, study in columns]

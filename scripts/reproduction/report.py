@@ -191,7 +191,7 @@ def loads(cost: Mapping[str, Any]) -> str:
 
 
 def noise(study: Study) -> list[str]:
-    """How far runs of one row lie apart, how far a gain has to be from 0 to count, and what else it would take."""
+    """How far runs of one row lie apart, how wide the intervals of gains are, and which gains they tell."""
     base = next((row for row in study.rows if study.attention(row) == "softmax"), None)
     if base is None or len(values := list(study.values(base, study.metric).values())) < FEWEST:
         return []

@@ -119,8 +119,8 @@ def test_the_front_page_leaves_out_what_has_too_few_seeds(monkeypatch):
     language = study(values, spectrum=ranks, **sizes)
     translation = study(bleu, "table4", axes, "BLEU", "higher")
     heads, softmax, mixed, _, random, _ = page(translation, language)
-    texts = ["WikiText-2, 16 heads of 8: perplexity", "Multi30k De-En, 64 heads of 2: BLEU"]
-    assert heads == ["attention", *texts, "WikiText-2, effective rank"]
+    texts = ["WikiText-2, 16 heads of 8, 128 tokens: perplexity", "Multi30k De-En, 64 heads of 2: BLEU"]
+    assert heads == ["attention", *texts, "WikiText-2, 128 tokens: effective rank"]
     assert softmax[1:] == ["102.0 ± 2.0", "102.0 ± 2.0", "4.2 ± 0.2"]
     assert mixed[1].startswith("101.0 ± 2.0; gain +1.0 [") and mixed[2] == "102.0 ± 2.0; gain +0.0 [+0.0, +0.0]"
     assert random[1].startswith("103.0 ± 2.0; gain -1.0 [") and random[2] == ""
@@ -155,7 +155,7 @@ def test_the_front_page_has_costs_once_all_rows_have_them(monkeypatch):
     rows = [{"labels": [row], **cost} for row in front_page.ROWS]
     found.part["cost"] = {"rows": rows}
     heads, *table = front_page.table(Path())
-    assert heads[2:] == ["WikiText-2, seconds per update", "WikiText-2, peak MiB"]
+    assert heads[2:] == ["seconds per update", "peak MiB"]
     assert [row[2:] for row in table] == [["0.51 (1.24)", "840 (1.05)"]] * 5
     assert "Seconds and memory are" in front_page.caption(Path())
     found.part["cost"] = {"rows": rows[:-1]}
