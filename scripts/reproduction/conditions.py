@@ -34,6 +34,8 @@ def check(
     `done` are those of the runner's folder that are finished; `entries` are of the results, where both replace theirs.
     """
     answers = ask(todo, runner.jobs)
+    if refusal := next((answer.refusal for answer in answers.values() if answer.refusal), ""):
+        raise Problem(refusal)
     new = {pair.bare.digest for pair in (*todo, *done)}
     found = [
         *(Conditions(pair.labels, *now(answers[pair.labels])) for pair in todo),
@@ -51,15 +53,14 @@ def check(
 
 
 def ask(todo: Sequence[Pair], jobs: int) -> dict[Labels, recipes.Answer]:
-    """What train.sh says of every row; a Problem if one cannot begin."""
+    """What train.sh says of every row."""
     place = dict(sweep.places(jobs)[0])
     found: dict[Labels, recipes.Answer] = {}
     for pair in todo:
         if pair.labels not in found:  # its seeds are alike
             found[pair.labels] = answer = recipes.ask(pair.run, place)
-            if answer.refusal:
-                raise Problem(answer.refusal)
-            place["GPUS"] = answer.gpus  # torch, which takes seconds to import, need not be asked again
+            if answer.flags:
+                place["GPUS"] = answer.gpus  # torch, which takes seconds to import, need not be asked again
     return found
 
 

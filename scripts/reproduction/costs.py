@@ -53,7 +53,9 @@ def measured(runner: Runner, run: Run) -> Measured:
     else:
         used = {"device": start.get("cpu", "a CPU"), "threads": start.get("threads") or sweep.CORES}
     peak = log.gpu_peak_mib if log.gpu else sweep.training(folder).peak_rss_mib
-    return Measured(log.seconds_per_update, peak or 0.0, used)
+    if not peak:
+        raise Failure(f"its peak memory was not measured; log: {folder / 'train.log'}")
+    return Measured(log.seconds_per_update, peak, used)
 
 
 def in_turn(rows: Sequence[Row], i: int) -> list[Row]:
