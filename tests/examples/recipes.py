@@ -1,10 +1,12 @@
 """What the tests of the recipes share: scripts run as users run them, and fairseq's own parsers."""
 
 import argparse
+import fcntl
 import os
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,6 +40,18 @@ def script(line, check=True, cwd=ROOT, timeout=300, **environment):
     )
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
+
+
+def wait_until_unlocked(path, timeout=20):
+    """Until nobody holds the lock on a file; what was killed does so for a moment after its pipes have ended."""
+    deadline = time.monotonic() + timeout
+    with path.open() as file:
+        while True:
+            try:
+                return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                assert time.monotonic() < deadline, path
+                time.sleep(0.02)
 
 
 def dry_run(line, **environment):

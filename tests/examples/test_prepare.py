@@ -9,7 +9,7 @@ import time
 import pytest
 from common.archives import complete
 from common.prepare import ENDINGS, LOCK, data_folder, mark_unchecked, preprocess, refuse_unchecked, require_files
-from recipes import EXAMPLES
+from recipes import EXAMPLES, wait_until_unlocked
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -126,7 +126,7 @@ def test_what_a_killed_preparation_left_running_keeps_its_folder(at_work, data, 
     program.wait()
     assert f"DATA={data}: another preparation of it is at work (process {program.pid} " in refusal(capsys, enter)
     os.killpg(int((data / "lines.unfinished" / "dict.txt").read_text()), signal.SIGKILL)
-    program.communicate(timeout=20)
+    wait_until_unlocked(data / LOCK)
     enter()
 
 

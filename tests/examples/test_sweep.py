@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import sweep
-from recipes import EXAMPLES, dry_run, parse
+from recipes import EXAMPLES, dry_run, parse, wait_until_unlocked
 from sweep import Point, canonical
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -414,18 +414,10 @@ def start(examples, grid, tmp_path):
 
 def wait_for_the_end_of(trainings, out):
     """Of them and of all that they started, which have their folders' locks too: a moment later at most."""
-    deadline = time.monotonic() + 5
     locks = list(out.glob("16_*/lock"))
     assert len(locks) == len(trainings) == 2
     for path in locks:
-        with path.open() as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    assert time.monotonic() < deadline, path
-                    time.sleep(0.02)
+        wait_until_unlocked(path, timeout=5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
