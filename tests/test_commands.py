@@ -18,6 +18,7 @@ def translator(translation_data, tmp_path_factory):
     """A Mixhead model that has learnt the tiny language."""
     save = tmp_path_factory.mktemp("translator")
     flags = ["--criterion", "label_smoothed_cross_entropy", "--share-all-embeddings", "--eval-bleu", "--dropout", "0"]
+    flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
     train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
     return save / "checkpoint_last.pt"
 
@@ -195,9 +196,11 @@ def test_a_stock_checkpoint_is_fine_tuned(how, translation_data, stock_translato
     assert logged[:1] == expected[:1]  # mixing starts as the identity: the first loss is the stock one
 
 
-def test_a_checkpoint_of_another_family_is_refused_in_one_line(translation_data, translator, tmp_path):
-    flags = [*SIZES, "--share-all-embeddings", "--finetune-from-model", translator]
-    result = train(translation_data, "sigsoftmax_transformer", tmp_path, *flags, check=False)
+def test_a_checkpoint_of_another_family_is_refused_in_one_line(translation_data, tmp_path):
+    flags = [*SIZES, "--share-all-embeddings"]
+    train(translation_data, "mixhead_transformer", tmp_path / "other", *flags, updates=1)
+    flags += ["--finetune-from-model", tmp_path / "other" / "checkpoint_last.pt"]
+    result = train(translation_data, "sigsoftmax_transformer", tmp_path / "ours", *flags, check=False)
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     line = result.stderr.splitlines()[-1]

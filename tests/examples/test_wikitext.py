@@ -371,7 +371,7 @@ def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeyp
         one_worker = {"data_parallel_rank": 0, "data_parallel_size": 1}
         task = TruncatedBPTTLMTask(TruncatedBPTTLMConfig(data=folder, **cut, **one_worker))
         task.load_dataset("test")
-        batches = list(task.eval_lm_dataloader(task.dataset("test")))
+        batches = list(task.eval_lm_dataloader(task.dataset("test"), num_workers=0))
         assert sum(batch["ntokens"] for batch in batches) == 58  # all of them, with one row
         targets = sum(int(batch["target"].ne(task.dictionary.pad()).sum()) for batch in batches)
         assert Cut("truncated_bptt_lm", window).without_target(Counts(58, 58)) == 58 - targets
@@ -402,6 +402,7 @@ real = pytest.mark.skipif(not (REAL / "wikitext-2-v1.zip").exists(), reason="nee
 
 
 @real
+@pytest.mark.slow
 def test_the_three_scripts_run_on_the_real_text(tmp_path, monkeypatch):
     """Its counts are the published ones; its first lines are prepared, trained on and evaluated."""
     monkeypatch.setenv("ARCHIVES", str(REAL))

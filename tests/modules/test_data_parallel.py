@@ -35,6 +35,7 @@ def _train(rank: int, port: int, results: Any) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_two_workers_have_the_gradients_of_one():
     with socket.socket() as free:

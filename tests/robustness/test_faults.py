@@ -201,7 +201,12 @@ BEFORE_A_NAME = dict(at=5, how="kill")
 @pytest.mark.parametrize(
     "recipe, moments, flags",
     [
-        ("transformer", [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT], THREE_EPOCHS),
+        pytest.param(
+            "transformer",
+            [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT],
+            THREE_EPOCHS,
+            marks=pytest.mark.slow,
+        ),
         ("transformer_lm", [IN_THE_SECOND, BEFORE_A_NAME], [*FOUR_EPOCHS, "--max-epoch", "4"]),
     ],
     ids=["transformer", "transformer_lm"],
