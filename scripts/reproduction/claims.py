@@ -1,8 +1,9 @@
 """The papers' claims, and whether they hold for what was run.
 
 Each claim has one test at each scale. A table gives the claim one number for each seed, the mean over the rows that it
-speaks of, and a paired t-test over the seeds; the tests of several tables are combined by Stouffer's method. So rows
-that were compared by the way cannot decide it, however many they are.
+speaks of, and a text the mean over its tables, which share models and seeds; then comes a paired t-test over the seeds,
+and the tests of several texts are combined by Stouffer's method. So rows that were compared by the way cannot decide
+it, however many they are.
 """
 
 import math
@@ -29,6 +30,7 @@ class Comparison(NamedTuple):
     runs: frozenset[tuple[str, str]]  # digests of what is compared, by which tables' common runs are known
     counts: bool = True  # in the test; others are told beside it
     published: Optional[float] = None  # the paper's number
+    unfit: str = ""  # why what was run cannot be compared
 
 
 class Evidence(NamedTuple):
@@ -48,23 +50,42 @@ class Evidence(NamedTuple):
         return sum(comparison.counts for comparison in self.comparisons)
 
     @property
+    def by_seed(self) -> dict[int, float]:
+        """The mean over the rows."""
+        return means([comparison.values for comparison in self.counted])
+
+    @property
     def values(self) -> list[float]:
-        """By seed the mean over the rows, of the seeds that all rows have which have any."""
-        if not self.counted:
-            return []
-        seeds = set.intersection(*(set(comparison.values) for comparison in self.counted))
-        return [fmean(comparison.values[seed] for comparison in self.counted) for seed in sorted(seeds)]
+        return list(self.by_seed.values())
 
     @property
     def is_tested(self) -> bool:
         return self.is_asked and len(self.values) >= FEWEST
 
+
+class OfText(NamedTuple):
+    """What the tables of one text say of a claim together."""
+
+    example: str  # whose text it is
+    evidence: Sequence[Evidence]
+
+    @property
+    def values(self) -> list[float]:
+        """By seed the mean over the tables."""
+        return list(means([found.by_seed for found in self.evidence]).values())
+
     @property
     def normal(self) -> float:
-        """The normal deviate of the t-test's one-sided p; of what is_tested."""
+        """The normal deviate of the t-test's one-sided p."""
         found = sample(self.values)
         beyond = min(max(found.p / 2, 1e-15), 0.5)
         return math.copysign(NormalDist().inv_cdf(1 - beyond), found.mean)
+
+
+def means(found: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """By seed, of the seeds that all have."""
+    seeds = set.intersection(*map(set, found)) if found else set()
+    return {seed: fmean(values[seed] for values in found) for seed in sorted(seeds)}
 
 
 class Judgement(NamedTuple):
@@ -72,11 +93,16 @@ class Judgement(NamedTuple):
     reason: str  # of OPEN
     p: float  # nan where nothing could be tested
     evidence: Sequence[Evidence]
+    tests: Sequence[OfText] = ()
 
     @property
     def words(self) -> str:
-        tested = "" if math.isnan(self.p) else f" (p {self.p:.2g})"
-        return f"{self.verdict}{': ' if self.reason else ''}{self.reason}{tested}"
+        text = f"{self.verdict}{': ' if self.reason else ''}{self.reason}"
+        if math.isnan(self.p):
+            return text
+        tested = [found for test in self.tests for found in test.evidence]
+        done, wanted = sum(len(found.counted) for found in tested), sum(found.wanted for found in tested)
+        return f"{text} (p {self.p:.2g}{f'; {done} of {wanted} comparisons were run' if done < wanted else ''})"
 
 
 class Claim(NamedTuple):
@@ -94,17 +120,31 @@ class Claim(NamedTuple):
 
 def judge(claim: Claim, studies: Sequence[Study]) -> Judgement:
     """By the studies of one scale."""
-    evidence = [found for found in evidence_of(claim, studies) if found.values]
-    enough = [found for found in evidence if found.is_tested]
-    if not enough:
-        most = max((len(found.values) for found in evidence if found.is_asked), default=0)
-        reason = f"{most} of the {FEWEST} seeds that a test takes" if most else "not run here"
-        return Judgement(OPEN, reason, math.nan, evidence)
-    deviate = sum(found.normal for found in enough) / math.sqrt(len(enough))
+    evidence = [found for found in evidence_of(claim, studies) if any(c.values for c in found.comparisons)]
+    tests = by_text([found for found in evidence if found.is_tested])
+    if not tests:
+        return Judgement(OPEN, why_untested(claim, studies), math.nan, evidence)
+    deviate = sum(test.normal for test in tests) / math.sqrt(len(tests))
     p = 2 * NormalDist().cdf(-abs(deviate))
     if p >= LEVEL:
-        return Judgement(OPEN, undecided([comparison for found in enough for comparison in found.counted]), p, evidence)
-    return Judgement(HOLDS if deviate > 0 else FAILS, "", p, evidence)
+        counted = [comparison for test in tests for found in test.evidence for comparison in found.counted]
+        return Judgement(OPEN, undecided(counted), p, evidence, tests)
+    return Judgement(HOLDS if deviate > 0 else FAILS, "", p, evidence, tests)
+
+
+def by_text(found: Sequence[Evidence]) -> list[OfText]:
+    """Of the texts whose tables have enough seeds in common."""
+    examples = dict.fromkeys(evidence.study.part["example"] for evidence in found)
+    of_texts = [OfText(name, [e for e in found if e.study.part["example"] == name]) for name in examples]
+    return [of_text for of_text in of_texts if len(of_text.values) >= FEWEST]
+
+
+def why_untested(claim: Claim, studies: Sequence[Study]) -> str:
+    asked = [found for found in evidence_of(claim, studies) if found.is_asked]
+    if unfit := next((c.unfit for found in asked for c in found.comparisons if c.unfit), ""):
+        return unfit
+    most = max((len(found.values) for found in asked), default=0)
+    return f"{most} of the {FEWEST} seeds that a test takes" if most else "not run here"
 
 
 def undecided(counted: Sequence[Comparison]) -> str:
@@ -124,21 +164,12 @@ def evidence_of(claim: Claim, studies: Sequence[Study]) -> list[Evidence]:
     asked, beside = ({f"table{number}" for number in numbers} for numbers in (claim.tables, claim.beside))
     own_studies = [study for names in (asked, beside) for study in studies if study.table in names]
     found = [(study, comparison) for study in own_studies for comparison in claim.comparisons(study)]
-
-    def is_repeated(i: int) -> bool:
-        """Whether another table has all of these runs; lines through some of the same points are not the same."""
-        study, own = found[i]
-        return bool(own.runs) and any(
-            theirs is not study and own.runs <= other.runs and order(j) < order(i)
-            for j, (theirs, other) in enumerate(found)
-        )
-
-    def order(i: int) -> tuple[bool, int, int]:
-        study, own = found[i]
-        return study.table not in asked, -len(own.runs), i
-
-    kept = [pair for i, pair in enumerate(found) if not is_repeated(i)]
-    of_studies = [(study, [comparison for s, comparison in kept if s is study]) for study in own_studies]
+    kept: list[tuple[Study, Comparison]] = []
+    for study, own in sorted(found, key=lambda pair: (pair[0].table not in asked, -len(pair[1].runs))):
+        # lines through some of the same points are not the same
+        if not own.runs or not any(theirs is not study and own.runs <= other.runs for theirs, other in kept):
+            kept.append((study, own))
+    of_studies = [(study, [own for s, own in found if s is study and (s, own) in kept]) for study in own_studies]
     return [Evidence(study, own, study.table in asked) for study, own in of_studies if own]
 
 
@@ -195,12 +226,12 @@ SQUEEZED = {"table4": ("heads", 1), "table9": ("tokens", 1), "table10": ("head-s
 
 
 def grows_with_the_squeeze(label: str) -> Callable[[Study], Iterator[Comparison]]:
-    """The gain over softmax as d_k / n halves: the slope of a line through all points of a seed."""
+    """The gain over softmax as d_k / n halves: the slope of a line through all points of a seed, three at least."""
 
     def comparisons(study: Study) -> Iterator[Comparison]:
         axis, sign = SQUEEZED.get(study.table, ("", 1))
         rows = [row for row in study.rows if study.attention(row) == label and study.other(row, "softmax")]
-        if axis not in study.axes or len(rows) < 2:
+        if axis not in study.axes or len(rows) < 3:
             return
         points: dict[int, list[tuple[float, float]]] = {}
         runs: set[tuple[str, str]] = set()
@@ -231,22 +262,31 @@ def largest_fixhead(study: Study) -> Iterator[tuple[str, tuple[str, ...], tuple[
             yield f"{study.attention(row)}, head size {largest} against {below}", row, other
 
 
+def distances(study: Study, row: Sequence[str]) -> dict[int, float]:
+    """By seed how far the last validation loss is above the training loss of the last epoch, in bits."""
+    valid, train = (study.field(row, name) for name in ("valid_loss", "train_loss"))
+    return {seed: valid[seed] - train[seed] for seed in sorted(valid.keys() & train.keys())}
+
+
+def unfit(study: Study, row: Sequence[str]) -> str:
+    found = distances(study, row).values()
+    return "no model overfits" if found and fmean(found) <= 0 else ""
+
+
 def large_fixhead_is_worse(study: Study) -> Iterator[Comparison]:
     for what, row, other in largest_fixhead(study):
         found = gains.by_seed(study, row, other)
-        values = {seed: -value for seed, value in found.items()}
-        yield Comparison(what, values, gains.unit(study), compared(study, row, other, found))
+        why = unfit(study, row)
+        values = {} if why else {seed: -value for seed, value in found.items()}
+        yield Comparison(what, values, gains.unit(study), compared(study, row, other, found), unfit=why)
 
 
 def large_fixhead_is_further(study: Study) -> Iterator[Comparison]:
-    """By validation loss minus training loss."""
     for what, row, other in largest_fixhead(study):
-        ours, theirs = (
-            {seed: valid[seed] - train[seed] for seed in valid.keys() & train.keys()}
-            for valid, train in ((study.field(r, "valid_loss"), study.field(r, "train_loss")) for r in (row, other))
-        )
-        values = {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
-        yield Comparison(what, values, "bits", compared(study, row, other, values))
+        ours, theirs = (distances(study, r) for r in (row, other))
+        why = unfit(study, row)
+        values = {} if why else {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+        yield Comparison(what, values, "bits", compared(study, row, other, values), unfit=why)
 
 
 def raises_the_rank(label: str, counts: bool = True) -> Callable[[Study], Iterator[Comparison]]:
@@ -314,13 +354,17 @@ CLAIMS = (
 )
 RULE = (
     "Each claim has one test at each scale. A table gives it one number for each seed, the mean over the rows that the "
-    f"claim speaks of, and a two-sided paired t-test over the seeds if there are at least {FEWEST}; the tests of "
-    "several tables are combined by Stouffer's method, each table with the same weight, as if they were independent. "
-    "Tables that share the model and the seeds are not quite, and their common p comes out somewhat too small. A and B "
-    "are tested against softmax on every table that was run, also where the paper's own do not beat it, as in table 4 "
-    "with 4 heads. Told beside the test are attentions and tables that the paper does not say a claim of, and what has "
-    f"fewer seeds. At p < {LEVEL:g} a claim *holds here*, or *does not hold here* if the difference is against it; "
-    "otherwise it is *not testable at this size*, and why is said, be it that nothing was run. If none of the "
-    f"{len(CLAIMS)} claims were true, about {LEVEL * len(CLAIMS):.2g} of them would still be decided, by chance. Where "
-    "two rows are compared and the paper has both, its own effect is said to be within our interval or outside it."
+    "claim speaks of. Tables of one text share models and seeds, so that they count as one, by the mean over them, and "
+    f"a two-sided paired t-test over the seeds if there are at least {FEWEST}; the tests of several texts are combined "
+    "by Stouffer's method, each with the same weight. A and B are tested against softmax on every table that was run, "
+    "also where the paper's own do not beat it, as in table 4 with 4 heads. Told beside the test are attentions and "
+    f"tables that the paper does not say a claim of, and what has fewer seeds. At p < {LEVEL:g} a claim *holds here*, "
+    "or *does not hold here* if the difference is against it; otherwise it is *not testable at this size*, and why is "
+    f"said, be it that nothing was run. If none of the {len(CLAIMS)} claims were true, about "
+    f"{LEVEL * len(CLAIMS):.2g} of them would still be decided, by chance. Where two rows are compared and the paper "
+    "has both, its own effect is said to be within our interval or outside it; not so for table 4, whose models the "
+    "paper presumably decodes otherwise, nor for Fixhead, which is of other sizes there. Fixhead is the largest head "
+    "size of a table, compared with the one below. It is *further from its training loss* by the last validation loss "
+    "less the mean of training's last epoch, and it overfits if that is above 0; where it does not, neither of the two "
+    "claims is tested."
 )

@@ -22,7 +22,15 @@ CLAIMS = {claim.text: claim for claim in claims.CLAIMS}
 
 
 def study(
-    values, table="table7", axes=None, measure="perplexity", better="lower", scale="small", published=(), **fields
+    values,
+    table="table7",
+    axes=None,
+    measure="perplexity",
+    better="lower",
+    scale="small",
+    published=(),
+    example="toy",
+    **fields,
 ):
     """Of made-up numbers, {row: values of seeds 1, 2, ... of `test`, or {metric: values}}.
 
@@ -39,7 +47,7 @@ def study(
             runs.append({"labels": list(row), "seed": i + 1, "values": found, "digest": digest, "evaluate": {}, **more})
     part = {
         "title": "made up", "axes": axes or {"attention": list(values)}, "measure": measure, "better": better,
-        "metrics": list(by_metric), "example": "toy", "runs": runs,
+        "metrics": list(by_metric), "example": example, "runs": runs,
     }  # fmt: skip
     return Study(table, "Made up", scale, part, dict(published), ["test"])
 
@@ -81,13 +89,13 @@ def test_a_verdict_takes_a_difference_beyond_seed_noise(values, verdict, reason)
     assert found.verdict == verdict and found.reason.startswith(reason) and bool(found.reason) == bool(reason)
 
 
-def test_a_verdict_is_stouffers_of_the_tables_own_tests():
+def test_a_verdict_is_stouffers_of_the_texts_own_tests():
     """Tables of other units and sizes, one of two rows: p as scipy combines the t-tests of the means over rows."""
     rng = random.Random(0)
     lower = study({"softmax": BASE, "A": [99.0, 101.0, 101.5]})
     axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
     values = {row: [30 + rng.gauss(0, 1) for _ in range(5)] for row in itertools.product(*axes.values())}
-    higher = study(values, "table4", axes, "BLEU", "higher")
+    higher = study(values, "table4", axes, "BLEU", "higher", example="other")
     logs = [100 * math.log(b / a) for a, b in zip([99.0, 101.0, 101.5], BASE)]
     points = [sum(values[heads, "A"][i] - values[heads, "softmax"][i] for heads in axes["heads"]) / 2 for i in range(5)]
     one_sided = [stats.ttest_1samp(found, 0, alternative="greater").pvalue for found in (logs, points)]
@@ -95,6 +103,21 @@ def test_a_verdict_is_stouffers_of_the_tables_own_tests():
     found = judged("Mixhead A beats softmax", lower, higher)
     assert found.p == pytest.approx(2 * min(combined, 1 - combined), rel=1e-6)
     assert [evidence.study.table for evidence in found.evidence] == ["table7", "table4"]
+
+
+def test_tables_of_one_text_are_one_test_by_the_mean_over_them():
+    """However many tables show the same seeds, there are no more of them."""
+    noisy = [99.0, 101.0, 101.5]
+    axes = {"tokens": ["32", "64"], "attention": ["softmax", "A"]}
+    gained = {"32": [1.0, 2.0, 1.4], "64": [2.0, 2.5, 2.2]}
+    values = {(n, "softmax"): BASE for n in axes["tokens"]}
+    values |= {(n, "A"): [b * math.exp(-g / 100) for b, g in zip(BASE, of_n)] for n, of_n in gained.items()}
+    found = judged("Mixhead A beats softmax", study({"softmax": BASE, "A": noisy}), study(values, "table9", axes))
+    first = [100 * math.log(b / a) for a, b in zip(noisy, BASE)]
+    together = [(own + (a + b) / 2) / 2 for own, a, b in zip(first, *gained.values())]
+    assert found.p == pytest.approx(stats.ttest_1samp(together, 0).pvalue, rel=1e-6)
+    (test,) = found.tests
+    assert test.values == pytest.approx(together) and "mean of table7 and table9: +" in report.grounds(found)
 
 
 def test_without_an_effect_one_in_twenty_is_decided_however_many_rows_there_are():
@@ -153,13 +176,18 @@ def test_a_gain_that_grows_with_the_length():
 
 
 def test_a_seed_that_lacks_a_point_has_no_line():
-    axes = {"heads": ["4", "32"], "attention": ["softmax", "A"]}
-    values = {("4", "softmax"): [30.0, 31.0], ("4", "A"): [30.0, 31.0], ("32", "softmax"): [30.0, 30.0]}
-    found = judged(
-        "Mixing matters most when d_k << n", study({**values, ("32", "A"): [33.0]}, "table4", axes, "BLEU", "higher")
-    )
+    axes = {"heads": ["4", "8", "32"], "attention": ["softmax", "A"]}
+    values = {(heads, "softmax"): [30.0, 30.0] for heads in axes["heads"]}
+    values |= {("4", "A"): [30.0, 31.0], ("8", "A"): [31.0, 30.0], ("32", "A"): [33.0]}
+    found = judged("Mixing matters most when d_k << n", study(values, "table4", axes, "BLEU", "higher"))
     (comparison,) = found.evidence[0].comparisons
     assert comparison.values == {1: pytest.approx(1.0)}  # 3 BLEU over three halvings
+
+
+def test_two_points_are_no_line():
+    axes = {"head-size": ["32", "64"], "attention": ["softmax", "A"]}
+    values = dict.fromkeys(itertools.product(*axes.values()), BASE)
+    assert judged("Mixing matters most when d_k << n", study(values, "table10", axes)).reason == "not run here"
 
 
 @pytest.mark.parametrize("gap, further", [(0.3, HOLDS), (-0.3, FAILS)])
@@ -176,6 +204,42 @@ def test_overfitting_is_being_worse_and_being_further_from_the_training_loss(wor
     judgement = judged(f"{text} further from its training loss", found)
     assert judgement.verdict == further
     assert judgement.evidence[0].values == pytest.approx([gap, gap, gap + 0.01])
+
+
+def test_of_models_that_do_not_overfit_nothing_is_said_of_overfitting():
+    axes = {"head-size": ["256", "512"], "attention": ["softmax"]}
+    values = {("256", "softmax"): BASE, ("512", "softmax"): [base + 5 for base in BASE]}
+    valid = {row: [7.0, 7.1, 7.2] for row in values}
+    found = study(values, "table10", axes, valid_loss=valid, train_loss={row: [7.0, 7.2, 7.2] for row in values})
+    for text in ("worse on the test set", "further from its training loss"):
+        judgement = judged(f"Fixhead overfits when large: it is {text}", found)
+        assert (judgement.verdict, judgement.reason) == (OPEN, "no model overfits") and math.isnan(judgement.p)
+
+
+def test_a_verdict_says_how_much_of_it_was_run():
+    labels = ["softmax", "A", "B", "sigsoftmax", "A + sigsoftmax", "B + sigsoftmax"]
+    values = {"softmax": BASE, "sigsoftmax": [95.0, 99.1, 96.9]}
+    found = judged("Sigsoftmax helps a little", study(values, "table1", {"attention": labels}))
+    assert found.words == f"{HOLDS} (p {found.p:.2g}; 1 of 3 comparisons were run)"
+
+
+def test_what_is_told_beside_is_told_where_another_table_has_the_rest():
+    """The paper says nothing of the ranks of unlearnt mixing; those of A are table 1's."""
+
+    def spectra(*ranks):
+        return [{"places": {"decoder": {"mean_effective_rank": rank}}} for rank in ranks]
+
+    ranks = {("softmax",): spectra(10, 11, 12), ("A",): spectra(12, 13.1, 14), ("random",): spectra(15, 16.1, 17)}
+    values = {row[0]: BASE for row in ranks}
+    learnt = {name: of_row for name, of_row in values.items() if name != "random"}
+    found = judged(
+        "Mixing raises the effective rank", study(learnt, "table1", spectrum=ranks), study(values, spectrum=ranks)
+    )
+    assert [len(evidence.counted) for evidence in found.evidence] == [1, 0] and found.verdict == HOLDS
+    told = report.grounds(found)
+    assert (
+        "- table7:\n  - random above softmax (beside the test): +5.03 " in told and told.count("A above softmax") == 1
+    )
 
 
 def test_a_claim_is_tested_on_its_own_tables():
@@ -216,8 +280,8 @@ def test_lines_through_some_of_the_same_points_are_both_counted():
             values[label, "A"] = [base - gain - n for base, n in zip(BASE, noise)]
         return study(values, table, {axis: list(gained), "attention": ["softmax", "A"]})
 
-    tokens = of("table9", "tokens", {"128": 1, "512": 3})
-    sizes = of("table10", "head-size", {"64": 3, "256": 2})
+    tokens = of("table9", "tokens", {"32": 1, "128": 1, "512": 3})
+    sizes = of("table10", "head-size", {"64": 3, "96": 2, "256": 2})
     for run in sizes.part["runs"]:
         if run["labels"][0] == "64":
             run["digest"] = run["digest"].replace("'64'", "'512'")
