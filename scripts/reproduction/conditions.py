@@ -37,18 +37,21 @@ def check(
     if refusal := next((answer.refusal for answer in answers.values() if answer.refusal), ""):
         raise Problem(refusal)
     new = {pair.bare.digest for pair in (*todo, *done)}
+    # results may be of labels that the grid had before, and of rows that it has no more
+    seeds = max((entry["seed"] for entry in entries), default=1)
+    labels = {pair.bare.digest: pair.labels for pair in pairs(grid, seeds) if pair.bare.digest not in new}
     found = [
         *(Conditions(pair.labels, *now(answers[pair.labels])) for pair in todo),
         *(of_start(pair.labels, start) for pair in (*todo, *done) for start in starts(pair, runner)),
-        *(of_start(tuple(entry["labels"]), entry) for entry in entries if entry["digest"] not in new),
+        *(of_start(labels[entry["digest"]], entry) for entry in entries if entry["digest"] in labels),
     ]
-    if not any(differences(found)):
+    if next(differences(found), None) is None:
         return
     answers |= ask([pair for pair in pairs(grid, 1) if pair.labels not in answers], runner.jobs)
     by_folder = defaultdict(list)
     for conditions in found:
         by_folder[answers[conditions.labels].data].append(conditions)
-    for difference in (difference for group in by_folder.values() for difference in differences(group)):
+    if difference := next((text for group in by_folder.values() for text in differences(group)), None):
         raise Problem(f"{runner.out} and the results: {difference}; --out FOLDER --results FOLDER keep them apart")
 
 

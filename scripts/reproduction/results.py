@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Optional
 
 from reproduction import schema, tables
@@ -93,8 +94,8 @@ class Study(NamedTuple):
         """Mean effective rank over the places of self-attention, by seed; elsewhere not every grid mixes."""
         found = {}
         for seed, spectrum in self.field(row, "spectrum").items():
-            ranks = [values["mean_effective_rank"] for place, values in spectrum["places"].items() if place != "cross"]
-            found[seed] = sum(ranks) / len(ranks)
+            places = spectrum["places"]
+            found[seed] = fmean(places[place]["mean_effective_rank"] for place in places if place != schema.CROSS)
         return found
 
     def other(self, row: Sequence[str], label: str) -> Optional[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import sweep
 from sweep import Busy, Failure, Grid, Run, Runner
@@ -144,53 +144,76 @@ class Keeper:
         return not self.unwritten
 
 
+class Plan(NamedTuple):
+    """What is to be done of the runs that were asked for."""
+
+    pairs: list[Pair]  # all but those that another command is at
+    busy: list[tuple[Run, Failure]]
+    done: list[Pair]  # finished in the runner's folder
+    todo: list[Pair]  # not in the results, or finished here; what is finished is kept again, and not repeated
+    entries: list[dict[str, Any]]  # of the table's results
+    others: list[dict[str, Any]]  # of other tables' results, which have the same runs
+
+    @property
+    def new(self) -> list[Pair]:
+        return [pair for pair in self.todo if pair not in self.done]
+
+
+def plan(asked: Sequence[Pair], table: Table, scale: str, runner: RecordingRunner, folder: Path, again: bool) -> Plan:
+    """`again`: what the results have is trained, too."""
+    entries = keeping.comparable(folder, table, scale)
+    busy: list[tuple[Run, Failure]] = []
+    for pair in asked:
+        try:
+            runner.set_aside(pair)
+        except Busy as failure:
+            busy.append((pair.run, failure))
+    pairs = [pair for pair in asked if all(pair.run is not run for run, _ in busy)]
+    done = [pair for pair in pairs if runner.is_done(pair)]
+    if again:
+        return Plan(pairs, busy, done, pairs, entries, [])
+    kept = {entry["digest"] for entry in entries for pair in asked if is_of(entry, pair.bare)}
+    missing = [pair for pair in pairs if pair.bare.digest not in kept and pair not in done]
+    others = keeping.of_other_tables(folder, table, scale, missing)
+    kept |= {entry["digest"] for entry in others}
+    todo = [pair for pair in pairs if pair.bare.digest not in kept or pair in done]
+    return Plan(pairs, busy, done, todo, entries, others)
+
+
 def run(
     table: Table, scale: str, seeds: int, only: Sequence[str], jobs: int, out: Path, folder: Path, again: bool
 ) -> int:
     """Returns the exit status: 0, 1 if a run failed or is not in the results, 128 + the signal that ended it."""
     grid = table.grid(scale)
-    pairs = identity.pairs(grid, seeds, only)
+    asked = identity.pairs(grid, seeds, only)
     if os.environ.get("DRY_RUN"):
-        sweep.dry_run([pair.run for pair in pairs], Runner(folder_of(out, table, scale), 1))
+        sweep.dry_run([pair.run for pair in asked], Runner(folder_of(out, table, scale), 1))
         return 0
     path = folder / f"{table.name}.json"
-    entries = keeping.comparable(folder, table, scale)
-    kept = {entry["digest"] for entry in entries for pair in pairs if is_of(entry, pair.bare)}
     runner = RecordingRunner(make(folder_of(out, table, scale)), jobs)
-    refused: list[tuple[Run, Failure]] = []
-    for pair in pairs:
-        try:
-            runner.set_aside(pair)
-        except Busy as busy:
-            refused.append((pair.run, busy))
-    pairs = [pair for pair in pairs if all(pair.run is not run for run, _ in refused)]
-    done = [pair for pair in pairs if runner.is_done(pair)]
-    missing = [pair for pair in pairs if not again and pair.bare.digest not in kept and pair not in done]
-    others = keeping.of_other_tables(folder, table, scale, missing)
-    kept |= {entry["digest"] for entry in others}
-    todo = [pair for pair in pairs if again or pair.bare.digest not in kept or pair in done]
-    conditions.check([pair for pair in todo if pair not in done], done, [*entries, *others], grid, runner)
-    if others:
-        print(f"{len(others)} runs are of the same flags as some of other tables, whose results they are")
+    own = plan(asked, table, scale, runner, folder, again)
+    conditions.check(own.new, own.done, [*own.entries, *own.others], grid, runner)
+    if own.others:
+        print(f"{len(own.others)} runs are of the same flags as some of other tables, whose results they are")
         with keeping.changed(folder, table) as content:
             part = keeping.scale_of(content, table, scale, grid)
-            for entry in others:
+            for entry in own.others:
                 keeping.keep(part, entry)
-    if len(todo) < len(pairs):
-        print(f"{len(pairs) - len(todo)} runs are in {path} and not repeated; --again trains them here too")
+    if kept := len(own.pairs) - len(own.todo):
+        print(f"{kept} runs are in {path} and not repeated; --again trains them here too")
 
     keeper = Keeper(folder, table, scale, grid, runner)
-    if done or entries or others:
-        keeper.keep(done)  # of a command that was ended between a result and its writing, too
+    if own.done or own.entries or own.others:
+        keeper.keep(own.done)  # of a command that was ended between a result and its writing, too
         keeper.publish()
-    warnings(table, scale, [pair for pair in todo if pair not in done])
-    by_digest = {pair.run.digest: pair for pair in todo}
+    warnings(table, scale, own.new)
+    by_digest = {pair.run.digest: pair for pair in own.todo}
 
     def finished(run: Run, left: int) -> str:
         return keeper.and_says(by_digest[run.digest], left)
 
     with runner.stoppable():
-        failures = sweep.sweep([pair.run for pair in todo], runner, finished)
+        failures = sweep.sweep([pair.run for pair in own.todo], runner, finished)
     written = keeper.keep_unwritten()
     if not written:
         names = ", ".join(pair.run.title for pair in keeper.unwritten)
@@ -198,7 +221,7 @@ def run(
     if runner.stopped_by:
         warn("interrupted; the same command goes on from here")
         return 128 + runner.stopped_by
-    failures = [*refused, *failures]
+    failures = [*own.busy, *failures]
     for failed, failure in failures:
         what = "left out" if isinstance(failure, Busy) else "failed"
         warn(f"{what}: {failed.title}: {failure}")

@@ -81,20 +81,20 @@ MORE_OF_RUN = {
     **dict.fromkeys(("data", "device", "commit", "evaluated_at", "date"), maybe(TEXT)),
     "versions": maybe(by_name(TEXT)),
 }
+CROSS = "cross"  # the place that is no self-attention
 SPECTRUM = {
     "length": COUNT,
     "windows": COUNT,
-    "places": Kind("an object, not empty", lambda value: isinstance(value, dict) and bool(value)),
+    "places": Kind(
+        "an object with a place of self-attention", lambda v: isinstance(v, dict) and bool(v.keys() - {CROSS})
+    ),
 }
 PLACE = {"mean_effective_rank": NUMBER, "mean_cumulative": Kind("a list of numbers", list_of(NUMBER).holds)}
 COST = {"rounds": COUNT, "updates": COUNT, "device": TEXT, "load_before": NUMBER, "rows": ANY_LIST}
 COST_ROW = {"labels": TEXTS, "seconds_per_update": NUMBER, "peak_memory_mib": NUMBER}
+RATIOS = ("time_ratios", "memory_ratios")  # to the row of softmax, where there is one
 MORE_OF_COST = {"load_after": NUMBER, "threads": COUNT, "gpus": COUNT}
-MORE_OF_COST_ROW = {
-    "digest": TEXT,
-    "flags": maybe(FLAGS),
-    **dict.fromkeys(("time_ratios", "memory_ratios"), list_of(NUMBER)),
-}
+MORE_OF_COST_ROW = {"digest": TEXT, "flags": maybe(FLAGS), **dict.fromkeys(RATIOS, list_of(NUMBER))}
 
 
 def wrong(content: Any, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import sweep
 
-from reproduction import keeping, provenance
+from reproduction import keeping, provenance, results
 from reproduction.errors import Problem, fail, warn
 from reproduction.identity import Pair, pairs
 from reproduction.running import RecordingRunner, folder_of
@@ -63,7 +63,7 @@ def kept(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> int:
-    """Returns the exit status."""
+    """Returns the exit status: 1 if nothing of what was trained is in the results, or a spectrum could not be made."""
     found = trained(table, scale, seeds, out)
     if not found:
         fail(
@@ -72,7 +72,19 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
         )
     grid = table.grid(scale)
     runner = RecordingRunner(folder_of(out, table, scale), 1)
-    for name, group in groups(found, grid.axes).items():
+    entries = {entry["digest"]: entry for entry in results.runs(folder, table.name, scale)}
+    known, others = [], []
+    for pair, checkpoint in found:
+        same = entries.get(pair.bare.digest, {}).get("values") == runner.values(pair.run)
+        (known if same else others).append((pair, checkpoint))
+    for pair, _ in others:
+        kept = f"{folder / table.name}.json has {'other numbers of' if pair.bare.digest in entries else 'not'} this run"
+        warn(f"{runner.folder(pair.run)}: {kept}; its spectrum is left out")
+    for name, group in groups(known, grid.axes).items():
+        titles = ", ".join("/".join(pair.labels) for pair, _ in group)
+        if all("spectrum" in entries[pair.bare.digest] for pair, _ in group):
+            print(f"{name}: {titles}: done before", flush=True)
+            continue
         output = folder_of(out, table, scale) / "spectrum" / name
         # numbers as labels: the rows' own may have commas
         labels = [str(i) for i, _ in enumerate(group)]
@@ -91,13 +103,8 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
             part = keeping.scale_of(content, table, scale, grid)
             for label, (pair, _) in zip(labels, group):
                 for entry in part["runs"]:
-                    if entry["digest"] != pair.bare.digest:
-                        continue
-                    if entry["values"] == runner.values(pair.run):
+                    if entry["digest"] == pair.bare.digest:
                         entry["spectrum"] = ranks[label]
-                    else:  # another training of the same flags
-                        has = f"{folder / table.name}.json has other numbers of this run"
-                        warn(f"{runner.folder(pair.run)}: {has}; its spectrum is left out")
         keeping.share(folder, table, scale)
-        print(f"{name}: {', '.join('/'.join(pair.labels) for pair, _ in group)}", flush=True)
-    return 0
+        print(f"{name}: {titles}", flush=True)
+    return 0 if known else 1

@@ -446,6 +446,20 @@ def test_a_spectrum_is_of_the_training_that_the_numbers_are_of(values, command, 
     assert one_line(errors) == f"reproduce: {folder}: {has}; its spectrum is left out\n"
 
 
+def test_spectra_are_made_of_what_is_in_the_results_and_once(command, toy, spectrum):
+    command(*RUN, "--only", "softmax,A")
+    (toy / "results").rename(toy / "aside")
+    status, printed, errors = command("spectrum", "table7", "--scale", "small")
+    assert (status, printed) == (1, "") and not (toy / "results").exists()
+    assert errors.count(f"{toy}/results/table7.json has not this run; its spectrum is left out\n") == 2
+    (toy / "aside").rename(toy / "results")
+    assert command("spectrum", "table7", "--scale", "small")[:2] == (0, "seed_1: softmax, A\n")
+    before = (toy / "results" / "table7.json").read_text()
+    (toy / "python").unlink()
+    assert command("spectrum", "table7", "--scale", "small")[:2] == (0, "seed_1: softmax, A: done before\n")
+    assert (toy / "results" / "table7.json").read_text() == before
+
+
 @pytest.mark.parametrize("written", ["", "{", "[]", '{"models": {"0": 1}}', '{"length": 8, "models": {"0": {}}}', None])
 def test_a_spectrum_that_cannot_be_read_is_one_line(written, command, toy, spectrum):
     python = toy / "python"
@@ -588,6 +602,27 @@ def test_runs_of_another_text_are_not_compared(command, toy, text):
     (toy / "aside" / "table7.json").replace(toy / "results" / "table7.json")
     refused(toy, command, *RUN, "--only", "A", what="texts (SHA-256)")  # done, with a base of another text
     assert command(*RUN)[0] == 0 and len({run["data"] for run in content(toy)["runs"]}) == 1  # all are replaced
+
+
+@pytest.mark.parametrize("digest", [None, "0123456789ab"])
+def test_results_of_labels_that_the_grid_had_before_are_compared_by_their_flags(digest, command, toy, text):
+    text("a")
+    command(*RUN, "--only", "softmax,A")
+
+    def renamed(part):
+        part["axes"]["attention"] = ["before", "A"]
+        part["runs"][0].update({"labels": ["before"], "digest": digest or part["runs"][0]["digest"]})
+
+    edit(toy, renamed)
+    edit(toy, lambda part: part["runs"].pop(1))
+    shutil.rmtree(toy / "runs")
+    text("b")
+    if digest is None:
+        refused(toy, command, *RUN, "--only", "A", what="texts (SHA-256)")
+    else:  # of a row that the grid has no more
+        status, _, errors = command(*RUN, "--only", "A")
+        assert status == 0 and "1 runs of other flags" in errors
+        assert [run["labels"] for run in content(toy)["runs"]] == [["A"]]
 
 
 def test_a_run_that_was_begun_goes_on_with_its_text(command, toy, text):

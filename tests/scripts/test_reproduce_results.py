@@ -237,6 +237,8 @@ WRONG = [
     ("scales/small/runs/0/valid_loss", NAN), ("scales/small/runs/0/wall_seconds", "x"),
     ("scales/small/runs/0/spectrum", {"length": 8, "windows": 1, "places": {}}),
     ("scales/small/runs/0/spectrum",
+     {"length": 1, "windows": 1, "places": {"cross": {"mean_effective_rank": 1, "mean_cumulative": [1]}}}),
+    ("scales/small/runs/0/spectrum",
      {"length": 3, "windows": 1, "places": {"decoder": {"mean_effective_rank": 1, "mean_cumulative": [1]}}}),
     ("scales/small/runs/0/spectrum", None), ("scales/small/runs/0/spectrum", {"length": 8}),
     ("scales/small/runs/0/spectrum", {"length": 8, "windows": 0, "places": {"decoder": {"mean_effective_rank": 1}}}),
