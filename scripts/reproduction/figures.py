@@ -104,6 +104,7 @@ def centres_and_margins(found: Sequence[Sequence[float]]) -> tuple[list[float], 
 
 def gained(figures: Any, panel: Any, study: Study) -> None:
     """Over softmax; the intervals are of the seeds' differences."""
+    shown = [0.0]  # what must be within the panel; what is decoded unmixed has intervals too wide for it
     for style, (_, xs, rows), across in points(figures, study):
         bases = [study.other(row, "softmax") for row in rows]
         own = [(x, row, base) for x, row, base in zip(xs, rows, bases) if base is not None and row != base]
@@ -112,12 +113,17 @@ def gained(figures: Any, panel: Any, study: Study) -> None:
         places = [x for x, _, _ in own]
         found = [list(gains.by_seed(study, row, base).values()) for _, row, base in own]
         theirs = [gains.published(study, row, base) for _, row, base in own]
-        panel.errorbar(places, *centres_and_margins(found), **style)
+        centres, margins = centres_and_margins(found)
+        panel.errorbar(places, centres, margins, **style)
+        shown += [value for value in theirs if value is not None]
+        shown += [c + sign * m for c, m in zip(centres, margins) for sign in (-1, 0, 1)]
         if study.unmixed:
             found = [list(gains.by_seed(study, row, base, UNMIXED).values()) for _, row, base in own]
             crosses = {**style, "linestyle": "none", "marker": "x", "markersize": 5, "elinewidth": 0.6}
             beside = [x * 1.04 if across else x + 0.04 for x in places]
-            panel.errorbar(beside, *centres_and_margins(found), **crosses)
+            centres, margins = centres_and_margins(found)
+            panel.errorbar(beside, centres, margins, **crosses)
+            shown += centres
         panel.plot(
             places,
             [np.nan if value is None else value for value in theirs],
@@ -128,6 +134,9 @@ def gained(figures: Any, panel: Any, study: Study) -> None:
             fillstyle="none",
         )
     panel.axhline(0, color="black", linewidth=0.8)
+    if study.unmixed:
+        room = 0.06 * (np.nanmax(shown) - np.nanmin(shown))
+        panel.set_ylim(np.nanmin(shown) - room, np.nanmax(shown) + room)
     lay_out(panel, study, series(study)[0])
     panel.set_ylabel(f"gain, {gains.unit(study)} ({study.metric})")
 

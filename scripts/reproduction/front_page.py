@@ -1,16 +1,17 @@
 """The README's table of what was measured, and its caption: of small tables the rows that a reader asks for first."""
 
-import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple, Optional
 
 from reproduction import gains, results
 from reproduction.claims import UNMIXED_COSTS, Evidence, evidence_of
-from reproduction.report import span
+from reproduction.report import ratios, span
 from reproduction.results import Study
 from reproduction.samples import FEWEST, LEVEL, sample
+from reproduction.schema import RATIOS
 
 
 class Quality(NamedTuple):
@@ -44,6 +45,7 @@ class Page(NamedTuple):
     ranked: Optional[Study]
     timed: Optional[Study]
     unmixed: Sequence[Evidence]  # what decoding without mixing costs
+    longer: Sequence[Sequence[gains.Trained]]  # rows of the model, after fewer updates before
 
 
 def page(folder: Path) -> Page:
@@ -51,18 +53,21 @@ def page(folder: Path) -> Page:
     columns = [(column, studies[column.table]) for column in QUALITIES if column.table in studies]
     model = studies.get(MODEL)
     ranked = model is not None and all(len(model.ranks((label,))) >= FEWEST for label in ROWS)
-    timed = model is not None and all(model.cost((label,)) for label in ROWS)
+    timed = model is not None and all(model.cost((label,)).keys() >= set(RATIOS) for label in ROWS)
     whole = [(column, study) for column, study in columns if is_whole(study, column)]
     unmixed = [e for e in evidence_of(UNMIXED_COSTS, list(studies.values())) if len(e.values) >= FEWEST]
-    return Page(whole, model if ranked else None, model if timed else None, unmixed)
+    in_order = sorted(studies.values(), key=lambda study: study is not model)  # others may have its runs
+    trained = [rows for rows in gains.by_updates(in_order) if all(len(one.by_seed) >= FEWEST for one in rows)]
+    longer = [rows for rows in trained if rows[-1].study is model]
+    return Page(whole, model if ranked else None, model if timed else None, unmixed, longer)
 
 
 def table(folder: Path) -> list[list[str]]:
     """Its heads and its rows."""
-    columns, ranked, timed, _ = page(folder)
+    columns, ranked, timed, *_ = page(folder)
     heads = ["attention", *(column.head for column, _ in columns)]
     heads += [f"{TEXT}, 128 tokens: effective rank"] if ranked else []
-    heads += ["seconds per update", "peak MiB"] if timed else []
+    heads += [f"{TEXT}, 128 tokens: {what}" for what in ("seconds per update", "peak MiB")] if timed else []
     rows = [heads]
     for label, name in ROWS.items():
         cells = [quality(study, (*column.labels, label)) for column, study in columns]
@@ -74,7 +79,7 @@ def table(folder: Path) -> list[list[str]]:
 
 def caption(folder: Path) -> str:
     """What the table's numbers are of."""
-    columns, ranked, timed, unmixed = page(folder)
+    columns, ranked, timed, unmixed, longer = page(folder)
     runs = [run for _, study in columns for run in study.part["runs"]]
     if not runs:
         return ""
@@ -87,12 +92,19 @@ def caption(folder: Path) -> str:
         "of the test set: mean ± standard deviation over the seeds, and the mean gain over softmax with the same seed, "
         f"with its {1 - LEVEL:.0%} interval. "
     )
+    if longer:
+        gained = [
+            f"{ROWS[rows[-1].row[0]]} "
+            + " and ".join(f"{fmean(one.by_seed.values()):+.1f} % after {one.updates:,}" for one in rows)
+            for rows in longer
+        ]
+        text += f"At 128 tokens the gains are: {', '.join(gained)} updates. "
     if ranked:
         text += "The effective rank is of the mixed attention matrices, on the validation set. "
     if timed:
         text += (
             "Seconds and memory are of training by the plugin's attention, the process as a whole; in brackets the "
-            "ratio to the plugin's own softmax in the same round, the median of the rounds. [Speed and "
+            "ratio to the plugin's own softmax in the same round, the median of the rounds and their range. [Speed and "
             "memory](#speed-and-memory) compares with fairseq's attention. "
         )
     for evidence in unmixed:
@@ -128,5 +140,5 @@ def quality(study: Study, row: Sequence[str]) -> str:
 
 
 def costs(cost: Mapping[str, Any]) -> list[str]:
-    time, memory = (statistics.median(cost[name]) for name in ("time_ratios", "memory_ratios"))
-    return [f"{cost['seconds_per_update']:.2f} ({time:.2f})", f"{cost['peak_memory_mib']:.0f} ({memory:.2f})"]
+    time, memory = f"{cost['seconds_per_update']:.2f}", f"{cost['peak_memory_mib']:.0f}"
+    return [time + ratios(cost["time_ratios"]), memory + ratios(cost["memory_ratios"])]

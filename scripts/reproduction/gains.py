@@ -3,9 +3,11 @@
 Above 0 is better: of perplexities the difference of their logarithms in percent, of BLEU, scores and F1 their points.
 """
 
+import json
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from reproduction.results import Study
 from reproduction.tables import cell
@@ -43,3 +45,31 @@ def published_value(study: Study, row: Sequence[str]) -> Optional[float]:
     if study.metric not in metrics or len(values) != len(metrics):
         return None
     return float(values[metrics.index(study.metric)])
+
+
+class Trained(NamedTuple):
+    """A row's gain over softmax after so many updates."""
+
+    study: Study
+    row: Sequence[str]
+    updates: int
+    by_seed: dict[int, float]
+
+
+OF_LENGTH = {"--max-update", "--warmup-updates", "--seed"}
+
+
+def by_updates(studies: Sequence[Study]) -> list[list[Trained]]:
+    """Rows that differ in the length of the training alone, the shortest first."""
+    found: dict[str, dict[int, Trained]] = defaultdict(dict)
+    for study in studies:
+        for row in study.rows:
+            base = study.other(row, "softmax")
+            recipes, updates = (list(study.field(row, name).values()) for name in ("train", "updates"))
+            if base is None or row == base or not recipes or not updates:
+                continue
+            flags = {name: words for name, words in recipes[0].items() if name not in OF_LENGTH}
+            evaluation = next(iter(study.field(row, "evaluate").values()))
+            same = json.dumps([study.scale, study.part["example"], flags, evaluation], sort_keys=True)
+            found[same].setdefault(updates[0], Trained(study, row, updates[0], by_seed(study, row, base)))
+    return [[of_row[updates] for updates in sorted(of_row)] for of_row in found.values() if len(of_row) > 1]

@@ -48,7 +48,7 @@ updates, on a machine that did other work too.
 
 def render(studies: Sequence[Study]) -> str:
     verdicts, rests = claims(studies)
-    parts = [HEAD, verdicts, LEGEND, rests]
+    parts = [HEAD, verdicts, LEGEND, rests, *longer(studies)]
     for _, same in groupby(studies, key=lambda study: study.table):
         parts.append(table(list(same)))
     return "\n".join(parts)
@@ -60,6 +60,8 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 # ---- claims ----------------------------------------------------------------------------------------------------------
+
+BESIDE = " (beside the test)"
 
 
 def claims(studies: Sequence[Study]) -> tuple[str, str]:
@@ -82,16 +84,23 @@ def claims(studies: Sequence[Study]) -> tuple[str, str]:
 def grounds(judgement: Judgement) -> str:
     text = ""
     for evidence in judgement.evidence:
-        tested = "" if evidence.is_tested else " (beside the test)"
         beside = [comparison for comparison in evidence.comparisons if comparison.values]
-        if evidence.wanted == 1:
+        text += f"- {evidence.study.table}"
+        if evidence.wanted == 1 and evidence.counted:
             (own,) = evidence.counted
             beside.remove(own)
-            text += f"- {evidence.study.table}{tested}: {told(own)}\n"
-        else:
-            text += f"- {evidence.study.table}, mean of {basis(evidence)}{tested}: "
+            text += f"{'' if evidence.is_tested else BESIDE}: {told(own)}\n"
+        elif evidence.counted:
+            text += f", mean of {basis(evidence)}{'' if evidence.is_tested else BESIDE}: "
             text += f"{effect(evidence.values, evidence.counted[0].unit)}\n"
+        else:  # what it has of the test was counted of another table
+            text += ":\n"
         text += "".join(f"  - {told(comparison)}\n" for comparison in beside)
+    for test in judgement.tests:
+        if len(test.evidence) > 1:
+            names = " and ".join(found.study.table for found in test.evidence)
+            unit = test.evidence[0].counted[0].unit
+            text += f"- the text of `examples/{test.example}`, mean of {names}: {effect(test.values, unit)}\n"
     return text
 
 
@@ -104,9 +113,8 @@ def basis(evidence: Evidence) -> str:
 
 
 def told(comparison: Comparison) -> str:
-    beside = "" if comparison.counts else " (beside the test)"
     values = list(comparison.values.values())
-    text = f"{comparison.what}{beside}: {effect(values, comparison.unit)}"
+    text = f"{comparison.what}{'' if comparison.counts else BESIDE}: {effect(values, comparison.unit)}"
     if comparison.published is None or len(values) < FEWEST:
         return text
     found = sample(values)
@@ -121,6 +129,21 @@ def effect(values: Sequence[float], unit: str) -> str:
     if found.n < FEWEST:
         return f"{found.mean:+.2f} {unit} ({seeds})"
     return f"{found.interval()} {unit} ({seeds}, p {found.p:.2g})"
+
+
+def longer(studies: Sequence[Study]) -> list[str]:
+    """A section, if there are such rows."""
+    found = [of_row for of_row in gains.by_updates(studies) if all(len(one.by_seed) >= FEWEST for one in of_row)]
+    if not found:
+        return []
+    text = "## The same models after fewer and more updates\n\nWhat is left of a gain after as many updates as the "
+    text += "paper's was not measured.\n\n"
+    for of_row in found:
+        unit = gains.short_unit(of_row[0].study)
+        names = [f"{one.study.table} {'/'.join(one.row)}" for one in of_row]
+        after = [f"{gain(one.by_seed)} {unit} after {one.updates:,} updates" for one in of_row]
+        text += f"- {', '.join(names)}: {'; '.join(after)}\n"
+    return [text]
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

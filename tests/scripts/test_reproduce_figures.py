@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "scripts")]
 
-from reproduction import figures, front_page, results, samples  # noqa: E402
+from reproduction import figures, front_page, report, results, samples  # noqa: E402
 from test_reproduce_claims import BASE, study  # noqa: E402
 
 from mixhead_plugin.analysis import figures as style  # noqa: E402
@@ -65,6 +65,15 @@ def test_gains_of_unmixed_decoding_are_crosses():
     ys, halves = drawn(crosses)
     assert ys == pytest.approx([0.4667 - 1, 2.25 - 1], abs=1e-4)
     assert halves == pytest.approx([samples.sample([0.5, 0.3, 0.6]).margin])
+
+
+def test_the_intervals_of_unmixed_decoding_do_not_set_the_scale():
+    base, mixed = [30.0, 31.0, 32.0], [30.9, 32.0, 33.1]
+    values = {"softmax": {"test": base, "test unmixed": base}, "A": {"test": mixed, "test unmixed": [20.0, 31.0, 39.0]}}
+    found = panel()
+    figures.gained(style, found, study(values, "table4", measure="BLEU", better="higher"))
+    low, high = found.get_ylim()
+    assert -1.6 < low < -1 < 1.25 < high < 1.5  # from the mean of what is unmixed to the end of what is mixed
 
 
 def test_rows_without_an_axis_of_numbers_are_points():
@@ -155,11 +164,44 @@ def test_the_front_page_has_costs_once_all_rows_have_them(monkeypatch):
     rows = [{"labels": [row], **cost} for row in front_page.ROWS]
     found.part["cost"] = {"rows": rows}
     heads, *table = front_page.table(Path())
-    assert heads[2:] == ["seconds per update", "peak MiB"]
-    assert [row[2:] for row in table] == [["0.51 (1.24)", "840 (1.05)"]] * 5
+    assert heads[2:] == ["WikiText-2, 128 tokens: seconds per update", "WikiText-2, 128 tokens: peak MiB"]
+    assert [row[2:] for row in table] == [["0.51 (1.24; 1.10 to 1.50)", "840 (1.05; 1.00 to 1.20)"]] * 5
     assert "Seconds and memory are" in front_page.caption(Path())
-    found.part["cost"] = {"rows": rows[:-1]}
-    assert len(front_page.table(Path())[0]) == 2 and "Seconds" not in front_page.caption(Path())
+    without_ratios = {name: value for name, value in rows[-1].items() if name != "memory_ratios"}
+    for some in (rows[:-1], [*rows[:-1], without_ratios]):
+        found.part["cost"] = {"rows": some}
+        assert len(front_page.table(Path())[0]) == 2 and "Seconds" not in front_page.caption(Path())
+
+
+def trained(updates, gained, table, axes=None, **flags):
+    """Softmax and A, whose perplexity is lower by `gained` percent, after so many updates."""
+    names = ("softmax", "A") if axes is None else (("128", "softmax"), ("128", "A"))
+    losses = dict(zip(names, (0, gained)))
+    rows = {row if isinstance(row, tuple) else (row,): row for row in names}
+    recipes = {
+        row: [
+            {"--max-update": [f"{updates}"], "--seed": [f"{i}"], "--head-mixing": [row[-1]], **flags} for i in range(3)
+        ]
+        for row in rows
+    }
+    about = {"updates": updates, "parameters": 1_400_000, "device": "a CPU"}
+    fields = {name: {row: [value] * 3 for row in rows} for name, value in about.items()}
+    values = {name: [base * (1 - loss / 100) for base in BASE] for name, loss in losses.items()}
+    return study(values, table, axes, train=recipes, **fields)
+
+
+def test_gains_of_the_same_model_are_told_after_fewer_and_more_updates(monkeypatch):
+    axes = {"tokens": ["128"], "attention": ["softmax", "A"]}
+    whole, half = trained(1000, 1, "table7"), trained(500, 3, "table9", axes)
+    (section,) = report.longer([whole, half])
+    assert "- table9 128/A, table7 A: +3.05 [" in section and section.count("\n- ") == 1
+    assert section.index("% after 500 updates; +1.01 [") < section.index("% after 1,000 updates\n")
+    monkeypatch.setattr(results, "studies", lambda folder: [whole, half])
+    caption = " ".join(front_page.caption(Path()).split())
+    assert "At 128 tokens the gains are: Mixhead A +3.0 % after 500 and +1.0 % after 1,000 updates." in caption
+    other = trained(500, 3, "table9", axes, **{"--lr": ["1"]})
+    for studies in ([whole], [whole, other], [whole, half._replace(scale="full")]):
+        assert report.longer(studies) == []
 
 
 # ---- spectra ---------------------------------------------------------------------------------------------------------
