@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Optional
 START = "num. shared model params: "
 PARAMETERS = re.compile(rf"{re.escape(START)}([\d,]+)")
 GPU = re.compile(r"rank +\d+: .*total memory = ([\d.]+) GB ; name = (.*\S)")
-LINE = re.compile(r"\| INFO \| (train_inner|train|valid) \| (.*)")
+LINE = re.compile(r"\| INFO \| (\S+) \| (.*)")
 PAIR = re.compile(r"(\w+)[= ](-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(?=,|\s*\||\s*$)")
 
 
@@ -27,16 +27,22 @@ class Log(NamedTuple):
 
 
 def entries(text: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """The kind and the values of every line of the progress, of --log-format simple or json."""
-    for kind, rest in LINE.findall(text):
+    """The kind and the values of every line of the progress, of --log-format simple or json.
+
+    The kinds are train_inner, train and valid; a line of a validation has the name of its set.
+    """
+    for name, rest in LINE.findall(text):
+        kind = name if name in ("train_inner", "train") else "valid"
+        if kind == "valid" and f"| valid on '{name}' subset |" not in rest and f'"{name}_' not in rest:
+            continue
         if rest.startswith("{"):
             try:
                 found = json.loads(rest)
             except ValueError:  # cut off
                 continue
-            yield kind, {name.removeprefix(f"{kind}_"): number(value) for name, value in found.items()}
+            yield kind, {key.removeprefix(f"{name}_"): number(value) for key, value in found.items()}
         else:
-            yield kind, {name: float(value) for name, value in PAIR.findall(rest)}
+            yield kind, {key: float(value) for key, value in PAIR.findall(rest)}
 
 
 def number(value: Any) -> float:
@@ -73,8 +79,8 @@ def read(path: Path) -> Log:
         before = 0.0  # the first interval of a start has the warming up in it
         for kind, values in entries(start):
             updates = values.get("num_updates", updates)
-            if kind == "valid":
-                valid = values
+            if kind == "valid":  # of the first set, which checkpoint_best is chosen by
+                valid = valid if valid.get("num_updates", -1) == updates else values
             elif kind == "train":
                 train = values
             else:

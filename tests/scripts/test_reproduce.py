@@ -385,6 +385,23 @@ def test_a_log_says_sizes_speed_losses_and_memory(tmp_path):
     assert logs.read(tmp_path / "none") == logs.Log(*[None] * 7)
 
 
+@pytest.mark.parametrize("form", ["simple", "json"])
+@pytest.mark.parametrize("names", [["valid"], ["test"], ["valid", "valid1"], ["test-b", "valid"]])
+def test_the_validation_loss_is_of_the_first_set_whatever_its_name(names, form, tmp_path):
+    def line(name, loss, updates):
+        start = f"2026-01-01 00:00:00 | INFO | {name} | "
+        if form == "json":
+            return f'{start}{{"epoch": 1, "{name}_loss": "{loss}", "{name}_num_updates": "{updates}"}}\n'
+        return f"{start}epoch 001 | valid on '{name}' subset | loss {loss} | ppl 2 | num_updates {updates}\n"
+
+    noise = '2026-01-01 00:00:00 | INFO | fairseq_cli.train | begin validation on "valid" subset\n'
+    noise += "2026-01-01 00:00:00 | INFO | numexpr | loss 3, num_updates 7\n"
+    lines = [line(name, loss + i, updates) for updates, loss in ((10, 9), (20, 7)) for i, name in enumerate(names)]
+    (tmp_path / "train.log").write_text(noise.join(lines))
+    found = logs.read(tmp_path / "train.log")
+    assert (found.valid_loss, found.updates) == (7, 20)
+
+
 # ---- statistics ------------------------------------------------------------------------------------------------------
 
 
