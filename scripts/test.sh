@@ -27,7 +27,8 @@ status=0
 .venv/bin/python -m ruff format --check . || status=1
 if ((status)); then echo "test.sh: ruff found faults (above); this run fails, whatever the tests below say" >&2; fi
 # ${x[@]+...}: an empty array counts as unset before bash 4.4.
-# A process per core, each of some hundred MB, and of the tests what the others have not begun; `-n 0`: all in this one.
+# A process per core and one more (tests/conftest.py), each of some hundred MB, and of the tests what the others have not
+# begun; `-n 0`: all in this one.
 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
     ${marks[@]+"${marks[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
 exit "$status"

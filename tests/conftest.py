@@ -12,6 +12,13 @@ NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": 
 VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Of `-n auto`: one more than there are cores, since many tests wait for processes of their own."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores + 1
+
+
 def pytest_collection_modifyitems(items):
     if torch.cuda.is_available():
         return
