@@ -78,8 +78,8 @@ def measure(table: Table, scale: str, seeds: int, out: Path, folder: Path) -> in
         same = entries.get(pair.bare.digest, {}).get("values") == runner.values(pair.run)
         (known if same else others).append((pair, checkpoint))
     for pair, _ in others:
-        kept = f"{folder / table.name}.json has {'other numbers of' if pair.bare.digest in entries else 'not'} this run"
-        warn(f"{runner.folder(pair.run)}: {kept}; its spectrum is left out")
+        has = f"{folder / table.name}.json has {'other numbers of' if pair.bare.digest in entries else 'not'} this run"
+        warn(f"{runner.folder(pair.run)}: {has}; its spectrum is left out")
     for name, group in groups(known, grid.axes).items():
         titles = ", ".join("/".join(pair.labels) for pair, _ in group)
         if all("spectrum" in entries[pair.bare.digest] for pair, _ in group):
