@@ -37,7 +37,7 @@ from fairseq.optim.lr_scheduler import reduce_lr_on_plateau
 from fairseq.trainer import Trainer
 
 from mixhead_plugin import overrides, reporting, saving, untrusted
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import CheckpointError, OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +189,7 @@ def check_model_is_known() -> None:
             valid = "must be one that fairseq or --user-dir registers"
             if untrusted.last_checkpoint is None:
                 raise OptionError(f"model._name {name} (--arch): is not known here; {valid}")
-            raise untrusted.CheckpointError(f"its model {name} is not known here; {valid}")
+            raise CheckpointError(f"its model {name} is not known here; {valid}")
         return stock(cfg, *args, **settings)
 
     models.build_model = _around(models.build_model, build_model)
@@ -306,7 +306,7 @@ def name_checkpoints_to_go_on_from() -> None:
             saving.warn_of_a_new_start(filename)
         try:
             return stock(trainer, filename, *args, **settings)
-        except untrusted.CheckpointError:  # of another model
+        except CheckpointError:  # of another model
             raise
         except OptionError as error:
             raise saving.name_another(filename, error) from error

@@ -8,14 +8,10 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import II, OmegaConf
 
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
-
-
-class OptionError(ValueError):
-    """A flag, a combination of flags, or a file named by one, that cannot be used; the message is one line."""
-
 
 # Which attentions each --attention-scope changes.
 SCOPES = {
@@ -98,14 +94,14 @@ class AttentionOptions(FairseqDataclass):
         "number for both, as in 'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
     )
 
-    def heads_at(self, place: str, layer: int) -> Optional[Tuple[int, int]]:
+    def heads_at(self, site: str, layer: int) -> Optional[Tuple[int, int]]:
         """The numbers of source and of mixed heads by --heads-per-layer; None if it has none for `place`."""
-        heads = parse_heads_per_layer(self.heads_per_layer).get(place)
+        heads = parse_heads_per_layer(self.heads_per_layer).get(site)
         return None if heads is None else heads[layer]
 
-    def covers(self, place: str) -> bool:
+    def covers(self, site: str) -> bool:
         """Whether the flags change the attention at `place`, one of SCOPES['all']."""
-        return place in SCOPES[self.attention_scope]
+        return site in SCOPES[self.attention_scope]
 
 
 def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
@@ -118,13 +114,13 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
     for part in (text or "").split(";"):
         if not part.strip():
             continue
-        place, _, layers = (side.strip() for side in part.partition("="))
+        site, _, layers = (side.strip() for side in part.partition("="))
         problem = f"--heads-per-layer {text}: "
-        if place not in SCOPES["all"]:
-            raise OptionError(f"{problem}{place!r} must be one of {', '.join(SCOPES['all'])}")
-        if place in found:
-            raise OptionError(f"{problem}{place} must be there once")
-        found[place] = []
+        if site not in SCOPES["all"]:
+            raise OptionError(f"{problem}{site!r} must be one of {', '.join(SCOPES['all'])}")
+        if site in found:
+            raise OptionError(f"{problem}{site} must be there once")
+        found[site] = []
         for layer in layers.split(","):
             numbers = [number.strip() for number in layer.split(":")]
             if not (
@@ -132,17 +128,17 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
                 and all(number.isdecimal() and 1 <= int(number) <= GREATEST_SIZE for number in numbers)
             ):
                 raise OptionError(f"{problem}{layer.strip()!r} must be one number of heads or source:mixed, from 1 on")
-            found[place].append((int(numbers[0]), int(numbers[-1])))
+            found[site].append((int(numbers[0]), int(numbers[-1])))
     return found
 
 
 def format_heads_per_layer(heads: Dict[str, List[Tuple[int, int]]]) -> str:
     """What `parse_heads_per_layer` reads."""
     layers = {
-        place: ",".join(str(source) if source == mixed else f"{source}:{mixed}" for source, mixed in numbers)
-        for place, numbers in heads.items()
+        site: ",".join(str(source) if source == mixed else f"{source}:{mixed}" for source, mixed in numbers)
+        for site, numbers in heads.items()
     }
-    return ";".join(f"{place}={numbers}" for place, numbers in layers.items())
+    return ";".join(f"{site}={numbers}" for site, numbers in layers.items())
 
 
 OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
@@ -276,19 +272,14 @@ def check(options: AttentionOptions, family: str, shapes: Dict[str, AttentionSha
             "--scale-heads: must be left out with --heads-per-layer, it scales as many heads in each layer"
         )
     _check_relative(options, shapes)
-    heads = max(shape.num_heads for place, shape in shapes.items() if options.covers(place))
+    heads = max(shape.num_heads for site, shape in shapes.items() if options.covers(site))
     if heads == 1 and HEAD_MIXINGS[options.head_mixing].build and not HEAD_MIXINGS[options.head_mixing].trained:
         raise OptionError(f"--head-mixing {options.head_mixing}: has no effect on one head; use more attention heads")
-    for place, shape in shapes.items():
-        _check_shape(options, place, shape)
-        _check_kernels(options, place, shape)
-        own_dim = options.head_dim is not None and options.covers(place)
-        if (
-            scale_heads
-            and place == "decoder-self"
-            and own_dim
-            and options.head_dim * shape.num_heads != shape.embed_dim
-        ):
+    for site, shape in shapes.items():
+        _check_shape(options, site, shape)
+        _check_kernels(options, site, shape)
+        own_dim = options.head_dim is not None and options.covers(site)
+        if scale_heads and site == "decoder-self" and own_dim and options.head_dim * shape.num_heads != shape.embed_dim:
             raise OptionError(
                 f"--scale-heads: needs --head-dim {shape.embed_dim // shape.num_heads} "
                 f"({shape.embed_flag} / {shape.heads_flag}), not {options.head_dim}"
@@ -304,8 +295,8 @@ def check_scope(options: AttentionOptions, shapes: Dict[str, AttentionShape]) ->
     """Refuse an --attention-scope that a model of these attentions has no use for."""
     scope = options.attention_scope
     _check_choice(options, "attention_scope")
-    if not any(options.covers(place) for place in shapes):
-        useful = [name for name, places in SCOPES.items() if any(place in shapes for place in places)]
+    if not any(options.covers(site) for site in shapes):
+        useful = [name for name, sites in SCOPES.items() if any(site in shapes for site in sites)]
         raise OptionError(
             f"--attention-scope {scope}: this model has no such attention, only {', '.join(shapes)}; "
             f"must be one of {', '.join(useful)}"
@@ -324,15 +315,15 @@ def _check_heads_per_layer(options: AttentionOptions, shapes: Dict[str, Attentio
     flag = f"--heads-per-layer {options.heads_per_layer}"
     if per_layer and options.head_dim is None:
         raise OptionError(f"{flag}: needs --head-dim, the size of one head")
-    for place, heads in per_layer.items():
-        if place not in shapes or not options.covers(place):
-            possible = ", ".join(place for place in shapes if options.covers(place))
-            raise OptionError(f"{flag}: {place} must be one of {possible}, which this model has in --attention-scope")
-        layers = shapes[place].layers
+    for site, heads in per_layer.items():
+        if site not in shapes or not options.covers(site):
+            possible = ", ".join(site for site in shapes if options.covers(site))
+            raise OptionError(f"{flag}: {site} must be one of {possible}, which this model has in --attention-scope")
+        layers = shapes[site].layers
         if layers is None:
             raise OptionError(f"{flag}: must be left out, this model's layers have the same heads")
         if len(heads) != layers:
-            raise OptionError(f"{flag}: {place} must have {layers} numbers, one for each layer, not {len(heads)}")
+            raise OptionError(f"{flag}: {site} must have {layers} numbers, one for each layer, not {len(heads)}")
         if options.head_mixing == "none" and any(source != mixed for source, mixed in heads):
             raise OptionError(f"{flag}: source and mixed heads must be as many with --head-mixing none")
 
@@ -347,7 +338,7 @@ def _check_relative(options: AttentionOptions, shapes: Dict[str, AttentionShape]
         raise OptionError(f"--relative-gain {options.relative_gain}: must be a distance of at least 1, or 0 for none")
     if options.relative_gain > GREATEST_SIZE:
         raise OptionError(f"--relative-gain {options.relative_gain}: must be at most {GREATEST_SIZE}")
-    own = [shape for place, shape in shapes.items() if place != "cross" and options.covers(place)]
+    own = [shape for site, shape in shapes.items() if site != "cross" and options.covers(site)]
     if flags and not own:
         raise OptionError(
             f"{flags[0]}: is for self-attention, which --attention-scope {options.attention_scope} leaves out"
@@ -358,37 +349,32 @@ def _check_relative(options: AttentionOptions, shapes: Dict[str, AttentionShape]
             raise OptionError(f"--relative-position rotary: needs an even head size, not {head_dim} (--head-dim)")
 
 
-def _check_shape(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
+def _check_shape(options: AttentionOptions, site: str, shape: AttentionShape) -> None:
     heads = f"{shape.heads_flag} {shape.num_heads}"
     if shape.num_heads < 1:
         raise OptionError(f"{heads}: must be at least 1")
-    if shape.embed_dim % shape.num_heads == 0 or (options.head_dim is not None and options.covers(place)):
+    if shape.embed_dim % shape.num_heads == 0 or (options.head_dim is not None and options.covers(site)):
         return
     hint = "must divide it" if options.head_dim is not None else "must divide it, or --head-dim must be set"
-    where = f" of the {place} attention, which --attention-scope {options.attention_scope} leaves as it is,"
+    where = f" of the {site} attention, which --attention-scope {options.attention_scope} leaves as it is,"
     raise OptionError(
-        f"{heads}{'' if options.covers(place) else where} does not divide {shape.embed_flag} {shape.embed_dim}: {hint}"
+        f"{heads}{'' if options.covers(site) else where} does not divide {shape.embed_flag} {shape.embed_dim}: {hint}"
     )
 
 
-def _check_kernels(options: AttentionOptions, place: str, shape: AttentionShape) -> None:
+def _check_kernels(options: AttentionOptions, site: str, shape: AttentionShape) -> None:
     """What the first batch would be refused for"""
-    if options.attention_impl != "triton" or not options.covers(place):
+    if options.attention_impl != "triton" or not options.covers(site):
         return
     head_dim = shape.embed_dim // shape.num_heads if options.head_dim is None else options.head_dim
     mixes = HEAD_MIXINGS[options.head_mixing].build is not None
-    heads = parse_heads_per_layer(options.heads_per_layer).get(place, [(shape.num_heads, shape.num_heads)])
+    heads = parse_heads_per_layer(options.heads_per_layer).get(site, [(shape.num_heads, shape.num_heads)])
     problem = triton.variant_problem(options.attention_normalizer, max(source for source, _ in heads), head_dim, mixes)
-    if place != "cross" and options.relative_position == "t5":
+    if site != "cross" and options.relative_position == "t5":
         problem = problem or "has no kernel for --relative-position t5"
-    if place != "cross" and options.relative_gain:
+    if site != "cross" and options.relative_gain:
         problem = problem or "has no kernel for --relative-gain"
     if any(source != mixed for source, mixed in heads):
         problem = problem or "has no kernel for other numbers of mixed heads than of source heads"
     if problem:
         raise OptionError(f"--attention-impl triton: {problem}; must be auto, blockwise or reference")
-
-
-def option_name(option: str) -> str:
-    """The flag of an option, `--head-dim` of `head_dim`."""
-    return "--" + option.replace("_", "-")

@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils, models
 from fairseq.dataclass.utils import overwrite_args_by_name
 from omegaconf import DictConfig, OmegaConf
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.untrusted import first_line
 
 USED = ("model", "task", "criterion")  # parts of a checkpoint's config; the others are of the command itself

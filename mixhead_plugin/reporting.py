@@ -6,7 +6,7 @@ import sys
 from typing import Any, Callable, Iterator, NamedTuple, Optional, Tuple, Type
 
 from mixhead_plugin import untrusted
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import CheckpointError, OptionError
 
 
 class Failure(NamedTuple):
@@ -192,7 +192,7 @@ def _told(error: BaseException, of_command: bool) -> Optional[str]:
     for cause in chain:
         if isinstance(cause, OptionError):
             text = _last_line(str(cause))
-            return _checkpoint(text) if isinstance(cause, untrusted.CheckpointError) else text
+            return _checkpoint(text) if isinstance(cause, CheckpointError) else text
         # torch tells of a process that it has started in the words of the traceback there
         told = re.search(r"^mixhead_plugin\.\w+\.(?:Option|Checkpoint)Error: (.+)\Z", str(cause).strip(), re.MULTILINE)
         if told:

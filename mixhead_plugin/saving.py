@@ -12,7 +12,7 @@ from typing import IO, Any, Callable, NamedTuple, Optional
 import torch
 from fairseq import checkpoint_utils
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import torch
 from fairseq.data import indexed_dataset
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,6 @@ UNREADABLE = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, 
 # fairseq keeps a tensor for its type alone, with whatever was in the memory.
 WITHOUT_VALUE = "_float_tensor"
 _NUMBERS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
-
-
-class CheckpointError(OptionError):
-    """A checkpoint that does not fit; the message says nothing of the file, see `last_checkpoint`."""
 
 
 # The checkpoint that this process has read last: its tensors do not know the file that they come from.

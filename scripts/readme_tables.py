@@ -4,11 +4,12 @@ import re
 import sys
 from pathlib import Path
 
+from mixhead_plugin.errors import option_name
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
-from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE, option_name
+from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "examples")]

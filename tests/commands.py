@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import mixhead_plugin
-from mixhead_plugin.options import option_name
+from mixhead_plugin.errors import option_name
 from tests.helpers import TINY
 from tests.warm_start import WarmStart
 

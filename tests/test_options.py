@@ -3,9 +3,10 @@ from argparse import Namespace
 import pytest
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
-from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions, OptionError
+from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions
 from tests.helpers import TINY, build
 
 WRONG = [

@@ -8,7 +8,8 @@ import pytest
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from mixhead_plugin.options import OPTION_NAMES, option_name
+from mixhead_plugin.errors import option_name
+from mixhead_plugin.options import OPTION_NAMES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

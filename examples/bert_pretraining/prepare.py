@@ -162,7 +162,7 @@ def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
 def write_vocabulary(words: Sequence[str], folder: Path, cased: bool, name: str) -> None:
     """vocab.txt, and dict.txt in its order with what fairseq does not have itself; errors say `name`."""
     from mixhead_plugin.data.wordpiece import write_dictionary
-    from mixhead_plugin.options import OptionError
+    from mixhead_plugin.errors import OptionError
 
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
     check_case(folder, cased)

@@ -29,7 +29,7 @@ def average(paths: list[Path], target: Path) -> None:
     import torch
 
     from mixhead_plugin import untrusted  # the plugin lets torch's safe loader read fairseq's checkpoints
-    from mixhead_plugin.options import OptionError
+    from mixhead_plugin.errors import OptionError
 
     sums: dict[str, torch.Tensor] = {}
     for path in paths:

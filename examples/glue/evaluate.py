@@ -22,7 +22,7 @@ from glue.tasks import HIGHEST, TASKS, Task
 from tqdm import tqdm
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 fail = failing("evaluate")
 

@@ -9,7 +9,7 @@ from common.errors import failing
 from fairseq import checkpoint_utils
 
 import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 HEAD = "encoder.lm_head.out_proj.weight"
 fail = failing("evaluate")

@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils
 from tqdm import tqdm
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
-from mixhead_plugin.modules.penalties import PenalisedPass
+from mixhead_plugin.modules.penalties import RegularizedPass
 
 
 def distance(checkpoint: Path, data: Path) -> float:
@@ -27,13 +27,13 @@ def distance(checkpoint: Path, data: Path) -> float:
     for sample in tqdm(batches, desc=checkpoint.parent.name, leave=False, disable=None):
         tokens = sample["net_input"]["src_tokens"]
         real = tokens.ne(task.source_dictionary.pad())
-        with torch.no_grad(), PenalisedPass(model, {"orthogonal": 1.0}, {"decoder": real}) as penalised:
+        with torch.no_grad(), RegularizedPass(model, {"orthogonal": 1.0}, {"decoder": real}) as regularized:
             model(**sample["net_input"])
         number = int(real.sum())
-        attentions = penalised.attentions["orthogonal"]
+        attentions = regularized.attentions["orthogonal"]
         if attentions == 0:
             sys.exit(f"orthogonality: error: {checkpoint}: has no head mixing that was trained")
-        total += float(penalised.values["orthogonal"]) / attentions * number
+        total += float(regularized.values["orthogonal"]) / attentions * number
         positions += number
     return total / positions
 

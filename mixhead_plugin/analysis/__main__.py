@@ -11,7 +11,7 @@ from typing import Iterator, List, NamedTuple, NoReturn, Optional, Sequence
 
 import torch
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 PROGRAM = "python -m mixhead_plugin.analysis"
 

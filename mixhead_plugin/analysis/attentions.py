@@ -6,8 +6,9 @@ from typing import Callable, Dict, Iterator, NamedTuple
 
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
-from mixhead_plugin.options import SCOPES, OptionError
+from mixhead_plugin.options import SCOPES
 
 PLACES = SCOPES["all"]
 
@@ -15,7 +16,7 @@ PLACES = SCOPES["all"]
 class Where(NamedTuple):
     """Where an attention stands in its model."""
 
-    place: str  # one of PLACES
+    site: str  # one of PLACES
     layer: int  # from 0, as in the names of the parameters
 
     def __str__(self) -> str:
@@ -51,11 +52,10 @@ def where(name: str) -> Where:
 def by_place(model: nn.Module) -> Dict[str, Dict[int, str]]:
     """The names of all attentions, by place (in the order of PLACES) and layer."""
     positions = {name: where(name) for name in attentions(model)}
-    places = {
-        place: {position.layer: name for name, position in positions.items() if position.place == place}
-        for place in PLACES
+    sites = {
+        site: {position.layer: name for name, position in positions.items() if position.site == site} for site in PLACES
     }
-    return {place: layers for place, layers in places.items() if layers}
+    return {site: layers for site, layers in sites.items() if layers}
 
 
 @contextmanager
@@ -64,16 +64,16 @@ def watching(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], Non
     watched = attentions(model)
 
     def watcher(name: str) -> Callable[[MixheadAttention, Tensor, Heads], Tensor]:
-        def watch(attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        def hook(attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
             see(name, attention, heads)
             return out
 
-        return watch
+        return hook
 
     for name, attention in watched.items():
-        attention.watch = watcher(name)
+        attention.hook = watcher(name)
     try:
         yield
     finally:
         for attention in watched.values():
-            attention.watch = None
+            attention.hook = None

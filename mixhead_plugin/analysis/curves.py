@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from mixhead_plugin.analysis import figures
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 UPDATES = "num_updates"
 INNER = "train_inner"  # what fairseq logs every --log-interval updates, without a prefix

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import mixhead_plugin
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 try:
     import matplotlib

@@ -11,9 +11,9 @@ from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.attentions import by_place, where
 from mixhead_plugin.analysis.heads import KINDS, kinds
 from mixhead_plugin.analysis.weighing import HeadNumbers
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.pruning import number_of_heads
-from mixhead_plugin.options import OptionError
 
 SIDE_BY_SIDE = 12  # heads at most where panels of several places share a row
 
@@ -29,11 +29,10 @@ def heat_maps(model: nn.Module, values: HeadNumbers, label: str, worse: str = ""
         label: what the numbers are, with their unit
         worse: "high" or "low" if the numbers are changes, white for none and red for the worse; empty for amounts
     """
-    places = {
-        place: [name for _, name in sorted(layers.items()) if name in values]
-        for place, layers in by_place(model).items()
+    sites = {
+        site: [name for _, name in sorted(layers.items()) if name in values] for site, layers in by_place(model).items()
     }
-    places = {place: names for place, names in places.items() if names}
+    sites = {site: names for site, names in sites.items() if names}
     shown = [kind for kind in KINDS if any(kind in by_kind for by_kind in values.values())]
     numbers = torch.cat([w for by_kind in values.values() for w in by_kind.values()])
     low, high = float(numbers.min()), float(numbers.max())
@@ -41,24 +40,24 @@ def heat_maps(model: nn.Module, values: HeadNumbers, label: str, worse: str = ""
         high = max(-low, high, 1e-9)
         low = -high
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
-    layers = max(map(len, places.values()))
-    narrowest = 2.6 if len(places) > 1 else 3.3  # wide enough for its title beside the colour bar
+    layers = max(map(len, sites.values()))
+    narrowest = 2.6 if len(sites) > 1 else 3.3  # wide enough for its title beside the colour bar
     size = (min(max(1.4 + 0.2 * heads, narrowest), 6.0), min(max(1.1 + 0.25 * layers, 1.7), 6.0))
     with figures.style():
-        if heads > SIDE_BY_SIDE and len(places) > 1:
-            figure, axes = figures.subplots(len(places), len(shown), size)
+        if heads > SIDE_BY_SIDE and len(sites) > 1:
+            figure, axes = figures.subplots(len(sites), len(shown), size)
             rows = axes.T  # [kinds, places]
         else:
-            figure, axes = figures.subplots(len(shown), len(places), size)
+            figure, axes = figures.subplots(len(shown), len(sites), size)
             rows = axes
         for row, kind in zip(rows, shown):
-            for panel, (place, names) in zip(row, places.items()):
+            for panel, (site, names) in zip(row, sites.items()):
                 present = [values[name][kind] for name in names if kind in values[name]]
                 if not present:
                     panel.axis("off")
                     continue
                 of_place = {name: values[name] for name in names}
-                title = place if len(shown) == 1 else f"{place}, {kind_title(of_place, kind)}"
+                title = site if len(shown) == 1 else f"{site}, {kind_title(of_place, kind)}"
                 image = figures.heat_map(
                     panel,
                     figures.ragged([w.tolist() for w in present]),
@@ -96,7 +95,7 @@ def as_json(values: HeadNumbers) -> List[Dict[str, Any]]:
     return [
         {
             "name": name,
-            "place": where(name).place,
+            "place": where(name).site,
             "layer": where(name).layer,
             **{kind: numbers.tolist() for kind, numbers in by_kind.items()},
         }

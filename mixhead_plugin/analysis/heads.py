@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from typing import Collection, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.pruning import Kept, mask, number_of_heads
+from mixhead_plugin.modules.pruning import KeptHeads, mask, number_of_heads
 
 KINDS = {"source": "source heads", "mixed": "mixed heads"}
 
@@ -31,7 +31,7 @@ def all_heads(attentions: Mapping[str, MixheadAttention]) -> List[Head]:
     ]
 
 
-def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Dict[str, Kept]:
+def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Dict[str, KeptHeads]:
     """What stays of every attention when the heads `removed` are gone; an attention may lose all."""
     gone = set(removed)
     kept = {}
@@ -40,7 +40,7 @@ def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[H
             kind: tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, kind, i) not in gone)
             for kind in kinds(attention)
         }
-        kept[name] = Kept(left.get("source", left["mixed"]), left["mixed"])
+        kept[name] = KeptHeads(left.get("source", left["mixed"]), left["mixed"])
     return kept
 
 

@@ -22,7 +22,7 @@ from mixhead_plugin.analysis import figures, head_numbers, loading
 from mixhead_plugin.analysis.attentions import attentions, where
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.analysis.weighing import NORMALISATIONS, HeadNumbers, as_points, importance, pearson
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 MARKERS = {"encoder-self": "o", "decoder-self": "s", "cross": "^"}
 
@@ -132,8 +132,8 @@ def correlation_figure(shown: Dict[str, HeadNumbers], r: Dict[str, float], label
     with figures.style():
         figure, axes = figures.subplots(1, len(r), (3.4, 3.2))
         for panel, kind in zip(axes[0], r):
-            for i, (place, marker) in enumerate(MARKERS.items()):
-                points = [_at(values, kind, place) for values in (left, right)]
+            for i, (site, marker) in enumerate(MARKERS.items()):
+                points = [_at(values, kind, site) for values in (left, right)]
                 if points[0]:
                     panel.plot(
                         *points,
@@ -142,7 +142,7 @@ def correlation_figure(shown: Dict[str, HeadNumbers], r: Dict[str, float], label
                         markersize=4,
                         alpha=0.7,
                         color=figures.COLOURS[i],
-                        label=place,
+                        label=site,
                     )
             both = torch.cat([as_points(values, kind) for values in (left, right)])
             ends = [float(both.min()), float(both.max())]
@@ -156,12 +156,12 @@ def correlation_figure(shown: Dict[str, HeadNumbers], r: Dict[str, float], label
     return figure
 
 
-def _at(values: HeadNumbers, kind: str, place: str) -> List[float]:
+def _at(values: HeadNumbers, kind: str, site: str) -> List[float]:
     """The numbers of one kind of head at one place."""
     return [
         number
         for name, by_kind in values.items()
-        if kind in by_kind and where(name).place == place
+        if kind in by_kind and where(name).site == site
         for number in by_kind[kind].tolist()
     ]
 

@@ -23,8 +23,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from torch import nn
 from tqdm import tqdm
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import OPTION_NAMES, STOCK_MODEL, AttentionOptions, OptionError, model_options
+from mixhead_plugin.options import OPTION_NAMES, STOCK_MODEL, AttentionOptions, model_options
 
 DEFAULT_MAX_TOKENS = 4096
 SEED = 1

@@ -25,9 +25,9 @@ from torch import Tensor
 from mixhead_plugin.analysis import figures, loading
 from mixhead_plugin.analysis.attentions import Where, attentions, watching, where
 from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.options import OptionError
 
 # Shares of the tokens in training that the most frequent words, the next and so on make up.
 BINS = (0.5, 0.75, 0.9, 0.99, 1.0)
@@ -157,7 +157,7 @@ def position_wise(loaded: Loaded, args: Namespace) -> Dict[str, Layer]:
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         if name not in names:
             return
-        side = "encoder" if where(name).place == "encoder-self" else "decoder"
+        side = "encoder" if where(name).site == "encoder-self" else "decoder"
         tokens = queries[side]  # [B, Nq]
         real = tokens.ne(sides[side].pad())
         mixing = heads.mixing[real]  # [T, Hs, Hm]
@@ -190,8 +190,8 @@ def position_wise(loaded: Loaded, args: Namespace) -> Dict[str, Layer]:
 def draw_matrices(layers: List[Layer]) -> figures.Figure:
     """M of each layer, a row of panels for each place and eight of its layers."""
     rows: List[List[Layer]] = []
-    for place in dict.fromkeys(layer.where.place for layer in layers):
-        there = [layer for layer in layers if layer.where.place == place]
+    for site in dict.fromkeys(layer.where.site for layer in layers):
+        there = [layer for layer in layers if layer.where.site == site]
         rows += [there[i : i + 8] for i in range(0, len(there), 8)]
     figure, axes = figures.subplots(len(rows), max(map(len, rows)), (2.0, 2.3), square=True)
     high = max(layer.total["mixing"].abs().max().item() for layer in layers)
@@ -224,9 +224,9 @@ def draw_distances(layers: List[Layer]) -> figures.Figure:
     drawn = drawn_distances(layers)
     figure, axes = figures.subplots(1, len(drawn), (3.6, 3.2))
     for panel, (name, label) in zip(axes[0], drawn.items()):
-        for i, place in enumerate(dict.fromkeys(layer.where.place for layer in layers)):
-            points = [(layer.where.layer, layer.total[name]) for layer in layers if layer.where.place == place]
-            panel.plot(*zip(*points), **figures.line(i), marker="o", markersize=4, label=place)
+        for i, site in enumerate(dict.fromkeys(layer.where.site for layer in layers)):
+            points = [(layer.where.layer, layer.total[name]) for layer in layers if layer.where.site == site]
+            panel.plot(*zip(*points), **figures.line(i), marker="o", markersize=4, label=site)
         panel.set(xlabel="layer", ylabel=label)
         figures.from_zero(panel, [layer.total[name] for layer in layers])
         figures.integer_axis(panel.xaxis)
@@ -237,11 +237,11 @@ def draw_distances(layers: List[Layer]) -> figures.Figure:
 
 def draw_classes(layers: List[Layer]) -> figures.Figure:
     """The distances by class of tokens, a line for each layer; a row of panels for each place."""
-    places = list(dict.fromkeys(layer.where.place for layer in layers))
+    sites = list(dict.fromkeys(layer.where.site for layer in layers))
     drawn = drawn_distances(layers)
-    figure, axes = figures.subplots(len(places), len(drawn), (4.2, 3.2))
-    for row, place in enumerate(places):
-        there = [layer for layer in layers if layer.where.place == place]
+    figure, axes = figures.subplots(len(sites), len(drawn), (4.2, 3.2))
+    for row, site in enumerate(sites):
+        there = [layer for layer in layers if layer.where.site == site]
         groups = [group for group in there[0].classes if there[0].classes[group]["tokens"]]
         words = [group for group in groups if group != SPECIAL]
         for panel, (name, label) in zip(axes[row], drawn.items()):
@@ -250,11 +250,11 @@ def draw_classes(layers: List[Layer]) -> figures.Figure:
                 look = dict(color=figures.shade(layer.where.layer, len(there)), marker="o", markersize=4)
                 panel.plot(range(len(words)), values[: len(words)], **look)
                 panel.plot(range(len(words), len(groups)), values[len(words) :], **look)
-            panel.set(title=place, ylabel=label)
+            panel.set(title=site, ylabel=label)
             panel.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
             figures.from_zero(panel, [layer.classes[group][name] for layer in there for group in groups])
             panel.grid(True)
-            if row == len(places) - 1:
+            if row == len(sites) - 1:
                 panel.set_xlabel("words from most to least frequent, share of tokens")
         figures.layer_bar(figure, axes[row : row + 1], len(there))
     return figure
@@ -264,7 +264,7 @@ def results(layers: Dict[str, Layer]) -> Dict[str, Any]:
     """All numbers, for JSON."""
     return {
         name: {
-            "place": layer.where.place,
+            "place": layer.where.site,
             "layer": layer.where.layer,
             "head_mixing": layer.kind,
             **layer.total,

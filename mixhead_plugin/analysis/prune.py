@@ -30,8 +30,8 @@ from mixhead_plugin.analysis.heads import all_heads, kept_heads, kinds, without
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.analysis.timing import medians
 from mixhead_plugin.analysis.weighing import NORMALISATIONS, HeadNumbers, least_important
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import number_of_heads
-from mixhead_plugin.options import OptionError
 
 STEP = 0.1
 TIMED_BATCHES = 4

@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 
 from mixhead_plugin.analysis.loading import Loaded, positive
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 Batches = Sequence[Dict[str, Any]]  # fairseq's samples
 

@@ -12,18 +12,19 @@ from torch import nn
 
 from mixhead_plugin.analysis.attentions import attentions, by_place, where
 from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.pruning import Kept, cut_state, pruned_flags
-from mixhead_plugin.options import SCOPES, OptionError
+from mixhead_plugin.modules.pruning import KeptHeads, cut_state, pruned_flags
+from mixhead_plugin.options import SCOPES
 
 
 def prunable(loaded: Loaded) -> Dict[str, MixheadAttention]:
     """The attentions whose heads the model's flags can number: those in --attention-scope, by name."""
     scope = SCOPES[loaded.cfg.model.attention_scope]
-    return {name: attention for name, attention in attentions(loaded.model).items() if where(name).place in scope}
+    return {name: attention for name, attention in attentions(loaded.model).items() if where(name).site in scope}
 
 
-def write(loaded: Loaded, kept: Mapping[str, Kept], file: str) -> None:
+def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     """Save the model of `loaded` without the heads that `kept` leaves out; its optimizer's state is left out too.
 
     Args:
@@ -35,13 +36,13 @@ def write(loaded: Loaded, kept: Mapping[str, Kept], file: str) -> None:
         OptionError: the model's config cannot describe the smaller model
     """
     found = prunable(loaded)
-    places = {
-        place: [kept[name] for _, name in sorted(layers.items())]
-        for place, layers in by_place(loaded.model).items()
+    sites = {
+        site: [kept[name] for _, name in sorted(layers.items())]
+        for site, layers in by_place(loaded.model).items()
         if any(name in found for name in layers.values())
     }
     smaller = cut_state(loaded.model.state_dict(), found, kept)
-    config = _with_flags(loaded.cfg.model, pruned_flags(found, places))
+    config = _with_flags(loaded.cfg.model, pruned_flags(found, sites))
     model = _build(loaded, config)
     # past fairseq's and the plugin's checks: the state has no record of flags that they could compare
     nn.Module.load_state_dict(model, smaller)

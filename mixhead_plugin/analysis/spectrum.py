@@ -24,9 +24,9 @@ from tqdm import tqdm
 from mixhead_plugin.analysis import figures, loading
 from mixhead_plugin.analysis.attentions import PLACES, by_place, watching
 from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.reference import mix_heads
-from mixhead_plugin.options import OptionError
 
 CHUNK_BYTES = 256 * 2**20  # of float64 matrices that are decomposed at once
 TOKENS = ("src_tokens", "prev_output_tokens")
@@ -174,7 +174,7 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> List[Measured]:
             f"--length {length}: no sentence of {args.subset} has as many tokens; half of them have "
             f"{usual_length(loaded, args.subset)}"
         )
-    places = by_place(loaded.model)
+    sites = by_place(loaded.model)
     measured = []
     for source, spectra in sums.items():
         means = {name: Spectrum(s.windows, s.curve / s.windows, s.rank / s.windows) for name, s in spectra.items()}
@@ -184,8 +184,8 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> List[Measured]:
                 source,
                 number,
                 {
-                    place: {layer: means[name] for layer, name in layers.items() if name in means}
-                    for place, layers in places.items()
+                    site: {layer: means[name] for layer, name in layers.items() if name in means}
+                    for site, layers in sites.items()
                     if any(name in means for name in layers.values())
                 },
             )
@@ -200,13 +200,13 @@ def mean_rank(layers: Dict[int, Spectrum]) -> float:
 
 def draw_curves(measured: List[Measured], length: int) -> figures.Figure:
     """A panel for each place, a colour for each checkpoint."""
-    places = [place for place in PLACES if any(place in m.spectra for m in measured)]
-    figure, axes = figures.subplots(1, len(places), (3.6 if len(places) > 1 else 4.8, 3.8), sharey=True)
+    sites = [site for site in PLACES if any(site in m.spectra for m in measured)]
+    figure, axes = figures.subplots(1, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.8), sharey=True)
     ranks = np.arange(1, length + 1)
     checkpoints = list(dict.fromkeys(m.checkpoint for m in measured))
-    for axis, place in zip(axes[0], places):
+    for axis, site in zip(axes[0], sites):
         for m in measured:
-            curves = [s.curve.numpy() for s in m.spectra.get(place, {}).values()]
+            curves = [s.curve.numpy() for s in m.spectra.get(site, {}).values()]
             if not curves:
                 continue
             look = figures.line(checkpoints.index(m.checkpoint))
@@ -216,7 +216,7 @@ def draw_curves(measured: List[Measured], length: int) -> figures.Figure:
                 axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
             axis.plot(ranks, np.mean(curves, 0), **look, linewidth=2.2, label=m.label)
         axis.plot(ranks, ranks / length, color="grey", linestyle=":", linewidth=1, label="all singular values equal")
-        axis.set(title=place, xlabel=f"number of largest singular values (of {length})", xlim=(1, length))
+        axis.set(title=site, xlabel=f"number of largest singular values (of {length})", xlim=(1, length))
         figures.integer_axis(axis.xaxis)
         axis.set_ylim(0, 1.02)
         axis.grid(True)
@@ -227,21 +227,21 @@ def draw_curves(measured: List[Measured], length: int) -> figures.Figure:
 
 def draw_ranks(measured: List[Measured]) -> figures.Figure:
     """A row for each checkpoint, a column for each place, or all in one row: layers down, heads across."""
-    places = [place for place in PLACES if any(place in m.spectra for m in measured)]
-    grid = [[(m, place) for place in places] for m in measured]
-    if len(places) == 1:
+    sites = [site for site in PLACES if any(site in m.spectra for m in measured)]
+    grid = [[(m, site) for site in sites] for m in measured]
+    if len(sites) == 1:
         grid = [[panel for row in grid for panel in row]]
     found = [s.rank for m in measured for layers in m.spectra.values() for s in layers.values()]
     low, high = (float(end([end(rank).item() for rank in found])) for end in (np.nanmin, np.nanmax))
     layers = max(len(layers) for m in measured for layers in m.spectra.values())
     figure, axes = figures.subplots(len(grid), len(grid[0]), (3.0, 1.5 + 0.14 * layers))
-    for panel, (m, place) in zip(axes.flat, [panel for row in grid for panel in row]):
-        if place not in m.spectra:
+    for panel, (m, site) in zip(axes.flat, [panel for row in grid for panel in row]):
+        if site not in m.spectra:
             panel.axis("off")
             continue
-        ranks = figures.ragged([s.rank.tolist() for s in m.spectra[place].values()])
+        ranks = figures.ragged([s.rank.tolist() for s in m.spectra[site].values()])
         image = figures.heat_map(panel, ranks, low=low, high=high, xlabel="head", ylabel="layer")
-        panel.set_title(f"{m.label}\n{place}: mean {mean_rank(m.spectra[place]):.1f}")
+        panel.set_title(f"{m.label}\n{site}: mean {mean_rank(m.spectra[site]):.1f}")
     figures.colour_bar(figure, image, axes, "effective rank")
     return figure
 
@@ -252,12 +252,12 @@ def results(measured: List[Measured]) -> Dict[str, Any]:
         m.label: {
             "windows": m.windows,
             "places": {
-                place: {
+                site: {
                     "mean_effective_rank": mean_rank(layers),
                     "mean_cumulative": np.mean([s.curve.numpy() for s in layers.values()], 0),
                     "layers": {layer: {"effective_rank": s.rank, "cumulative": s.curve} for layer, s in layers.items()},
                 }
-                for place, layers in m.spectra.items()
+                for site, layers in m.spectra.items()
             },
         }
         for m in measured
@@ -289,9 +289,9 @@ def run(args: Namespace) -> None:
     figures.check_distinct([m.label for m in measured])
     print(f"windows of {length} tokens from {args.subset}, --windows {args.windows} at most")
     for m in measured:
-        for place, layers in m.spectra.items():
+        for site, layers in m.spectra.items():
             rank = mean_rank(layers)
-            print(f"{m.label}: {place}: mean effective rank {rank:.2f} of {length}, windows: {m.windows}")
+            print(f"{m.label}: {site}: mean effective rank {rank:.2f} of {length}, windows: {m.windows}")
     with figures.style():
         files = figures.save(draw_curves(measured, length), args.output, "spectrum")
         files += figures.save(draw_ranks(measured), args.output, "effective_rank")

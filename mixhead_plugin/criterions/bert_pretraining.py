@@ -11,7 +11,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from mixhead_plugin.criterions.penalised import PenalisedCriterion, PenaltyOptions
+from mixhead_plugin.criterions.regularized import PenaltyOptions, RegularizedCriterion
 from mixhead_plugin.models.bert import NEXT_SENTENCE
 
 
@@ -83,5 +83,5 @@ class OrthogonalBertPretrainingConfig(PenaltyOptions, BertPretrainingCriterionCo
 
 
 @register_criterion("orthogonal_bert_pretraining", dataclass=OrthogonalBertPretrainingConfig)
-class OrthogonalBertPretraining(PenalisedCriterion, BertPretrainingCriterion):
+class OrthogonalBertPretraining(RegularizedCriterion, BertPretrainingCriterion):
     pass

@@ -6,8 +6,8 @@ from typing import Any
 from fairseq.criterions import adaptive_loss, cross_entropy, label_smoothed_cross_entropy, masked_lm, register_criterion
 from fairseq.criterions import sentence_prediction as sentence
 
-from mixhead_plugin.criterions.penalised import PenalisedCriterion, PenaltyOptions
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.criterions.regularized import PenaltyOptions, RegularizedCriterion
+from mixhead_plugin.errors import OptionError
 
 
 @dataclass
@@ -16,7 +16,7 @@ class OrthogonalCrossEntropyConfig(PenaltyOptions, cross_entropy.CrossEntropyCri
 
 
 @register_criterion("orthogonal_cross_entropy", dataclass=OrthogonalCrossEntropyConfig)
-class OrthogonalCrossEntropy(PenalisedCriterion, cross_entropy.CrossEntropyCriterion):
+class OrthogonalCrossEntropy(RegularizedCriterion, cross_entropy.CrossEntropyCriterion):
     pass
 
 
@@ -29,7 +29,7 @@ class OrthogonalLabelSmoothedCrossEntropyConfig(
 
 @register_criterion("orthogonal_label_smoothed_cross_entropy", dataclass=OrthogonalLabelSmoothedCrossEntropyConfig)
 class OrthogonalLabelSmoothedCrossEntropy(
-    PenalisedCriterion, label_smoothed_cross_entropy.LabelSmoothedCrossEntropyCriterion
+    RegularizedCriterion, label_smoothed_cross_entropy.LabelSmoothedCrossEntropyCriterion
 ):
     pass
 
@@ -40,9 +40,9 @@ class OrthogonalAdaptiveLossConfig(PenaltyOptions, adaptive_loss.AdaptiveLossCon
 
 
 @register_criterion("orthogonal_adaptive_loss", dataclass=OrthogonalAdaptiveLossConfig)
-class OrthogonalAdaptiveLoss(PenalisedCriterion, adaptive_loss.AdaptiveLoss):
+class OrthogonalAdaptiveLoss(RegularizedCriterion, adaptive_loss.AdaptiveLoss):
     @classmethod
-    def build_criterion(cls, cfg: Any, task: Any) -> PenalisedCriterion:
+    def build_criterion(cls, cfg: Any, task: Any) -> RegularizedCriterion:
         if cfg.ddp_backend in {"c10d", "pytorch_ddp"}:  # fairseq's own check ends in a traceback
             raise OptionError(f"--ddp-backend {cfg.ddp_backend}: an adaptive loss needs legacy_ddp")
         return super().build_criterion(cfg, task)
@@ -54,7 +54,7 @@ class OrthogonalMaskedLmConfig(PenaltyOptions, masked_lm.MaskedLmConfig):
 
 
 @register_criterion("orthogonal_masked_lm", dataclass=OrthogonalMaskedLmConfig)
-class OrthogonalMaskedLm(PenalisedCriterion, masked_lm.MaskedLmLoss):
+class OrthogonalMaskedLm(RegularizedCriterion, masked_lm.MaskedLmLoss):
     pass
 
 
@@ -64,5 +64,5 @@ class OrthogonalSentencePredictionConfig(PenaltyOptions, sentence.SentencePredic
 
 
 @register_criterion("orthogonal_sentence_prediction", dataclass=OrthogonalSentencePredictionConfig)
-class OrthogonalSentencePrediction(PenalisedCriterion, sentence.SentencePredictionCriterion):
+class OrthogonalSentencePrediction(RegularizedCriterion, sentence.SentencePredictionCriterion):
     pass

@@ -10,7 +10,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from mixhead_plugin.criterions.penalised import PenalisedCriterion, PenaltyOptions
+from mixhead_plugin.criterions.regularized import PenaltyOptions, RegularizedCriterion
 from mixhead_plugin.data.squad_windows import IGNORED
 
 
@@ -63,5 +63,5 @@ class OrthogonalSquadConfig(PenaltyOptions, SquadCriterionConfig):
 
 
 @register_criterion("orthogonal_squad", dataclass=OrthogonalSquadConfig)
-class OrthogonalSquad(PenalisedCriterion, SquadCriterion):
+class OrthogonalSquad(RegularizedCriterion, SquadCriterion):
     pass

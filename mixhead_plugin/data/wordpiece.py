@@ -14,7 +14,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Sequence, Tuple, Union
 
 from fairseq.data import Dictionary
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 UNKNOWN = "[UNK]"
 # What fairseq's dictionary calls the special pieces of a vocabulary: four open it, [MASK] closes it.

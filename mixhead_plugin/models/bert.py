@@ -13,9 +13,9 @@ from fairseq.models.roberta import model as stock
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.families import register_families
 from mixhead_plugin.models.roberta import RobertaEncoder, RobertaModel
-from mixhead_plugin.options import OptionError
 
 logger = logging.getLogger(__name__)
 

@@ -16,18 +16,10 @@ from fairseq.models import (
 )
 
 from mixhead_plugin.compat import train_in_bf16_without_tpu
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.stock_flags import check_stock_flags, check_training_flags
 from mixhead_plugin.modules.checkpoint import check_checkpoint
-from mixhead_plugin.options import (
-    FAMILIES,
-    AttentionOptions,
-    AttentionShape,
-    OptionError,
-    check,
-    complete,
-    option_name,
-    parse_heads_per_layer,
-)
+from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, check, complete, parse_heads_per_layer
 
 
 class FamilyModel(BaseFairseqModel):
@@ -63,7 +55,7 @@ class FamilyModel(BaseFairseqModel):
         check(options, cls.family, shapes, scale_heads=bool(getattr(args, "scale_heads", False)))
         if args.mixing_lr_scale != 1 and (obstacle := _obstacle_to_own_learning_rate(args)):
             raise OptionError(f"--mixing-lr-scale {args.mixing_lr_scale}: {obstacle}")
-        _check_quantisation(args, {place: shape for place, shape in shapes.items() if options.covers(place)})
+        _check_quantisation(args, {site: shape for site, shape in shapes.items() if options.covers(site)})
         if args.attention_impl == "triton" and getattr(args, "cpu", False):
             raise OptionError("--attention-impl triton: needs a GPU, --cpu takes none; must be auto, or --cpu left out")
         for side in ("encoder", "decoder"):
@@ -113,8 +105,8 @@ def _check_quantisation(args: Any, shapes: Dict[str, AttentionShape]) -> None:
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
     per_layer = parse_heads_per_layer(args.heads_per_layer)
-    for place, shape in shapes.items():
-        for _, heads in per_layer.get(place, [(shape.num_heads, shape.num_heads)]):
+    for site, shape in shapes.items():
+        for _, heads in per_layer.get(site, [(shape.num_heads, shape.num_heads)]):
             if heads * args.head_dim % block != 0:
                 raise OptionError(
                     f"--head-dim {args.head_dim}: {heads} heads of it are no multiple of --quant-noise-pq-block-size "

@@ -6,11 +6,12 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import model as stock
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.families import FamilyModel, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
 
 
 class RobertaEncoder(stock.RobertaEncoder):

@@ -11,7 +11,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.sentence_prediction import SentencePredictionCriterion
 
-from mixhead_plugin.options import OptionError, option_name
+from mixhead_plugin.errors import OptionError, option_name
 
 _SIDES = ("encoder", "decoder")
 _ADAPTIVE = {"adaptive_softmax": "decoder_output_dim", "adaptive_input": "decoder_input_dim"}  # by width of its bands

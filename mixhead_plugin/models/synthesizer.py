@@ -11,12 +11,13 @@ from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
 from mixhead_plugin.compat import refuse_longer_inputs
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, at_its_rate, flags_of_attention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
-from mixhead_plugin.options import AttentionShape, OptionError, as_namespace, option_name
+from mixhead_plugin.options import AttentionShape, as_namespace
 
 _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
 
@@ -119,7 +120,7 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
         # --heads-per-layer is how pruned models are written down, and these heads can be masked but not cut
-        return {place: shape._replace(layers=None) for place, shape in super().attention_shapes(args).items()}
+        return {site: shape._replace(layers=None) for site, shape in super().attention_shapes(args).items()}
 
     @classmethod
     def check_args(cls, args: Any) -> None:

@@ -8,11 +8,12 @@ from fairseq.models.transformer import TransformerConfig as StockConfig
 from fairseq.models.transformer import TransformerModel as StockModel
 from fairseq.models.transformer import base_architecture
 
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel, register_families
 from mixhead_plugin.models.stock_flags import check_vocabulary
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace, option_name
+from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
 
 
 @dataclass

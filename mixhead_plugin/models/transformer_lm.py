@@ -11,11 +11,12 @@ from fairseq.models.transformer_lm import TransformerLanguageModelConfig as Stoc
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.families import FamilyModel, family_config, register_families
 from mixhead_plugin.models.stock_flags import check_vocabulary
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.layers import MixheadDecoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, OptionError, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
 
 
 @dataclass

@@ -10,18 +10,10 @@ from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
 from mixhead_plugin.compat import number_windows, set_up_from_checkpoints
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel, family_config, register_families
 from mixhead_plugin.modules.transformer_xl import TransformerXLDecoder
-from mixhead_plugin.options import (
-    FAMILIES,
-    AttentionOptions,
-    AttentionShape,
-    OptionError,
-    as_namespace,
-    check_scope,
-    complete,
-    option_name,
-)
+from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, as_namespace, check_scope, complete
 
 try:  # registers the task and fairseq's own Transformer-XL, which misses a package not before it is built
     from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as StockConfig

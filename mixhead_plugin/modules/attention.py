@@ -146,7 +146,7 @@ class MixheadAttention(MultiheadAttention):
         # For who wants to see or change what heads do, in training, evaluation and decoding, but not in TorchScript:
         self.gates: Optional[HeadGates] = None
         # called with the attention, its output [B, H, Nq, D] and its heads; returns the output
-        self.watch: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
+        self.hook: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
 
         # Attributes of the stock module that code outside of it reads or sets.
         self.use_xformers = False
@@ -343,8 +343,8 @@ class MixheadAttention(MultiheadAttention):
             )
         if self.gates is not None:
             out = self.gates.on_output(out)
-        if self.watch is not None:
-            out = self.watch(
+        if self.hook is not None:
+            out = self.hook(
                 self, out, Heads(mixing, partial(self._weights, q, k, attn_mask, key_padding_mask, relative, causal))
             )
         return out, weights

@@ -6,11 +6,10 @@ from typing import Any, Callable, Dict, Set
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, Sizes, SynthesizerKind
-from mixhead_plugin.options import option_name
-from mixhead_plugin.untrusted import CheckpointError
 
 logger = logging.getLogger(__name__)
 

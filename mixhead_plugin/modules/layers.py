@@ -34,20 +34,20 @@ def at_its_rate(attention: MixheadAttention, options: AttentionOptions) -> Mixhe
 
 
 def build_attention(
-    embed_dim: int, num_heads: int, options: AttentionOptions, place: str, layer: int, **stock: Any
+    embed_dim: int, num_heads: int, options: AttentionOptions, site: str, layer: int, **stock: Any
 ) -> MixheadAttention:
     """The attention that `options` ask for at `place`, one of SCOPES['all'], in the layer of this number.
 
     `stock` are arguments of fairseq's own attention.
     """
-    num_heads, num_mixed_heads = options.heads_at(place, layer) or (num_heads, num_heads)
+    num_heads, num_mixed_heads = options.heads_at(site, layer) or (num_heads, num_heads)
     flags = flags_of_attention(options)
-    if place == "cross":  # queries and keys do not stand in the same sentence
+    if site == "cross":  # queries and keys do not stand in the same sentence
         del flags["relative_gain"]
     else:
         flags["relative_position"] = options.relative_position
     attention = MixheadAttention(
-        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=place == "decoder-self", **flags, **stock
+        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=site == "decoder-self", **flags, **stock
     )
     return at_its_rate(attention, options)
 

@@ -50,7 +50,7 @@ PENALTIES = {
 }
 
 
-class PenalisedPass:
+class RegularizedPass:
     """Context in which the attentions of `model` add up their penalties; afterwards `add_to` puts them on the loss.
 
     An attention that LayerDrop leaves out is left out of the sums. Where fairseq's activation checkpointing computes a
@@ -72,12 +72,12 @@ class PenalisedPass:
 
     def __init__(self, model: nn.Module, weights: Dict[str, float], real: Dict[str, Tensor]):
         self.weights = weights
-        self.places: Dict[MixheadAttention, Tensor] = {}
+        self.sites: Dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                self.places[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
-        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.places)) for name in weights}
-        device = next(iter(self.places.values())).device if self.places else None
+                self.sites[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
+        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.sites)) for name in weights}
+        device = next(iter(self.sites.values())).device if self.sites else None
         self.values = {name: torch.zeros((), device=device) for name in weights}
 
         self.open = False  # whether the forward pass is on
@@ -87,22 +87,22 @@ class PenalisedPass:
         self.d_loss: Optional[Tensor] = None  # what the loss is multiplied with before it is differentiated
         self.graph: Callable[[], Any] = lambda: None  # something as long as there is a graph behind the loss
 
-    def __enter__(self) -> "PenalisedPass":
-        for attention in self.places:
-            if attention.watch is not None and attention.watch.is_awaited(attention):
-                raise RuntimeError("a penalised pass with checkpointed activations is not yet differentiated")
+    def __enter__(self) -> "RegularizedPass":
+        for attention in self.sites:
+            if attention.hook is not None and attention.hook.is_awaited(attention):
+                raise RuntimeError("a regularized pass with checkpointed activations is not yet differentiated")
         self.open = True
         self.differentiable = torch.is_grad_enabled()
-        for attention in self.places:
-            attention.watch = self
+        for attention in self.sites:
+            attention.hook = self
         return self
 
     def __exit__(self, *exception: Any) -> None:
         self.open = False
         failed = exception[0] is not None
-        for attention in self.places:
+        for attention in self.sites:
             if failed or attention not in self.recomputed:
-                attention.watch = None
+                attention.hook = None
 
     def is_awaited(self, attention: MixheadAttention) -> bool:
         """Whether a backward pass may still come that computes `attention` again."""
@@ -113,13 +113,13 @@ class PenalisedPass:
         if self.open and self.differentiable and not torch.is_grad_enabled():
             self.recomputed.add(attention)
         if not self.open:
-            attention.watch = None
+            attention.hook = None
             if not torch.is_grad_enabled():  # not the recomputation, which was given up: saves the time
                 return out
         for name, weight in self.weights.items():
             if PENALTIES[name].acts_on(attention):
                 with torch.autocast(out.device.type, enabled=False):
-                    penalty = PENALTIES[name].of(heads, self.places[attention])
+                    penalty = PENALTIES[name].of(heads, self.sites[attention])
                 if self.open:
                     self.values[name] = self.values[name] + penalty.detach()
                 out = _Charge.apply(out, penalty, self, weight)
@@ -152,7 +152,7 @@ class _Charge(torch.autograd.Function):
     """The identity, which differentiates a penalty as if it stood in the loss."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, penalty: Tensor, of_pass: PenalisedPass, weight: float) -> Tensor:
+    def forward(ctx: Any, out: Tensor, penalty: Tensor, of_pass: RegularizedPass, weight: float) -> Tensor:
         ctx.of_pass, ctx.weight, ctx.dtype = of_pass, weight, penalty.dtype
         return out.view_as(out)
 
@@ -160,5 +160,5 @@ class _Charge(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> Any:
         d_loss = ctx.of_pass.d_loss
         if d_loss is None:
-            raise RuntimeError("outputs of a penalised pass are differentiated, but not the loss that it belongs to")
+            raise RuntimeError("outputs of a regularized pass are differentiated, but not the loss that it belongs to")
         return d_out, (d_loss * ctx.of_pass.sample_size * ctx.weight).to(ctx.dtype), None, None

@@ -10,11 +10,12 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 import torch
 from torch import Tensor
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.options import OptionError, format_heads_per_layer
+from mixhead_plugin.options import format_heads_per_layer
 
 
-class Kept(NamedTuple):
+class KeptHeads(NamedTuple):
     """The heads of one attention that stay, ascending; without mixing both are the same."""
 
     source: Tuple[int, ...]
@@ -25,7 +26,7 @@ class Axis(NamedTuple):
     """A dimension of a parameter that goes by heads."""
 
     dim: int
-    kind: str  # a field of Kept
+    kind: str  # a field of KeptHeads
     whole_heads: bool  # head_dim entries for each head, not one
 
 
@@ -50,17 +51,17 @@ PARAMETERS: Dict[str, Tuple[Axis, ...]] = {
 
 
 def number_of_heads(attention: MixheadAttention, kind: str) -> int:
-    """How many source or mixed heads `attention` has; `kind` is a field of Kept."""
+    """How many source or mixed heads `attention` has; `kind` is a field of KeptHeads."""
     return attention.num_heads if kind == "source" else attention.num_mixed_heads
 
 
-def check_kept(name: str, attention: MixheadAttention, kept: Kept) -> None:
+def check_kept(name: str, attention: MixheadAttention, kept: KeptHeads) -> None:
     """Refuse a choice of heads that the attention `name` cannot keep.
 
     Raises:
         ValueError: heads that are not there, none at all, not ascending, or unequal ones where heads do not mix
     """
-    for kind in Kept._fields:
+    for kind in KeptHeads._fields:
         heads, number = getattr(kept, kind), number_of_heads(attention, kind)
         if not heads or list(heads) != sorted(set(heads)) or heads[0] < 0 or heads[-1] >= number:
             raise ValueError(f"{name}: {kind} heads {list(heads)}: must be some of 0 to {number - 1}, ascending")
@@ -71,7 +72,7 @@ def check_kept(name: str, attention: MixheadAttention, kept: Kept) -> None:
         )
 
 
-def mask(attention: MixheadAttention, kept: Kept) -> HeadGates:
+def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     """Gates that let the heads of `kept` pass alone: what pruning does to the outputs, and nothing else."""
     parameter = next(attention.parameters())
 
@@ -86,7 +87,7 @@ def mask(attention: MixheadAttention, kept: Kept) -> HeadGates:
     return HeadGates(None if attention.head_mixing is None else passing("source"), passing("mixed"))
 
 
-def cut_parameters(name: str, attention: MixheadAttention, kept: Kept) -> Dict[str, Tensor]:
+def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> Dict[str, Tensor]:
     """Copies of the parameters and buffers of the attention `name` without the heads that are not in `kept`.
 
     Raises:
@@ -112,7 +113,7 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: Kept) -> Dict[s
 
 
 def cut_state(
-    state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Kept]
+    state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
 ) -> Dict[str, Tensor]:
     """The state of a model without the heads that `kept` leaves out.
 
@@ -128,17 +129,17 @@ def cut_state(
     return smaller
 
 
-def heads_per_layer(kept: Mapping[str, Sequence[Kept]]) -> str:
+def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
     """The value of --heads-per-layer, such as `encoder-self=8,6;decoder-self=8:6,7`.
 
     Args:
         kept: by place, one for each layer; `8:6` are 8 source and 6 mixed heads
     """
-    numbers = {place: [(len(layer.source), len(layer.mixed)) for layer in layers] for place, layers in kept.items()}
+    numbers = {site: [(len(layer.source), len(layer.mixed)) for layer in layers] for site, layers in kept.items()}
     return format_heads_per_layer(numbers)
 
 
-def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[Kept]]) -> Dict[str, Any]:
+def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> Dict[str, Any]:
     """What the config of the pruned model says that the whole one's did not, by option.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional
 
 from torch import Tensor, nn
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import torch
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import PositionWiseMixing
 from mixhead_plugin.ops.reference import attention_scores, upcast
-from mixhead_plugin.options import OptionError
 
 
 class Scores(NamedTuple):

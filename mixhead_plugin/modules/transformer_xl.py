@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
 from mixhead_plugin.modules.layers import at_its_rate, flags_of_attention
+from mixhead_plugin.modules.mems import Mems
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
-from mixhead_plugin.modules.segment_memory import SegmentMemory
 from mixhead_plugin.ops.reference import upcast
 
 ENDLESS = 10**9  # places are told by distance: no text is too long to be scored or continued
@@ -66,7 +66,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             layers = [checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations) for layer in layers]
         self.layers = nn.ModuleList(layers)
         self.adaptive_softmax = AdaptiveSoftmax(self.embed_tokens)
-        self.memory = SegmentMemory(cfg.mem_len, cfg.max_target_positions)
+        self.memory = Mems(cfg.mem_len, cfg.max_target_positions)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -109,7 +109,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             prev_output_tokens: [B, N], padded on the right if at all
             src_lengths, encoder_out: not used
             incremental_state: step-by-step decoding of the last token alone; the memory takes no part in it
-            window: the number of this window in its text, see `SegmentMemory`; None goes on from the last call
+            window: the number of this window in its text, see `Mems`; None goes on from the last call
         """
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]

@@ -13,8 +13,8 @@ from omegaconf import II, MISSING
 from torch import nn
 
 from mixhead_plugin.data.sentence_pairs import SPECIAL, Masking, SentencePairs
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.bert import NEXT_SENTENCE, BertModel
-from mixhead_plugin.options import OptionError, option_name
 from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)

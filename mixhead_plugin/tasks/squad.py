@@ -25,8 +25,8 @@ from mixhead_plugin.data import squad
 from mixhead_plugin.data.answers import NBestFile, Span, spans_of
 from mixhead_plugin.data.squad_windows import SPECIAL, Sizes, SquadWindows
 from mixhead_plugin.data.wordpiece import CONTINUATION, WordPiece
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.span_head import install_span_head
-from mixhead_plugin.options import OptionError, option_name
 from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)

@@ -42,7 +42,7 @@ def models_of(stock: str, flags: Dict[str, Any], variants: Dict[str, Dict[str, s
 
 def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
     """A training step of a language model of 4 layers: loss, with penalties for the last ones, gradients, Adam."""
-    from mixhead_plugin.modules.penalties import PenalisedPass
+    from mixhead_plugin.modules.penalties import RegularizedPass
 
     flags = dict(
         tokens_per_sample=shape.length,
@@ -76,12 +76,12 @@ def steps(shape: Shape, dropout_p: float, device: str) -> Dict[str, Contender]:
         def plain() -> Tensor:
             return F.cross_entropy(model(tokens)[0].flatten(0, 1).float(), tokens.flatten())
 
-        def penalised() -> Tensor:
-            with PenalisedPass(model, weights, {"decoder": real}) as of_pass:
+        def regularized() -> Tensor:
+            with RegularizedPass(model, weights, {"decoder": real}) as of_pass:
                 loss = plain()
             return of_pass.add_to(loss, 1)
 
-        forward = penalised if weights else plain
+        forward = regularized if weights else plain
         if weights and not forward() > plain() * 1.0001:  # the mixing is shaken: no penalty is 0
             raise Wrong(f"{weights}: the penalty adds nothing to the loss; nothing is timed")
 

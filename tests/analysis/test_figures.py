@@ -11,7 +11,7 @@ from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.attentions import attentions
 from mixhead_plugin.analysis.head_numbers import heat_maps
 from mixhead_plugin.analysis.loading import load
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 
 def example():
@@ -72,8 +72,8 @@ def test_panels_of_many_heads_stand_below_each_other(heads, grid, stock_translat
     figure = heat_maps(model, values, "")
     panels = [axes for axes in figure.axes if axes.get_xlabel() == "head"]
     assert {panel.get_gridspec().get_geometry() for panel in panels} == {grid}
-    places = ("encoder-self", "decoder-self", "cross")
-    titles = {f"{place}, {kind} heads" for place in places for kind in ("source", "mixed")}
+    sites = ("encoder-self", "decoder-self", "cross")
+    titles = {f"{site}, {kind} heads" for site in sites for kind in ("source", "mixed")}
     assert {panel.get_title() for panel in panels} == titles
 
 

@@ -3,7 +3,7 @@ import torch
 
 from mixhead_plugin.analysis.heads import Head, all_heads, kept_heads, kinds, without
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.pruning import Kept
+from mixhead_plugin.modules.pruning import KeptHeads
 from tests.helpers import shake
 
 
@@ -22,7 +22,10 @@ def test_where_heads_do_not_mix_there_is_one_kind_of_them():
 
 def test_what_is_kept_is_what_was_not_removed():
     removed = [Head("mixed", "source", 0), Head("mixed", "mixed", 3), Head("plain", "mixed", 0)]
-    assert kept_heads(attentions(), removed) == {"mixed": Kept((1, 2, 3), (0, 1, 2)), "plain": Kept((1,), (1,))}
+    assert kept_heads(attentions(), removed) == {
+        "mixed": KeptHeads((1, 2, 3), (0, 1, 2)),
+        "plain": KeptHeads((1,), (1,)),
+    }
 
 
 def test_a_removed_head_gives_nothing():

@@ -9,7 +9,7 @@ from mixhead_plugin.analysis.head_numbers import as_json, from_json, read_import
 from mixhead_plugin.analysis.importance import weigh
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.weighing import importance
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 
 def test_every_head_is_weighed_by_the_training_s_loss(analysis, translation_checkpoint, tmp_path):

@@ -13,8 +13,8 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.attentions import Where, attentions, by_place, where
 from mixhead_plugin.analysis.loading import batches, forward, load
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import OptionError
 from tests.commands import LM_SIZES, ROBERTA_SIZES
 
 CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
@@ -45,7 +45,7 @@ def test_every_attention_can_be_watched(name, request):
     assert all(isinstance(m, MixheadAttention) for m in all_of_them)
     seen = []
     for module in all_of_them:
-        module.watch = lambda attention, out, heads: seen.append(attention) or out
+        module.hook = lambda attention, out, heads: seen.append(attention) or out
     with torch.no_grad():
         forward(loaded, first_batch(loaded)["net_input"])
     assert set(seen) == set(all_of_them)

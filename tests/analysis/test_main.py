@@ -10,7 +10,7 @@ import torch
 from sacrebleu.metrics import BLEU
 
 from mixhead_plugin.analysis.__main__ import COMMANDS
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 
 
 @pytest.mark.parametrize("arguments, status", [([], 2), (["--help"], 0), (["-h"], 0)])

@@ -17,8 +17,8 @@ from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.analysis.timing import medians
 from mixhead_plugin.analysis.weighing import least_important
-from mixhead_plugin.modules.pruning import Kept, number_of_heads
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
 from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, TRAINING, WHOLE_SETS, preprocess, run, train
 
 CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
@@ -71,7 +71,10 @@ def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoi
 
 def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stock_lm_checkpoint, tmp_path):
     loaded = load(stock_lm_checkpoint)
-    kept = {"decoder.layers.0.self_attn": Kept((1,), (1,)), "decoder.layers.1.self_attn": Kept((0, 2, 3), (0, 2, 3))}
+    kept = {
+        "decoder.layers.0.self_attn": KeptHeads((1,), (1,)),
+        "decoder.layers.1.self_attn": KeptHeads((0, 2, 3), (0, 2, 3)),
+    }
     file = str(tmp_path / "pruned.pt")
     write(loaded, kept, file)
     (model,), cfg, _ = checkpoint_utils.load_model_ensemble_and_task([file])

@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin.analysis import scores
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from tests.commands import ROBERTA_SIZES
 from tests.criterions import cases
 

@@ -98,11 +98,11 @@ def test_the_numbers_are_those_of_the_returned_weights(length, lm_checkpoint, st
         model = found["models"][name]
         assert model["windows"] == number > 1
         assert list(model["places"]) == ["decoder-self"]
-        place = model["places"]["decoder-self"]
-        np.testing.assert_allclose([p["cumulative"] for p in place["layers"].values()], curves, rtol=1e-5)
-        np.testing.assert_allclose([p["effective_rank"] for p in place["layers"].values()], ranks, rtol=1e-4)
-        np.testing.assert_allclose(place["mean_cumulative"], curves.mean(0), rtol=1e-5)
-        assert place["mean_effective_rank"] == pytest.approx(ranks.mean(), rel=1e-4)
+        site = model["places"]["decoder-self"]
+        np.testing.assert_allclose([p["cumulative"] for p in site["layers"].values()], curves, rtol=1e-5)
+        np.testing.assert_allclose([p["effective_rank"] for p in site["layers"].values()], ranks, rtol=1e-4)
+        np.testing.assert_allclose(site["mean_cumulative"], curves.mean(0), rtol=1e-5)
+        assert site["mean_effective_rank"] == pytest.approx(ranks.mean(), rel=1e-4)
         assert f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: {number}" in printed
 
 

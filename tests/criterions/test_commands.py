@@ -110,7 +110,7 @@ def test_validate_gives_the_same_loss_with_and_without_weight(one_worker, text_d
         ("mixhead_transformer", ["--rank-weight", "-1"], "--rank-weight -1.0: must be a finite number"),
     ],
 )
-def test_what_cannot_be_penalised_ends_the_command_with_one_line(arch, flags, message, translation_data, tmp_path):
+def test_what_cannot_be_regularized_ends_the_command_with_one_line(arch, flags, message, translation_data, tmp_path):
     criterion = ["--criterion", "orthogonal_label_smoothed_cross_entropy"]
     result = train(translation_data, arch, tmp_path / "save", *SIZES, *criterion, *flags, check=False)
     assert result.returncode != 0

@@ -5,9 +5,9 @@ from fairseq.logging import metrics
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.penalties import PENALTIES, PenalisedPass
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
 from tests.helpers import build, shake
 
@@ -169,7 +169,7 @@ def test_a_scaled_loss_has_scaled_gradients():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_models_are_penalised_in_float32(dtype):
+def test_half_precision_models_are_regularized_in_float32(dtype):
     made, sample = model("cross_entropy").to(dtype), CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
     loss, _, logged = judge(made, sample)
@@ -187,9 +187,9 @@ def test_autocast_does_not_reach_the_penalties():
 
 def test_a_loss_in_half_precision_is_added_to_in_float32():
     loss = torch.tensor(30_000.0, dtype=torch.float16, requires_grad=True)
-    penalised = PenalisedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {})
-    penalised.values["orthogonal"] = torch.tensor(20.0)
-    total = penalised.add_to(loss, 4096)
+    regularized = RegularizedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {})
+    regularized.values["orthogonal"] = torch.tensor(20.0)
+    total = regularized.add_to(loss, 4096)
     assert float(total) == 30_000 + 20 * 4096  # more than float16 can hold
     total.backward()
     assert loss.grad.dtype == torch.float16
@@ -240,7 +240,7 @@ def test_checkpointed_activations_change_nothing(arch):
         loss, _, logged = criterion(f"orthogonal_{arch}", orthogonal_weight=0.3, rank_weight=0.01)(made, sample)
         loss.sum().backward()
         results.append((loss, logged, {name: p.grad for name, p in made.named_parameters()}))
-        assert all(m.watch is None for m in made.modules() if isinstance(m, MixheadAttention))
+        assert all(m.hook is None for m in made.modules() if isinstance(m, MixheadAttention))
     torch.testing.assert_close(results[1][:2], results[0][:2])
     for name, gradient in results[0][2].items():
         torch.testing.assert_close(results[1][2][name], gradient, msg=name)
@@ -252,7 +252,7 @@ def test_a_backward_pass_that_was_given_up_leaves_nothing_behind():
     criterion("orthogonal_cross_entropy")(made.train(), sample)  # out of memory, say, before the backward pass
     with torch.no_grad():
         assert torch.equal(pure_loss("cross_entropy", made.eval(), sample)[0], expected)
-    assert all(m.watch is None for m in made.modules() if isinstance(m, MixheadAttention))
+    assert all(m.hook is None for m in made.modules() if isinstance(m, MixheadAttention))
 
 
 def test_checkpointed_passes_come_one_after_the_other():
@@ -278,7 +278,7 @@ def test_passes_without_checkpointing_may_share_a_backward_pass():
         torch.testing.assert_close(both[name], 4 * gradient, rtol=1e-4, atol=1e-4, msg=name)
 
 
-def test_a_layer_that_is_dropped_is_not_penalised():
+def test_a_layer_that_is_dropped_is_not_regularized():
     made, sample = model("cross_entropy", decoder_layerdrop=0.5), CASES["cross_entropy"].batch()
     judge = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3)
     seen = set()

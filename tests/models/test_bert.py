@@ -11,10 +11,11 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from fairseq.models.roberta import model as stock
 from omegaconf import OmegaConf
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models import bert, roberta
 from mixhead_plugin.models.bert import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import FAMILIES, OptionError
+from mixhead_plugin.options import FAMILIES
 from tests.helpers import TINY, shake, task
 
 BOS, PAD, EOS = 0, 1, 2

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.options import OptionError
 from tests.helpers import TINY, build, shake
 from tests.models.test_families import forward, tokens
 

@@ -17,8 +17,8 @@ def heads(model):
     for name, module in model.named_modules():
         if isinstance(module, MixheadAttention):
             side, _, _, kind = name.split(".")[-4:]
-            place = "cross" if kind == "encoder_attn" else f"{side}-self"
-            found.setdefault(place, []).append((module.num_heads, module.num_mixed_heads))
+            site = "cross" if kind == "encoder_attn" else f"{side}-self"
+            found.setdefault(site, []).append((module.num_heads, module.num_mixed_heads))
     return found
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from tests.helpers import OWN, TINY, build
 from tests.models.test_bert import build as build_bert
 

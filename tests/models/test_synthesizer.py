@@ -15,10 +15,11 @@ import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 from fairseq.sequence_generator import SequenceGenerator
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.synthesizer import SynthesizerOptions
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
-from mixhead_plugin.options import FAMILIES, OptionError
+from mixhead_plugin.options import FAMILIES
 from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, losses, run, train
 from tests.criterions.cases import criterion, lm_batch
 from tests.helpers import OWN, build, dictionary, shake, task, tokens
@@ -217,8 +218,8 @@ def test_checkpointed_activations_and_both_penalties_give_the_same_gradients(syn
         model = shake(build(ARCH, **flags)).train()
         torch.manual_seed(5)
         sample = lm_batch()
-        penalised = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-        loss, _, logged = penalised(model, sample)
+        regularized = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
+        loss, _, logged = regularized(model, sample)
         assert logged["orthogonal_loss"] > 0 and logged["rank_loss"] > 0
         loss.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})

@@ -19,12 +19,13 @@ from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models import RECIPE_ARCHITECTURES
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import distance_encodings, segment_mask
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.options import FAMILIES, OptionError
+from mixhead_plugin.options import FAMILIES
 from tests.helpers import VOCABULARY, dictionary, task
 from tests.models.test_recipe_architectures import LM1B, WIKITEXT2, WIKITEXT103, parameters, task_of
 from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text

@@ -3,11 +3,12 @@ import math
 import pytest
 import torch
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.pruning import (
     PARAMETERS,
-    Kept,
+    KeptHeads,
     cut_parameters,
     cut_state,
     heads_per_layer,
@@ -16,12 +17,11 @@ from mixhead_plugin.modules.pruning import (
 )
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.options import OptionError
 from tests.helpers import build, shake, tokens
 
 HEADS, SIZE, EMBED = 4, 3, 10
-UNMIXED = Kept((0, 2, 3), (0, 2, 3))
-MIXED = Kept((1, 3), (0, 1, 3))
+UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
+MIXED = KeptHeads((1, 3), (0, 1, 3))
 
 
 def kept_for(mixing):
@@ -117,7 +117,7 @@ def test_every_parameter_is_in_the_table(mixing):
 
 
 def test_the_mask_leaves_whole_attentions_alone():
-    everything = Kept((0, 1, 2, 3), (0, 1, 2, 3))
+    everything = KeptHeads((0, 1, 2, 3), (0, 1, 2, 3))
     assert mask(attention(), everything) == HeadGates(None, None)
     assert mask(attention("none"), UNMIXED).source is None
     assert mask(attention(), MIXED).source.tolist() == [0, 1, 0, 1]
@@ -126,11 +126,11 @@ def test_the_mask_leaves_whole_attentions_alone():
 @pytest.mark.parametrize(
     "mixing, kept, message",
     [
-        ("average", Kept((), (0,)), r"source heads \[\]: must be some of 0 to 3"),
-        ("average", Kept((0,), (0, 4)), r"mixed heads \[0, 4\]: must be some of 0 to 3"),
-        ("average", Kept((1, 0), (0,)), r"source heads \[1, 0\]: must be some of 0 to 3, ascending"),
-        ("average", Kept((-1, 0), (0,)), r"source heads \[-1, 0\]: must be some of 0 to 3"),
-        ("none", Kept((0,), (1,)), "must be equal where heads do not mix"),
+        ("average", KeptHeads((), (0,)), r"source heads \[\]: must be some of 0 to 3"),
+        ("average", KeptHeads((0,), (0, 4)), r"mixed heads \[0, 4\]: must be some of 0 to 3"),
+        ("average", KeptHeads((1, 0), (0,)), r"source heads \[1, 0\]: must be some of 0 to 3, ascending"),
+        ("average", KeptHeads((-1, 0), (0,)), r"source heads \[-1, 0\]: must be some of 0 to 3"),
+        ("none", KeptHeads((0,), (1,)), "must be equal where heads do not mix"),
     ],
 )
 def test_heads_that_cannot_be_kept_are_refused(mixing, kept, message):
@@ -149,7 +149,7 @@ def test_a_parameter_that_nobody_said_how_to_cut_is_refused():
 
 
 def test_the_flag_says_both_numbers_where_they_differ():
-    layers = {"encoder-self": [UNMIXED, Kept((0,), (0,))], "cross": [MIXED, Kept((0, 1), (2, 3))]}
+    layers = {"encoder-self": [UNMIXED, KeptHeads((0,), (0,))], "cross": [MIXED, KeptHeads((0, 1), (2, 3))]}
     assert heads_per_layer(layers) == "encoder-self=3,1;cross=2:3,2"
 
 
@@ -167,25 +167,25 @@ def forward(model, sentences):
 
 @pytest.mark.parametrize("mixing", HEAD_MIXINGS)
 @pytest.mark.parametrize(
-    "arch, places",
+    "arch, sites",
     [
         ("mixhead_transformer", ("encoder-self", "decoder-self", "cross")),
         ("mixhead_transformer_lm", ("decoder-self",)),
         ("mixhead_roberta_base", ("encoder-self",)),
     ],
 )
-def test_a_pruned_model_is_the_masked_one(arch, places, mixing):
+def test_a_pruned_model_is_the_masked_one(arch, sites, mixing):
     """Other heads in every attention, so that no two can be mistaken for each other."""
     torch.manual_seed(2)
     model = shake(build(arch, head_mixing=mixing)).double().eval()
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MixheadAttention)}
-    kept, layers = {}, {place: [] for place in places}
+    kept, layers = {}, {site: [] for site in sites}
     for i, name in enumerate(attentions):
         heads = tuple(sorted(torch.randperm(4)[: 1 + i % 4].tolist()))
         others = tuple(sorted(torch.randperm(4)[: 1 + (i + 1) % 3].tolist()))
-        kept[name] = Kept(heads, others if HEAD_MIXINGS[mixing].build else heads)
-        place = "cross" if "encoder_attn" in name else f"{name.split('.')[0]}-self"
-        layers[place if place in places else places[0]].append(kept[name])
+        kept[name] = KeptHeads(heads, others if HEAD_MIXINGS[mixing].build else heads)
+        site = "cross" if "encoder_attn" in name else f"{name.split('.')[0]}-self"
+        layers[site if site in sites else sites[0]].append(kept[name])
     smaller = build(arch, seed=9, head_mixing=mixing, **pruned_flags(attentions, layers)).double().eval()
     smaller.load_state_dict(cut_state(model.state_dict(), attentions, kept))
     sentences = tokens(padded=True)

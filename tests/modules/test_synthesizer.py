@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.ops import NORMALIZERS
-from mixhead_plugin.options import OptionError
 from tests.helpers import shake
 
 E, H, D, B, N, LONGEST = 12, 3, 4, 2, 6, 10

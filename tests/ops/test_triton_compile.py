@@ -134,7 +134,7 @@ def must_fit(report, dtype="bfloat16"):
 def test_the_kernels_compile_for_a_gpu_and_fit_it():
     calls = [dict(heads=4, head_dim=32, mixed="per query"), dict(heads=8, head_dim=64, normalizer="l2", dropout=0.1)]
     found = must_fit(report_of(calls, every_tile=False))
-    apart = {f"heads_apart.{name}_kernel" for name in ("forward", "delta", "query_grad", "key_grad")}
+    apart = {f"flash.{name}_kernel" for name in ("forward", "delta", "query_grad", "key_grad")}
     mixed = {f"heads_mixed.{name}_kernel" for name in ("forward", "mixing_grad", "query_grad", "key_grad")}
     assert found == apart | mixed
 

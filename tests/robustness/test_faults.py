@@ -23,7 +23,7 @@ from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
 from mixhead_plugin import saving
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
 from tests.robustness.faults import ROOT, Trainings, events
 from tests.robustness.test_equality import TASKS
@@ -141,10 +141,10 @@ def assert_as_undisturbed(outputs, save, expected):
     whole = lines((expected / "log").read_text())
     parts = {}
     for output in outputs:
-        for place, values in lines(output).items():
-            assert values == whole[place], place
-            parts[place] = values
-    assert {place for place in whole if place[0] != "train"} <= parts.keys()
+        for site, values in lines(output).items():
+            assert values == whole[site], site
+            parts[site] = values
+    assert {site for site in whole if site[0] != "train"} <= parts.keys()
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         assert_same(state(save, name), state(expected / "save", name), name)
 
@@ -246,8 +246,8 @@ def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undistur
     killed = Killed(trainings, [*recipes[recipe], *THREE_EPOCHS], tmp_path)
     for at in (midst, 2 + end - midst):  # twice the folder is tried
         assert killed.go(dict(at=at)).status == -signal.SIGKILL
-    place = torch.load(killed.save / "checkpoint_last.pt", weights_only=True)["extra_state"]["train_iterator"]
-    assert (place["epoch"], place["iterations_in_epoch"]) == (3, 0)
+    site = torch.load(killed.save / "checkpoint_last.pt", weights_only=True)["extra_state"]["train_iterator"]
+    assert (site["epoch"], site["iterations_in_epoch"]) == (3, 0)
     assert killed.go().status == 0
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 

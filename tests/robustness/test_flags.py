@@ -11,18 +11,19 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from hydra.core.utils import JobReturn, JobStatus
 
 from mixhead_plugin import reporting
-from mixhead_plugin.criterions.penalised import PenaltyOptions
+from mixhead_plugin.criterions.regularized import PenaltyOptions
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.models.transformer_xl import TransformerXLConfig
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
-from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions, OptionError, option_name
+from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
 from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
 from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.criterions.cases import CASES, criterion
-from tests.criterions.cases import model as penalised_model
+from tests.criterions.cases import model as regularized_model
 from tests.helpers import VOCABULARY, build, shake, tokens
 from tests.models.test_bert import build as build_bert
 from tests.robustness import flags
@@ -213,8 +214,8 @@ def is_the_default(model, family, name, value):
     if name == "head_dim":
         return family != "fixhead" and value == (5 if model == "transformer_xl" else 4)
     if name == "attention_scope":  # the README's table: which attentions of the model it covers
-        places = PLACES.get(model, ("decoder-self",))
-        return all(place in SCOPES[value] for place in places)
+        sites = PLACES.get(model, ("decoder-self",))
+        return all(site in SCOPES[value] for site in sites)
     return value == default
 
 
@@ -448,7 +449,7 @@ def test_odd_values_of_transformer_xls_flags_are_refused_or_change_something(nam
 
 def losses(stock, name, weight, **values):
     """Of a batch in training and in validation; without a `name` by fairseq's own criterion."""
-    made, sample = penalised_model(stock, **values), CASES[stock].batch()
+    made, sample = regularized_model(stock, **values), CASES[stock].batch()
     others = {f"{other}_weight": 0.0 for other in PENALTIES}
     kind = criterion(f"orthogonal_{stock}", **{**others, f"{name}_weight": weight}) if name else criterion(stock)
     found = []

@@ -17,7 +17,7 @@ from fairseq import checkpoint_utils, models
 from omegaconf import OmegaConf
 
 from mixhead_plugin import overrides, untrusted
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.reporting import one_line
 from mixhead_plugin.untrusted import EVALUATED, check_finite, is_arithmetic
 from tests.commands import PLUGIN, SIZES, run
@@ -60,22 +60,22 @@ def changed(change, good, bad):
     torch.save(change(state) or state, bad)
 
 
-def with_code(place, good, bad):
+def with_code(site, good, bad):
     state = torch.load(good, weights_only=True)
     made = bad.with_name("made")
-    if place == "evaluated":
+    if site == "evaluated":
         for name in ("adaptive_softmax_cutoff", "adaptive_input_cutoff"):
             _set(state["cfg"]["model"], name, f"__import__('os').mkdir({str(made)!r})")
-    elif place == "xformers":
+    elif site == "xformers":
         _set(state["cfg"]["model"], "encoder_xformers_att_config", f"__import__('os').mkdir({str(made)!r})")
-    elif place == "reference":
+    elif site == "reference":
         values = f"decoder_attention: \"__import__('os').mkdir('{made}')\""
         state["cfg"] = OmegaConf.create({**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"})
-    elif place == "pickle":
+    elif site == "pickle":
         bad.write_bytes(pickle.dumps(Code(made)))
         return
     else:
-        state[place] = Code(made)
+        state[site] = Code(made)
     torch.save(state, bad)
 
 

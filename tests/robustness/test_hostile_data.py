@@ -12,7 +12,7 @@ from mixhead_plugin import untrusted
 from mixhead_plugin.data.answers import read_spans
 from mixhead_plugin.data.squad import SquadError, read_squad
 from mixhead_plugin.data.wordpiece import WordPiece
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
 from tests.commands import PLUGIN, run
 from tests.robustness.conftest import LM_TRAIN, TRANSLATION_TRAIN, USE
 from tests.robustness.inprocess import ROOT, refusal, seen

@@ -323,8 +323,8 @@ def test_mixing_by_a_permutation_matrix_permutes_the_heads(call, seed):
     generator = torch.Generator().manual_seed(seed)
     mixing = call.tensors["mixing"]
     per_query = mixing.dim() == 4
-    places = batch * n_queries if per_query else 1
-    orders = torch.stack([torch.randperm(heads, generator=generator) for _ in range(places)])  # [places, H]
+    sites = batch * n_queries if per_query else 1
+    orders = torch.stack([torch.randperm(heads, generator=generator) for _ in range(sites)])  # [places, H]
     matrix = torch.nn.functional.one_hot(orders, heads).double().transpose(1, 2)  # M[j, i] = 1 where j = order[i]
     found = attend(call.changed(mixing=matrix.view_as(mixing)))
 

@@ -210,20 +210,20 @@ def test_gains_of_the_same_model_are_told_after_fewer_and_more_updates(monkeypat
 def test_a_spectrum_has_a_panel_for_each_place_and_a_curve_for_each_attention():
     """The mean over the seeds; five curves of five lines."""
     rows = ["softmax", "A", "B", "random", "average"]
-    places = {"encoder-self": [0.5, 0.8, 1.0], "decoder-self": [0.4, 0.9, 1.0]}
+    sites = {"encoder-self": [0.5, 0.8, 1.0], "decoder-self": [0.4, 0.9, 1.0]}
 
     def spectrum(i):
         found = {
-            place: {"mean_effective_rank": 2 + i / 4, "mean_cumulative": [share - i / 100 for share in curve]}
-            for place, curve in places.items()
+            site: {"mean_effective_rank": 2 + i / 4, "mean_cumulative": [share - i / 100 for share in curve]}
+            for site, curve in sites.items()
         }
         return {"length": 3, "windows": 4, "places": found}
 
     found = study(dict.fromkeys(rows, BASE), spectrum={(row,): [spectrum(i) for i in range(3)] for row in rows})
     figure = figures.spectrum(style, [found])
     panels = [panel for panel in figure.axes if panel.lines]
-    assert [panel.get_title() for panel in panels] == list(places)
-    for panel, curve in zip(panels, places.values()):
+    assert [panel.get_title() for panel in panels] == list(sites)
+    for panel, curve in zip(panels, sites.values()):
         assert [line.get_label() for line in panel.lines] == [f"{row}: 2.2" for row in rows]
         assert len({str(line._dash_pattern) for line in panel.lines}) == 5
         for line in panel.lines:

@@ -95,8 +95,8 @@ def test_every_row_is_measured_at_every_place_of_a_round(rows):
     names = [(str(i),) for i in range(rows)]
     orders = [costs.in_turn(names, i + 1) for i in range(rows)]
     assert all(sorted(order) == names for order in orders)
-    for place in zip(*orders):
-        assert sorted(place) == names
+    for site in zip(*orders):
+        assert sorted(site) == names
     assert orders[0] == names == costs.in_turn(names, rows + 1)
 
 
@@ -418,7 +418,7 @@ def test_tables_of_the_papers_size_have_their_runs_in_common():
         for pair in identity.pairs(tables.table(name).grid("full"), 1):
             run = (pair.bare.digest, str(identity.evaluations(pair.bare)))
             known.setdefault(run, []).append((name, *pair.labels))
-    assert [places for places in known.values() if len(places) > 1] == [
+    assert [sites for sites in known.values() if len(sites) > 1] == [
         *([("table1", "baevski", row), ("table10", "128", row)] for row in ("softmax", "A", "B")),
         *([("table7", row), ("table8", "8", row), ("table9", "512", row), ("table10", "64", row)]
           for row in ("softmax", "A", "B")),

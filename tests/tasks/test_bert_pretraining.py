@@ -21,8 +21,8 @@ from fairseq.tasks.sentence_prediction import SentencePredictionConfig, Sentence
 
 from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion
 from mixhead_plugin.data.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.bert import NEXT_SENTENCE, infer_segments
-from mixhead_plugin.options import OptionError
 from mixhead_plugin.tasks import BertPretrainingTask
 from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig
 from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several
@@ -67,7 +67,7 @@ def whole(item):
     return tokens[1:middle], tokens[middle + 1 : -1]
 
 
-def places(lines):
+def sites(lines):
     """By word, its document"""
     found, document = {}, 0
     for line in lines:
@@ -93,7 +93,7 @@ def stop_length(found, start, stop):
 
 def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
     lines = documents(250)
-    document, found = places(lines), dataset(lines)
+    document, found = sites(lines), dataset(lines)
     last = {line[-2] for line, after in pairwise(lines) if len(after) == 1}
     relations = []
     for index in range(len(found)):
@@ -459,8 +459,8 @@ def test_fairseqs_masked_lm_trains_the_same_model(outputs):
 
 
 def test_the_penalties_act(outputs):
-    plain, penalised = (numbers(outputs[name], "loss") for name in ("whole", "penalties"))
-    assert penalised[0] == plain[0]  # the loss of the logs is the criterion's own
+    plain, regularized = (numbers(outputs[name], "loss") for name in ("whole", "penalties"))
+    assert regularized[0] == plain[0]  # the loss of the logs is the criterion's own
     first, *_, last = numbers(outputs["penalties"], "orthogonal_loss")
     assert first == 0 < last
 

@@ -11,8 +11,8 @@ from mixhead_plugin.criterions.squad import SquadCriterion
 from mixhead_plugin.data.answers import predictions, read_spans
 from mixhead_plugin.data.squad import read_squad, score
 from mixhead_plugin.data.squad_windows import IGNORED
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.span_head import SpanHead, install_span_head
-from mixhead_plugin.options import OptionError
 from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.commands import PLUGIN, WHOLE_SETS, as_flags, logged, run, several
 from tests.helpers import build, shake
@@ -37,7 +37,7 @@ def outputs(data):
     """What every command says."""
     folder = data.parent
     flags = ["fairseq-train", data, *TRAINING]
-    penalised = [*flags, "--criterion", "orthogonal_squad"]
+    regularized = [*flags, "--criterion", "orthogonal_squad"]
     validate = [
         "fairseq-validate",
         data,
@@ -49,7 +49,7 @@ def outputs(data):
     ]
     commands = {
         "heart": [*flags, "--save-dir", folder / "heart", "--max-update", "140", "--batch-size", "32"],
-        "penalties": [*penalised, "--save-dir", folder / "penalties", "--max-update", "3"],
+        "penalties": [*regularized, "--save-dir", folder / "penalties", "--max-update", "3"],
         "validate": [*validate, "--batch-size", "7", "--nbest-file", folder / "spans", "--log-format", "json"],
     }
     return dict(zip(commands, several(*commands.values()), strict=True))

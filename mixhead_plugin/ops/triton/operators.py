@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.triton import heads_apart, heads_mixed, tuning
+from mixhead_plugin.ops.triton import flash, heads_mixed, tuning
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, names_of, power_of_2
 
@@ -82,7 +82,7 @@ class _Call:
         """Start a kernel with the tile that suits it; `launch_of` counts the programs of one sentence."""
         kernel = getattr(module, f"{name}_kernel")
         head_dim, itemsize = max(self.padded_dim, self.padded_value_dim), self.query.element_size()
-        if module is heads_apart:
+        if module is flash:
             tiles = tuning.apart(name, head_dim, itemsize)
         else:
             tiles = tuning.mixed(name, self.heads, head_dim, itemsize)
@@ -145,7 +145,7 @@ class _Call:
             tiles = self._tiles(name, tile)
             return self.heads * tiles, {**arguments, "n_tiles": tiles}
 
-        self.run(heads_apart, name, launch_of)
+        self.run(flash, name, launch_of)
 
     def _mixed(self, name: str, arguments: Dict[str, Any]) -> None:
         def launch_of(tile: Tile) -> Launch:
@@ -164,7 +164,7 @@ class _Call:
         tiles = self._tiles("delta", tile)
         given = dict(out=out, d_out=d_out, delta=delta, n_tiles=tiles)
         given.update(**_strides("o", "bhnd", out), **_strides("g", "bhnd", d_out))
-        self.start(heads_apart.delta_kernel, self.heads * tiles, given, tile)
+        self.start(flash.delta_kernel, self.heads * tiles, given, tile)
         return delta
 
     def _mixing_grad(self, given: Dict[str, Any], d_mixing: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ _APART = {
 
 
 def apart(kernel: str, head_dim: int, itemsize: int) -> List[Tile]:
-    """Tiles of the kernels in heads_apart.py for a padded head size"""
+    """Tiles of the kernels in flash.py for a padded head size"""
     table = _APART[kernel][itemsize]
     return [Tile(*sizes) for sizes in table[min(size for size in table if size >= head_dim)]]
 

@@ -10,9 +10,9 @@ from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
 import mixhead_plugin
-from mixhead_plugin.modules import segment_memory
-from mixhead_plugin.modules.segment_memory import PLACE, STATES, SegmentMemory
-from mixhead_plugin.options import OptionError
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules import mems
+from mixhead_plugin.modules.mems import PLACE, STATES, Mems
 from tests.xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
@@ -24,7 +24,7 @@ def states(rows=2, length=WINDOW):
 
 def fed(window=0, rows=2, memory=None):
     """A memory that has just kept a window, and the window."""
-    memory = memory or SegmentMemory(LENGTH, WINDOW)
+    memory = memory or Mems(LENGTH, WINDOW)
     kept = states(rows)
     memory.keep(window, [], kept)
     return memory, kept
@@ -76,7 +76,7 @@ def test_the_last_places_are_kept_across_windows():
 
 
 def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive():
-    memory = SegmentMemory(LENGTH, WINDOW)
+    memory = Mems(LENGTH, WINDOW)
     long = states(length=9)
     memory.keep(0, [], long)
     (found, _) = memory.recall(1, long[0])
@@ -85,7 +85,7 @@ def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive
 
 
 def test_memory_has_no_graph_and_the_dtype_of_the_window():
-    memory = SegmentMemory(LENGTH, WINDOW)
+    memory = Mems(LENGTH, WINDOW)
     memory.keep(0, [], [s.requires_grad_() for s in states()])
     for dtype in (torch.float16, torch.float32):
         (found, _) = memory.recall(1, torch.zeros(WINDOW, 2, C, dtype=dtype))
@@ -93,7 +93,7 @@ def test_memory_has_no_graph_and_the_dtype_of_the_window():
 
 
 def test_without_length_nothing_is_kept():
-    memory, _ = fed(memory=SegmentMemory(0, WINDOW))
+    memory, _ = fed(memory=Mems(0, WINDOW))
     assert empty(memory, 1) and not memory.state_dict()
 
 
@@ -121,7 +121,7 @@ def test_generation_needs_no_memory_of_training():
 
 
 def loaded(state, length=LENGTH, window_length=WINDOW):
-    memory = SegmentMemory(length, window_length)
+    memory = Mems(length, window_length)
     memory.load_state_dict(copy.copy(state), strict=True)
     return memory
 
@@ -159,8 +159,8 @@ def test_a_checkpoint_without_memory_empties_it():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
-    monkeypatch.setattr(segment_memory, "_workers", lambda: 2)
-    monkeypatch.setattr(segment_memory.distributed, "get_data_parallel_rank", lambda: rank)
+    monkeypatch.setattr(mems, "_workers", lambda: 2)
+    monkeypatch.setattr(mems.distributed, "get_data_parallel_rank", lambda: rank)
     memory, _ = fed(window=3)
     with caplog.at_level(logging.INFO):
         assert empty(loaded(memory.state_dict()), 4) == (rank == 1)
@@ -170,7 +170,7 @@ def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
 def test_one_worker_has_no_use_for_the_text_of_two(monkeypatch):
     memory, _ = fed(window=3)
     with monkeypatch.context() as patch:
-        patch.setattr(segment_memory, "_workers", lambda: 2)
+        patch.setattr(mems, "_workers", lambda: 2)
         state = memory.state_dict()
     assert empty(loaded(state), 4)
 

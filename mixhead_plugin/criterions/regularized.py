@@ -11,9 +11,10 @@ from fairseq.logging import metrics
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.penalties import PENALTIES, PenalisedPass
-from mixhead_plugin.options import STOCK_MODEL, OptionError, attention_heads, model_options
+from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
+from mixhead_plugin.options import STOCK_MODEL, attention_heads, model_options
 
 
 def _flag(name: str) -> Any:
@@ -32,7 +33,7 @@ class PenaltyOptions(FairseqDataclass):
     rank_weight: float = _flag("rank")
 
 
-class PenalisedCriterion(FairseqCriterion):
+class RegularizedCriterion(FairseqCriterion):
     """Mixin before a criterion of fairseq whose loss is a sum over the batch.
 
     The penalties act in training alone: the loss of a validation, and the `loss` and perplexity of all logs, are those
@@ -45,7 +46,7 @@ class PenalisedCriterion(FairseqCriterion):
     penalty_weights: Mapping[str, float] = MappingProxyType({})
 
     @classmethod
-    def build_criterion(cls, cfg: Any, task: Any) -> "PenalisedCriterion":
+    def build_criterion(cls, cfg: Any, task: Any) -> "RegularizedCriterion":
         weights = {name: getattr(cfg, f"{name}_weight") for name in PENALTIES}
         for name, weight in weights.items():
             if not 0 <= weight <= torch.finfo(torch.float32).max:
@@ -66,15 +67,15 @@ class PenalisedCriterion(FairseqCriterion):
         """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
-        penalised = PenalisedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
-        for name, number in penalised.attentions.items():
+        regularized = RegularizedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
+        for name, number in regularized.attentions.items():
             if number == 0:
                 _refuse(type(self), name, self.penalty_weights[name], "in this model")
-        with penalised:
+        with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
-        for name, value in penalised.values.items():
+        for name, value in regularized.values.items():
             logging_output[f"{name}_loss"] = value * sample_size
-        return penalised.add_to(loss, sample_size), sample_size, logging_output
+        return regularized.add_to(loss, sample_size), sample_size, logging_output
 
     def _real_queries(self, net_input: Dict[str, Any]) -> Dict[str, Tensor]:
         """For both sides of a model the queries that are not padding, bool [B, Nq]."""

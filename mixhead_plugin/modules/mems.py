@@ -20,7 +20,7 @@ class Memory(NamedTuple):
     before: List[Tensor]  # those that this window was computed with, for when it is computed again
 
 
-class SegmentMemory(nn.Module):
+class Mems(nn.Module):
     """The memory of one decoder: one for training, one for evaluation, neither of which sees the other.
 
     A memory serves the window after the one it was made of, in the same mode and with as many rows; for every other
@@ -85,7 +85,7 @@ class SegmentMemory(nn.Module):
         """Forget everything, of training and of evaluation."""
         self._of_training = self._of_evaluation = None
 
-    def train(self, mode: bool = True) -> "SegmentMemory":
+    def train(self, mode: bool = True) -> "Mems":
         if self.training and not mode:
             self._of_evaluation = None
         return super().train(mode)
@@ -105,10 +105,10 @@ class SegmentMemory(nn.Module):
         destination[prefix + PLACE] = torch.tensor([memory.window, held, _workers(), self.window_length])
 
     def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
-        states, place = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + PLACE, None)
+        states, site = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + PLACE, None)
         self.reset()
-        if states is not None and place is not None and self.length > 0:
-            self._load(states, *place.tolist())
+        if states is not None and site is not None and self.length > 0:
+            self._load(states, *site.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _load(self, states: Tensor, window: int, held: int, workers: int, window_length: int) -> None:

@@ -1,0 +1,29 @@
+"""The exceptions of the plugin, and how a flag is called in them."""
+
+import os
+import sys
+import traceback
+from typing import Any
+
+
+class OptionError(SystemExit, ValueError):
+    """A flag, a combination of flags, or a file named by one, that cannot be used; the message is one line.
+
+    Nobody has to catch it: Python ends a program on a SystemExit with its line and status 1, as argparse ends one.
+    `except ValueError` catches it too. MIXHEAD_TRACEBACK=1 shows where it was raised.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.code = f"{os.path.basename(sys.argv[0])}: error: {self}"
+        if os.environ.get("MIXHEAD_TRACEBACK") == "1":
+            traceback.print_stack()
+
+
+class CheckpointError(OptionError):
+    """A checkpoint that does not fit the model."""
+
+
+def option_name(option: str) -> str:
+    """Return the flag of an option, `--head-dim` of `head_dim`."""
+    return "--" + option.replace("_", "-")

@@ -1,0 +1,45 @@
+"""`@covering`: pairwise by default, the whole product under `--all`."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def covering(**axes: Iterable[Any]):
+    """Parametrise a test over the product of `axes`, a name and its values each.
+
+    Every value of an axis meets every value of each other axis in a case of the default suite; all other cases are
+    marked slow.
+    """
+    values = {name: list(given) for name, given in axes.items()}
+    chosen = set(_pairwise([len(given) for given in values.values()]))
+    cases = []
+    for row in itertools.product(*(range(len(given)) for given in values.values())):
+        arguments = [given[i] for given, i in zip(values.values(), row)]
+        cases.append(pytest.param(*arguments, marks=() if row in chosen else pytest.mark.slow))
+    return pytest.mark.parametrize(", ".join(values), cases)
+
+
+def _pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
+    """Return rows of indices, one for each axis, in which every pair of values of two axes occurs."""
+    if len(sizes) == 1:
+        return [(i,) for i in range(sizes[0])]
+    missing = {
+        ((a, i), (b, j))
+        for a, b in itertools.combinations(range(len(sizes)), 2)
+        for i, j in itertools.product(range(sizes[a]), range(sizes[b]))
+    }
+    rows = []
+    while missing:
+        row = dict(min(missing))
+        for axis in (axis for axis in range(len(sizes)) if axis not in row):
+            row[axis] = max(range(sizes[axis]), key=lambda i: len(missing & _pairs({**row, axis: i})))
+        missing -= _pairs(row)
+        rows.append(tuple(row[axis] for axis in range(len(sizes))))
+    return rows
+
+
+def _pairs(row: dict[int, int]) -> set[tuple[tuple[int, int], tuple[int, int]]]:
+    return set(itertools.combinations(sorted(row.items()), 2))
