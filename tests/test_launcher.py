@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.warm_start import WarmStart
+from tests.launcher import Launcher
 
 PROGRAM = """
 import os, signal, sys, time
@@ -35,11 +35,10 @@ else:
 
 
 @pytest.fixture
-def warm():
-    found = WarmStart("json")
+def launcher():
+    found = Launcher("json")
     yield found
-    if found.server is not None:
-        found.stop()
+    found.stop()
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def program(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["echo", "exit", "fault", "signal"])
-def test_it_does_what_a_process_does(what, warm, program, tmp_path):
+def test_it_does_what_a_process_does(what, launcher, program, tmp_path):
     env = {**os.environ, "GREETING": "hello"}
     (tmp_path / "folder").mkdir()
     settings = {"env": env, "cwd": tmp_path / "folder"}
@@ -58,17 +57,17 @@ def test_it_does_what_a_process_does(what, warm, program, tmp_path):
         [sys.executable, program, what, "a b", "--c"], input="typed\n", capture_output=True, text=True, **settings
     )
     for _ in range(2):
-        found = warm.run(program, [what, "a b", "--c"], "typed\n", **settings)
+        found = launcher.run(program, what, "a b", "--c", stdin="typed\n", **settings)
         assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
         assert found.stderr.splitlines()[-1] == expected.stderr.splitlines()[-1]
 
 
-def test_no_two_draw_the_same_numbers(warm, program):
-    assert warm.run(program, ["random"]).stdout != warm.run(program, ["random"]).stdout
+def test_no_two_draw_the_same_numbers(launcher, program):
+    assert launcher.run(program, "random").stdout != launcher.run(program, "random").stdout
 
 
-def test_what_a_command_starts_has_its_three_files_alone(warm, program):
-    assert warm.run(program, ["open"]).stdout in ("[0, 1, 2, 3]\n", "[0, 1, 2]\n")  # 3: the folder that is listed
+def test_what_a_command_starts_has_its_three_files_alone(launcher, program):
+    assert launcher.run(program, "open").stdout in ("[0, 1, 2, 3]\n", "[0, 1, 2]\n")  # 3: the folder that is listed
 
 
 def is_running(pid):
@@ -87,14 +86,14 @@ def ended(path):
     return not is_running(int(path.read_text()))
 
 
-def test_a_time_out_ends_it(warm, program, tmp_path):
+def test_a_time_out_ends_it(launcher, program, tmp_path):
     with pytest.raises(subprocess.TimeoutExpired) as raised:
-        warm.run(program, ["sleep", tmp_path / "pid"], timeout=3)
+        launcher.run(program, "sleep", tmp_path / "pid", timeout=3)
     assert raised.value.stderr == "to stderr\n" and ended(tmp_path / "pid")
-    assert warm.run(program, ["exit"]).returncode == 3
+    assert launcher.run(program, "exit").returncode == 3
 
 
-def test_an_interruption_ends_it(warm, program, tmp_path):
+def test_an_interruption_ends_it(launcher, program, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -102,17 +101,31 @@ def test_an_interruption_ends_it(warm, program, tmp_path):
     try:
         signal.alarm(3)
         with pytest.raises(KeyboardInterrupt):
-            warm.run(program, ["sleep", tmp_path / "pid"])
+            launcher.run(program, "sleep", tmp_path / "pid")
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
     assert ended(tmp_path / "pid")
-    assert warm.run(program, ["exit"]).returncode == 3
+    assert launcher.run(program, "exit").returncode == 3
+
+
+def test_two_run_beside_each_other(launcher, program, tmp_path):
+    first, second = (launcher.start(program, "sleep", tmp_path / name) for name in "ab")
+    second.kill()
+    assert second.wait().returncode == -signal.SIGKILL
+    assert is_running(first.pid)
+    first.kill()
+    assert first.wait().returncode == -signal.SIGKILL
+
+
+def test_code_can_run_before_it(launcher, program):
+    found = launcher.run(program, "echo", env={"GREETING": "hello"}, before="import sys; sys.argv.append('more')")
+    assert "['more']" in found.stdout
 
 
 def test_an_import_that_fails_is_said(program):
-    warm = WarmStart("no_such_module")
+    launcher = Launcher("no_such_module")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
-            warm.run(program, ["exit"])
-    assert warm.server is None
+            launcher.run(program, "exit")
+    assert launcher.server is None
