@@ -317,13 +317,13 @@ def lm_demo(args: argparse.Namespace, folder: Path) -> None:
     record(results, "perplexity", LM_FLAGS, args, folder)
 
 
-DEMOS = {"translation": (translation_demo, 700, 2000), "lm": (lm_demo, 300, 4000)}
+DEMOS = {"translation": (translation_demo, 300, 2000), "lm": (lm_demo, 300, 4000)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
     parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="training updates of each model (default: 700, lm: 300)")
+    parser.add_argument("--updates", type=int, help="training updates of each model (default: 300)")
     parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 2000, lm: 4000)")
     parser.add_argument("--folder", type=Path, help="a new folder for everything (default: runs/demo/..., made anew)")
     parser.add_argument("--seed", type=int, default=1, help="of data and training (default: %(default)s)")
