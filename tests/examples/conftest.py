@@ -15,18 +15,6 @@ VARIABLES = (
 )
 
 
-@pytest.fixture(scope="session")
-def splits():
-    from german_english import generate
-
-    return generate(seed=3, train=2600, valid=150, test=150)
-
-
-@pytest.fixture(scope="session")
-def pairs(splits):
-    return [pair for part in splits.values() for pair in part]
-
-
 @pytest.fixture
 def plain_environment(monkeypatch):
     """Without the variables that the recipes read; programs of this interpreter first on the PATH."""
