@@ -1,5 +1,6 @@
 """What several tests of the examples share."""
 
+import gzip
 import os
 import shutil
 import sys
@@ -13,6 +14,14 @@ import pytest
 VARIABLES = (
     "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 )
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    """Return 2,900 German-English pairs of the demo's corpus."""
+    folder = Path(__file__).parents[2] / "examples" / "demo" / "corpus"
+    sides = [gzip.decompress((folder / f"{side}.gz").read_bytes()).decode().splitlines() for side in ("de", "en")]
+    return list(zip(*sides))[:2900]
 
 
 @pytest.fixture
