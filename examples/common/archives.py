@@ -176,7 +176,8 @@ class _Resuming:
             total = start + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
             mode = "ab" if start else "wb"
             with self.part.open(mode) as file, bar(total, self.part.stem, initial=start) as progress:
-                for chunk in response.iter_content(1 << 16):  # a broken connection loses the last one
+                response.raw.enforce_content_length = False  # it would lose the last bytes of a broken connection
+                for chunk in response.iter_content(CHUNK):
                     file.write(chunk)
                     progress.update(len(chunk))
         if total is not None and _length(self.part) != total:
