@@ -1,12 +1,10 @@
-"""The fused kernels: through Triton's interpreter on a CPU, as they are on a GPU."""
+"""The fused kernels: interpreted on a CPU, compiled on a GPU."""
 
 import contextlib
 import importlib.util
-import itertools
 import os
 import subprocess
 import sys
-from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
@@ -14,17 +12,14 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import NORMALIZERS, attention, triton
+from tests.covering import covering
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs the package triton", allow_module_level=True)
 ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
-    # Kernels are interpreted that were defined under this setting, triton's own as well.
     if "triton" in sys.modules:
-        pytest.skip("triton was imported before, to compile; run this file alone", allow_module_level=True)
-    major_minor = {name: tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy")}
-    if major_minor["triton"] < (3, 7) and major_minor["numpy"] >= (2, 4):
-        pytest.skip("the interpreter of triton 3.6 needs numpy < 2.4", allow_module_level=True)
+        raise RuntimeError("triton was imported before TRITON_INTERPRET was set, so nothing here can be interpreted")
     os.environ["TRITON_INTERPRET"] = "1"
 
 from triton.runtime.errors import OutOfResources  # noqa: E402
@@ -35,10 +30,8 @@ from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
 os.environ.pop("TRITON_INTERPRET", None)  # other tests start processes
 
 INF = float("inf")
-TF32 = 2.0**-10  # from 1 to the next number of tf32, which tensor cores may cut off to
 B, H, NQ, NK, D, DV = 2, 3, 19, 37, 12, 20
 DEVICE = "cuda" if ON_GPU else "cpu"
-
 MIXED = ["shared", "per query"]
 MIXINGS = [None, *MIXED]
 
@@ -47,30 +40,27 @@ def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
 
 
-every_normalizer = pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
 every_mixing = pytest.mark.parametrize("mixed", MIXINGS)
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
+    """Interpret the kernels, bfloat16 too: triton's interpreter multiplies it as the integers that it keeps it in."""
     if ON_GPU:
         return
     import numpy as np
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-
     def widened(handle):
-        """The interpreter multiplies bfloat16 as the integers that it keeps them in."""
         if handle.dtype.scalar != tl.bfloat16:
             return handle
         return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    create_dot = InterpreterBuilder.create_dot
-    monkeypatch.setattr(
-        InterpreterBuilder, "create_dot", lambda self, a, b, *rest: create_dot(self, widened(a), widened(b), *rest)
-    )
+    dot = InterpreterBuilder.create_dot
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", lambda s, a, b, *rest: dot(s, widened(a), widened(b), *rest))
+    monkeypatch.setattr(triton, "INTERPRETED_DTYPES", triton.DTYPES)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
@@ -86,26 +76,18 @@ def unwritten_memory_is_nan(monkeypatch):
         monkeypatch.setattr(place, name, poisoned(getattr(place, name)))
 
 
-TABLES = {name: getattr(tuning, name) for name in ("apart", "mixed")}
-
-
 @pytest.fixture(autouse=True)
-def large_tiles(monkeypatch):
-    """Fewer and larger than in tuning.py: the interpreter's time is one of operations, not of numbers."""
-    if ON_GPU:
-        return
+def tiles(monkeypatch, request):
+    """Set fewer and larger tiles than in tuning.py, because the interpreter's time is one of operations."""
     monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(tuning, "apart", lambda *shape: [Tile(32, 32, 4, 1)])
-    monkeypatch.setattr(tuning, "mixed", lambda kernel, heads, *size: [Tile(32, 32, 4, 1, HC=4, HG=4)])
 
+    def use(flash, mixed):
+        monkeypatch.setattr(tuning, "_chosen", {})
+        monkeypatch.setattr(tuning, "tiles_for", lambda kernel, *size: [flash if "flash" in kernel else mixed])
 
-@pytest.fixture
-def tiles_as_they_are(large_tiles, monkeypatch):
-    for name, table in TABLES.items():
-        monkeypatch.setattr(tuning, name, table)
-
-
-as_they_are = pytest.mark.usefixtures("tiles_as_they_are")
+    if not ON_GPU and "as_they_are" not in request.keywords:
+        use(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1, HC=4, HG=4))
+    return use
 
 
 def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_keys=NK, head_dim=D, value_dim=DV):
@@ -122,14 +104,8 @@ def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_ke
 
 def padding(n_keys=NK, batch=B):
     mask = torch.zeros(batch, n_keys, dtype=torch.bool, device=DEVICE)
-    mask[0, n_keys // 2 :] = True
+    mask[0] = True  # a sentence of nothing
     mask[-1, 0] = mask[-1, n_keys // 3] = True
-    return mask
-
-
-def nothing():
-    mask = padding()
-    mask[0] = True
     return mask
 
 
@@ -148,14 +124,12 @@ MASKS = {
     "none": lambda: {},
     "causal": lambda: {"causal": True},
     "padding": lambda: {"key_padding_mask": padding(), "causal": True},
-    "a sentence of nothing": lambda: {"key_padding_mask": nothing()},
     "causal as a tensor": lambda: {"attn_mask": future()},
-    "one bias": lambda: {"attn_mask": holes(NQ, NK), "key_padding_mask": padding()},
+    "one bias": lambda: {"attn_mask": holes(NQ, NK).double(), "key_padding_mask": padding()},
     "bias for each head": lambda: {"attn_mask": holes(1, H, NQ, NK), "causal": True},
     "bias for each sentence": lambda: {"attn_mask": holes(B, 1, NQ, NK).bfloat16()},
-    "bias for each key": lambda: {"attn_mask": torch.randn(NK, device=DEVICE)},
+    "bias for each key": lambda: {"attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)},
     "expanded bias": lambda: {"attn_mask": holes(NQ, NK).expand(B, H, NQ, NK)},
-    "expanded keys": lambda: {"attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)},
 }
 
 
@@ -193,84 +167,51 @@ def in_float64(tensors):
 
 
 def must_be_right(tensors, **options):
-    """At most twice the error of the formula in the same dtype, and rounding."""
     exact = with_gradients(attention, in_float64(tensors), **options, impl="reference")
-    must_be_as_exact_as(with_gradients(eager, tensors, **options), exact, tensors, **options)
-
-
-def must_be_as_exact_as(by_formula, exact, tensors, **options):
-    must_agree(tensors, with_gradients(fused, tensors, **options), by_formula, exact)
+    must_agree(tensors, with_gradients(fused, tensors, **options), with_gradients(eager, tensors, **options), exact)
 
 
 def must_agree(names, got, by_formula, exact):
+    """Allow twice the error of the formula in the same dtype, and the rounding of sums in float32."""
     largest = max(right.abs().max() for right in exact)
     for name, value, formula, right in zip(["output", *names], got, by_formula, exact, strict=True):
-        eps = TF32 if value.dtype == torch.float32 and operators._allows_tf32() else torch.finfo(value.dtype).eps
-        rounding = eps + 4 * torch.finfo(torch.float32).eps  # of the result, and of sums
         # the only key of a row has no gradient: what is left of one is rounding
         size = right.abs().max() if right.any() else largest
-        allowed = 2 * (formula - right).abs().max() + rounding * size
+        allowed = 2 * (formula - right).abs().max() + 4 * torch.finfo(torch.float32).eps * size
         error = (value - right).abs().max()
         assert error <= allowed, f"{name} is wrong by {error:.2g}, {allowed:.2g} is allowed"
 
 
-def each_once(normalizer, masks, mixed):
-    """What is run always: masks act on scores, whatever becomes of them; the others are slow, and many."""
-    if normalizer == "softmax":
-        return mixed == MIXINGS[list(MASKS).index(masks) % 3]
-    return masks == "padding" and mixed != "shared"
-
-
-@pytest.mark.parametrize(
-    "normalizer, masks, mixed",
-    [case if each_once(*case) else slow(*case) for case in itertools.product(triton.NORMALIZERS, MASKS, MIXINGS)],
-)
+@covering(normalizer=triton.NORMALIZERS, masks=MASKS, mixed=MIXINGS)
 def test_values_and_gradients_are_those_of_the_formula(normalizer, masks, mixed):
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
-@pytest.mark.parametrize(
-    "normalizer, dtype, mixed",
-    [
-        (case if case[2] == MIXINGS[at] else slow(*case))
-        for at, kind in enumerate([("softmax", torch.float16), ("sigsoftmax", torch.bfloat16), ("l2", torch.bfloat16)])
-        for case in ((*kind, mixed) for mixed in MIXINGS)
-    ],
-)
+@covering(normalizer=triton.NORMALIZERS, dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
 def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
-    must_be_right(inputs(mixed, dtype), normalizer=normalizer, causal=True, key_padding_mask=padding())
+    must_be_right(inputs(mixed, dtype, 1, 3, 9, 17), normalizer=normalizer, causal=True)
 
 
-@pytest.mark.parametrize(
-    "n_queries, n_keys",
-    [(9, 1), (33, 17), *(slow(*n) for n in ((1, 9), (17, 33), (64, 64), (65, 1)))],
-)
+@pytest.mark.parametrize("n_queries, n_keys", [(33, 17), *(slow(*n) for n in ((9, 1), (1, 9), (17, 33), (64, 64)))])
 @every_mixing
 def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
-    tensors = inputs(mixed, n_queries=n_queries, n_keys=n_keys)
+    tensors = inputs(mixed, batch=1, n_queries=n_queries, n_keys=n_keys)
     must_be_right(tensors, normalizer="softmax", causal=True)
 
 
-@pytest.mark.parametrize(
-    "heads, head_dim, mixed",
-    [
-        (1, 8, "shared"),
-        slow(2, 8, "per query"),
-        slow(8, 8, "shared"),
-        slow(16, 8, "per query"),
-        (5, 64, "shared"),
-        slow(64, 8, "shared"),
-        slow(64, 8, "per query"),
-    ],
-)
-@as_they_are
+HEADS = [(1, 8), slow(2, 8), slow(8, 8), slow(16, 8), (5, 64), slow(64, 8)]
+
+
+@pytest.mark.as_they_are
+@pytest.mark.parametrize("heads, head_dim", HEADS)
+@pytest.mark.parametrize("mixed", ["shared", slow("per query")])
 def test_any_number_of_heads(heads, head_dim, mixed):
     tensors = inputs(mixed, batch=1, heads=heads, n_queries=17, n_keys=18, head_dim=head_dim, value_dim=head_dim)
     must_be_right(tensors, normalizer="sigsoftmax", causal=True)
 
 
 def candidates():
-    """Dtype, heads, head size and place of every entry of the tables in tuning.py"""
+    """Yield dtype, heads, head size, mixing and place of every entry of the tables in tuning.py."""
     for dtype, itemsize in ((torch.bfloat16, 2), (torch.float32, 4)):
         mixed = [table[itemsize] for table in tuning._MIXED.values()]
         for heads, head_dim in dict.fromkeys(sizes for table in mixed for sizes in table):
@@ -278,37 +219,34 @@ def candidates():
                 yield dtype, heads, head_dim, MIXED[at % 2], at
                 if at == 0:
                     yield dtype, heads, head_dim, MIXED[1], at
-        apart = [table[itemsize] for table in tuning._APART.values()]
-        for head_dim in dict.fromkeys(size for table in apart for size in table):
-            for at in range(max(len(table[head_dim]) for table in apart)):
+        flash = [table[itemsize] for table in tuning._FLASH.values()]
+        for head_dim in dict.fromkeys(size for table in flash for size in table):
+            for at in range(max(len(table[head_dim]) for table in flash)):
                 yield dtype, 2, head_dim, None, at
 
 
+@pytest.mark.as_they_are
 @pytest.mark.parametrize(
     "dtype, heads, head_dim, mixed, at",
     [case if case == (torch.bfloat16, 8, 64, "per query", 0) else slow(*case) for case in candidates()],
     ids=str,
 )
-@as_they_are
 def test_every_tile_of_the_tables(monkeypatch, dtype, heads, head_dim, mixed, at):
     """What a GPU would run, one after the other: with `at` 0 what it tries first."""
-    twice = {}
-    start = operators.start
+    twice, start, table = {}, operators.start, tuning.tiles_for
 
     def watched(kernel, programs, arguments, tile):
-        if "TWICE" in arguments:
-            twice[kernel.fn.__name__] = arguments["TWICE"]
+        twice[kernel.fn.__name__] = getattr(arguments[-1], "TWICE", None)
         start(kernel, programs, arguments, tile)
 
     monkeypatch.setattr(operators, "start", watched)
-    for name, table in TABLES.items():
-        monkeypatch.setattr(tuning, name, lambda *shape, table=table: table(*shape)[at:] or table(*shape)[-1:])
+    monkeypatch.setattr(tuning, "tiles_for", lambda *shape: table(*shape)[at:] or table(*shape)[-1:])
     # more queries and keys than a tile has, unless it has many
     n_queries, n_keys = (131, 133) if mixed is None else (35, 37) if heads <= 8 else (17, 18)
     shape = dict(batch=1, heads=heads, n_queries=n_queries, n_keys=n_keys, head_dim=head_dim, value_dim=head_dim)
     must_be_right(inputs(mixed, dtype, **shape), normalizer="softmax", causal=True)
     if mixed and dtype == torch.bfloat16 and heads <= 8 and head_dim <= 128 and at == 0:
-        assert twice == {"query_grad_kernel": True, "key_grad_kernel": True}
+        assert twice["mixed_bwd_dq_kernel"] and twice["mixed_bwd_dkv_kernel"]
 
 
 # All heads in one program, some at a time, or a group of them in each program.
@@ -323,33 +261,32 @@ TILES = {
 @pytest.mark.parametrize(
     "tile, mixed", [slow("chunks", "shared"), ("groups", "per query"), ("chunks and groups", "shared")]
 )
-def test_any_tile(monkeypatch, tile, mixed):
-    monkeypatch.setattr(tuning, "mixed", lambda *shape: [TILES[tile]])
-    monkeypatch.setattr(tuning, "_chosen", {})
+def test_any_tile(tiles, tile, mixed):
+    tiles(Tile(16, 16, 4, 1), TILES[tile])
     tensors = inputs(mixed, batch=1, heads=5, n_queries=17, n_keys=18)
     must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 17, 18), causal=True)
 
 
-@pytest.mark.parametrize("name", ["forward", "query_grad", "key_grad", "mixing_grad"])
+@pytest.mark.as_they_are
 @pytest.mark.parametrize("itemsize", [2, 4])
-@as_they_are
-def test_there_is_a_tile_for_every_shape(name, itemsize):
+def test_there_is_a_tile_for_every_shape(itemsize):
     for head_dim in (16, 32, 64, 128, 256):
-        if name != "mixing_grad":
-            assert tuning.apart(name, head_dim, itemsize)
-        for heads in range(1, 65):
-            for tile in tuning.mixed(name, heads, head_dim, itemsize):
-                assert min(tile.BM, tile.BN) >= 16
-                assert tile.HK % tile.HC == 0 and tile.HK // tile.HC in (1, 2, 4, 8, 16)
+        for name in tuning._FLASH:
+            assert tuning.tiles_for(name, 1, head_dim, itemsize)
+        for name in tuning._MIXED:
+            for heads in range(1, 65):
+                for tile in tuning.tiles_for(name, heads, head_dim, itemsize):
+                    assert min(tile.BM, tile.BN) >= 16 and 16 % min(tile.HC, 16) == 0
 
 
-@as_they_are
+@pytest.mark.as_they_are
 def test_on_a_small_device_a_tile_shrinks_until_it_fits():
     def launch(tile):
         if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
             raise OutOfResources(2, 1, "shared memory")
 
-    assert tuning._fastest(tuning.mixed("key_grad", 8, 64, 2), launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
+    tiles = tuning.tiles_for("mixed_bwd_dkv_kernel", 8, 64, 2)
+    assert tuning._fastest(tiles, launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
     with pytest.raises(OutOfResources):
         tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
 
@@ -357,7 +294,6 @@ def test_on_a_small_device_a_tile_shrinks_until_it_fits():
 @pytest.mark.parametrize("how", ["timed", "while a graph is captured", "under deterministic algorithms"])
 def test_the_choice_of_a_tile(monkeypatch, how):
     tiles, timed, room = [Tile(n, 16, 8, 1) for n in (64, 32, 16)], [], 64
-    monkeypatch.setattr(tuning, "_chosen", {})
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured")
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "under deterministic algorithms")
     # the second is the fastest
@@ -381,66 +317,42 @@ def test_the_choice_of_a_tile(monkeypatch, how):
         chosen()
 
 
-def test_the_lowest_score_is_not_a_hidden_key():
-    lowest = torch.finfo(torch.float32).min
-    bias = torch.full((NQ, NK), -INF, device=DEVICE)
-    bias[:, [0, 4]] = lowest
-    for normalizer in triton.NORMALIZERS:
-        for mixed in (None, "shared"):
-            tensors = inputs(mixed, value_dim=D)
-            tensors["query"] = torch.zeros_like(tensors["query"])
-            if mixed:
-                tensors["mixing"] = torch.eye(H, device=DEVICE)
-            out = fused(**tensors, attn_mask=bias, normalizer=normalizer)
-            mean = tensors["value"][:, :, [0, 4]].sum(2, keepdim=True) * (0.5**0.5 if normalizer == "l2" else 0.5)
-            torch.testing.assert_close(out, mean.expand_as(out))
+@pytest.mark.parametrize("normalizer", triton.NORMALIZERS)
+@pytest.mark.parametrize("mixed", [None, slow("shared")])
+def test_the_lowest_score_is_not_a_hidden_key(normalizer, mixed):
+    bias = torch.full((5, 9), -INF, device=DEVICE)
+    bias[:, [0, 4]] = torch.finfo(torch.float32).min
+    tensors = inputs(mixed, batch=1, n_queries=5, n_keys=9)
+    tensors["query"] = torch.zeros_like(tensors["query"])
+    if mixed:
+        tensors["mixing"] = torch.eye(H, device=DEVICE)
+    out = fused(**tensors, attn_mask=bias, normalizer=normalizer)
+    mean = tensors["value"][:, :, [0, 4]].sum(2, keepdim=True) * (0.5**0.5 if normalizer == "l2" else 0.5)
+    torch.testing.assert_close(out, mean.expand_as(out))
 
 
-@pytest.mark.parametrize("normalizer", [slow("softmax"), "sigsoftmax", slow("l2")])
-def test_large_scores_neither_overflow_nor_vanish(normalizer):
-    for shift in (-300.0, 300.0):
-        tensors = inputs("shared", n_queries=4, n_keys=5)
-        bias = torch.full((4, 5), shift, device=DEVICE)
-        results = [
-            with_gradients(attention, tensors, normalizer=normalizer, attn_mask=bias, impl=impl)
-            for impl in ("triton", "reference")
-        ]
-        for got, expected in zip(*results):
-            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+@covering(normalizer=triton.NORMALIZERS, shift=[-300.0, 300.0])
+def test_large_scores_neither_overflow_nor_vanish(normalizer, shift):
+    bias = torch.full((4, 5), shift, device=DEVICE)
+    must_be_right(inputs("shared", batch=1, n_queries=4, n_keys=5), normalizer=normalizer, attn_mask=bias)
 
 
-@pytest.mark.parametrize(
-    "normalizer, mixed",
-    [
-        ("softmax", None),
-        ("sigsoftmax", "shared"),
-        *(slow(name, None) for name in ("sigsoftmax", "l2")),
-        slow("l2", "shared"),
-    ],
-)
+@pytest.mark.parametrize("normalizer, mixed", [("softmax", None), ("sigsoftmax", "shared"), slow("l2", "shared")])
 def test_scores_beside_minus_1e8_are_all_alike(normalizer, mixed):
     """fairseq's encoders add it to what is to be hidden; a float32 then holds nothing of the score."""
     tensors = inputs(mixed, n_queries=4)
     bias = torch.full((4, NK), -1e8, device=DEVICE)
     bias[0, 5:] = bias[1, 30] = bias[2, ::2] = 0
     options = dict(normalizer=normalizer, attn_mask=bias)
-    results = [with_gradients(attention, tensors, **options, impl=impl) for impl in ("triton", "reference")]
-    for got, expected in zip(*results):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    exact = with_gradients(attention, tensors, **options, impl="reference")
+    must_agree(tensors, with_gradients(fused, tensors, **options), with_gradients(eager, tensors, **options), exact)
 
 
-@pytest.mark.parametrize(
-    "dtype, of_mixing, mixed",
-    [
-        (torch.bfloat16, torch.float32, "shared"),
-        slow(torch.bfloat16, torch.float32, "per query"),
-        slow(torch.float32, torch.bfloat16, "shared"),
-        (torch.float32, torch.bfloat16, "per query"),
-    ],
-)
+@pytest.mark.parametrize("dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize("mixed", ["shared", slow("per query")])
 def test_mixing_may_have_another_dtype(dtype, of_mixing, mixed):
     """Under autocast queries are halves, and what mixes them, a parameter or a sum with one, is float32."""
-    tensors = inputs(mixed, dtype)
+    tensors = inputs(mixed, dtype, 1, 3, 9, 17)
     tensors["mixing"] = tensors["mixing"].detach().to(of_mixing).requires_grad_()
     must_be_right(tensors, normalizer="softmax", causal=True)
 
@@ -476,22 +388,7 @@ def test_heads_of_size_0_weigh_all_keys_alike(normalizer, mixed):
     options = dict(normalizer=normalizer, causal=True, scale=1.0)
     results = [with_gradients(attention, tensors, **options, impl=impl) for impl in ("triton", "reference")]
     assert results[1][0].any()
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected)
-
-
-@pytest.mark.parametrize("normalizer, mixed", [("softmax", "shared"), ("l2", "per query")])
-def test_the_deltas_add_up_to_what_the_output_says(normalizer, mixed):
-    """sum_j delta_j = sum_i dO_i . O_i, two ways to the same number"""
-    tensors = {name: tensor.detach() for name, tensor in inputs(mixed).items()}
-    call = operators._Call(
-        *tensors.values(), None, padding(), torch.tensor(7, device=DEVICE), normalizer, True, 0.3, 0.5
-    )
-    out, rows = call.forward()
-    d_out = torch.randn_like(out)
-    given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **operators._strides("g", "bhnd", d_out))
-    delta = call._mixing_grad(given, torch.empty_like(tensors["mixing"]))
-    torch.testing.assert_close(delta.sum(1), (d_out * out).sum((1, 3)))
+    torch.testing.assert_close(*results)
 
 
 def dropped(tensors, p, columns=slice(None), **options):
@@ -502,12 +399,9 @@ def dropped(tensors, p, columns=slice(None), **options):
     return fused(**{**tensors, "value": identity}, dropout_p=p, **options) != 0
 
 
-@pytest.mark.parametrize(
-    "normalizer, mixed",
-    [("l2", None), slow("sigsoftmax", "shared"), slow("l2", "shared"), ("softmax", "per query")],
-)
+@pytest.mark.parametrize("normalizer, mixed", [("l2", None), slow("sigsoftmax", "shared"), ("softmax", "per query")])
 def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
-    tensors, p = inputs(mixed), 0.4
+    tensors, p = inputs(mixed, batch=1), 0.4
     kept = dropped(tensors, p, normalizer=normalizer)
 
     def formula(query, key, value, mixing=None):
@@ -519,8 +413,7 @@ def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
     exact = with_gradients(formula, in_float64(tensors))
     torch.manual_seed(5)
     got = with_gradients(fused, tensors, normalizer=normalizer, dropout_p=p)
-    for value, right in zip(got, exact, strict=True):
-        torch.testing.assert_close(value, right.float(), rtol=1e-4, atol=1e-5)
+    must_agree(tensors, got, with_gradients(formula, tensors), exact)
 
 
 @pytest.mark.parametrize("p", [slow(1e-3), 0.1, slow(0.5)])
@@ -535,25 +428,34 @@ def test_dropout_has_its_probability_and_no_pattern(p):
             assert abs(pairs.mean() - (1 - p) ** 2) < 10 * deviation
 
 
-def test_dropout_is_the_same_in_every_tile(monkeypatch):
+def test_dropout_is_the_same_in_every_tile(tiles):
     tensors = {name: tensor.detach() for name, tensor in inputs("shared", batch=1, heads=5).items()}
-    found = []
+    found = [dropped({name: tensors[name] for name in ("query", "key")}, 0.5)]
     for tile in TILES.values():
-        monkeypatch.setattr(tuning, "mixed", lambda *shape, tile=tile: [tile])
-        monkeypatch.setattr(tuning, "_chosen", {})
+        tiles(tile, tile)
         found.append(dropped(tensors, 0.5))
     assert all(torch.equal(kept, found[0]) for kept in found)
-    assert torch.equal(found[0], dropped({name: tensors[name] for name in ("query", "key")}, 0.5))
 
 
-def test_dropout_repeats_with_the_seed():
-    tensors = inputs("per query")
+@pytest.mark.parametrize("mixed", [slow(None), slow("shared"), "per query"])
+def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed):
+    tensors = inputs(mixed, n_queries=5, n_keys=6)
+    names = list(tensors)
+
+    def run(*values):
+        return fused(**dict(zip(names, values)), causal=True, dropout_p=0.3)
+
     runs = []
-    for seed in (1, 1, 2):
+    for seed, function in ((5, run), (5, lambda *values: checkpoint(run, *values, use_reentrant=False)), (6, run)):
         torch.manual_seed(seed)
-        runs.append(with_gradients(fused, tensors, dropout_p=0.5))
+        runs.append(with_gradients(lambda f=function, **t: f(*t.values()), tensors))
     assert all(torch.equal(a, b) for a, b in zip(*runs[:2]))
     assert not torch.equal(runs[0][0], runs[2][0])
+
+
+def test_all_may_be_dropped():
+    for tensor in with_gradients(fused, inputs("shared", n_queries=5, n_keys=6), dropout_p=1.0):
+        assert (tensor == 0).all()
 
 
 def test_the_host_reads_no_tensor(monkeypatch):
@@ -566,7 +468,7 @@ def test_the_host_reads_no_tensor(monkeypatch):
     seed, bias, d_out = torch.tensor(7, device=DEVICE), holes(5, NK), torch.randn(B, H, 5, DV, device=DEVICE)
     for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    call = operators._Call(*tensors.values(), bias, padding(), seed, "softmax", False, 0.3, 0.5)
+    call = operators.Call(*tensors.values(), bias, padding(), seed, "softmax", False, 0.3, 0.5)
     out, rows = call.forward()
     call.backward(d_out, rows, out)
 
@@ -594,26 +496,6 @@ def test_a_captured_graph_draws_new_zeros_at_each_replay(mixed):
     assert all(torch.equal(a, b) for a, b in zip(runs[0] + runs[1], runs[2] + runs[3]))
     for other in (1, 4):
         assert not torch.equal(runs[0][0], runs[other][0])
-
-
-def test_all_may_be_dropped():
-    for tensor in with_gradients(fused, inputs("shared"), dropout_p=1.0):
-        assert (tensor == 0).all()
-
-
-@pytest.mark.parametrize("mixed", [None, slow("shared"), "per query"])
-def test_it_goes_through_activation_checkpointing_with_dropout(mixed):
-    tensors = inputs(mixed, n_queries=5, n_keys=6)
-    names = list(tensors)
-
-    def run(*values):
-        return fused(**dict(zip(names, values)), causal=True, dropout_p=0.3)
-
-    results = []
-    for function in (run, lambda *values: checkpoint(run, *values, use_reentrant=False)):
-        torch.manual_seed(5)
-        results.append(with_gradients(lambda f=function, **t: f(*t.values()), tensors))
-    assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
 @pytest.mark.parametrize(
@@ -662,7 +544,7 @@ def test_only_the_output_has_a_gradient():
 
 
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():
-    tensors = inputs("shared")
+    tensors = inputs("shared", n_queries=4, n_keys=5)
     (gradient,) = torch.autograd.grad(fused(**tensors).square().sum(), tensors["query"], create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
         gradient.square().sum().backward()
@@ -706,6 +588,16 @@ def test_more_heads_than_can_be_mixed_are_served_apart():
     assert triton.problem(**tensors, **options, relative=None, gain=None) == ""
     served = triton.problem(**tensors, **options, relative=object(), gain=None)
     assert served == "has no kernel for relative positions"
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
+def test_bfloat16_is_refused_where_it_would_be_interpreted(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    tensors = inputs(dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="impl 'triton': computes torch.bfloat16 wrongly under TRITON_INTERPRET=1"):
+        fused(**tensors)
+    assert attention(**tensors).isfinite().all()  # `auto` takes another
 
 
 @pytest.mark.parametrize(
@@ -786,47 +678,34 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
             for chosen in (row != -INF, row != 0):
                 where = chosen.nonzero().flatten().tolist()
                 expected += [where[0], where[-1] + 1] if where else [len(row), 0]
-        assert operators._spans(turned[None, None]).flatten().tolist() == expected
+        assert operators.spans_of(turned[None, None]).flatten().tolist() == expected
 
 
 def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
-    n = 64
-    monkeypatch.setattr(tuning, "_chosen", {})
-    monkeypatch.setattr(tuning, "apart", lambda *shape: [Tile(32, 32, 4, 1)])
-    tensors = {name: tensor.detach() for name, tensor in inputs(n_queries=n, n_keys=n).items()}
-    call = operators._Call(*tensors.values(), None, future(n, n), None, None, "softmax", False, 0.0, 0.5)
-    mask = call.arguments["mask"] = call.arguments["mask"].clone()
-    at = torch.arange(n, device=DEVICE) // 32
-    mask[0, 0, at[:, None] != at] = float("nan")
-    # the queries of each key are found in the backward pass: those of the mask as it was
-    by_query, by_key = operators._spans(future(n, n)[None, None]), operators._spans(future(n, n).t()[None, None])
-    assert torch.equal(call.arguments["spans"], by_query)
-    out, rows = call.forward()
-    d_out = torch.ones_like(out)
-    given = dict(d_out=d_out, peak=rows[0], factor=rows[1], **operators._strides("g", "bhnd", d_out))
-    given["delta"] = call._delta(out, d_out)
-    d_query, d_key, d_value = (torch.empty_like(tensors[name]) for name in ("query", "key", "value"))
-    call._one_head("query_grad", {**given, "d_q": d_query, **operators._strides("r", "bhnd", d_query)})
-    keys = {**operators._strides("r", "bhnd", d_key), **operators._strides("w", "bhnd", d_value)}
-    call._one_head("key_grad", {**given, "d_k": d_key, "d_v": d_value, **keys, "spans": by_key})
-    assert not any(tensor.isnan().any() for tensor in (out, d_query, d_key, d_value))
+    """NaN stands where it must not be read; its spans are those of the mask as it was."""
+    n, spans_of = 64, operators.spans_of
+    spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
+    spoilt[at[:, None] != at] = float("nan")
+    by_query, by_key = spans_of(future(n, n)[None, None]), spans_of(future(n, n).t()[None, None])
+    monkeypatch.setattr(operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key)
+    for tensor in with_gradients(fused, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt):
+        assert not tensor.isnan().any()
 
 
 @pytest.mark.parametrize("causal", [False, slow(True)])
 def test_where_a_mask_is_zero_it_need_not_be_read(causal):
-    """Of tiles that it leaves as they are, of those it changes, and of those it hides, there are several each."""
+    """There are several tiles that the mask leaves as they are, that it changes, and that it hides."""
     bias = torch.zeros(70, 100, device=DEVICE)
     bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
     bias[:35, 90:] = bias[66] = -INF
-    must_be_right(inputs(n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal)
+    must_be_right(inputs(batch=1, n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal)
 
 
 def test_an_expanded_mask_is_taken_for_what_it_was():
     tensors = [tensor.detach() for tensor in inputs("shared").values()]
-    expanded = future().expand(B, H, NQ, NK)
-    call = operators._Call(*tensors, expanded, None, None, "softmax", False, 0.0, 0.5)
-    assert call.arguments["mask"].shape == (1, 1, NQ, NK) and not call.arguments["MASK_HEADS"]
-    assert torch.equal(call.arguments["spans"], operators._spans(future()[None, None]))
+    call = operators.Call(*tensors, future().expand(B, H, NQ, NK), None, None, "softmax", False, 0.0, 0.5)
+    assert call.attn_mask.shape == (1, 1, NQ, NK) and not call.constants.MASK_HEADS
+    assert torch.equal(call.masks.spans, operators.spans_of(future()[None, None]))
 
 
 FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
@@ -1026,4 +905,4 @@ def test_full_size_with_dropout(length, head_dim, dtype, normalizer, mixed):
         with_gradients(formula, in_float64(tensors), weigh=reference),
     )
     torch.manual_seed(5)
-    must_be_as_exact_as(*results, tensors, normalizer=normalizer, dropout_p=p)
+    must_agree(tensors, with_gradients(fused, tensors, normalizer=normalizer, dropout_p=p), *results)
