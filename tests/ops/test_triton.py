@@ -76,6 +76,11 @@ def unwritten_memory_is_nan(monkeypatch):
         monkeypatch.setattr(place, name, poisoned(getattr(place, name)))
 
 
+@pytest.fixture
+def as_they_are():
+    """Keep the tiles of tuning.py."""
+
+
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch, request):
     """Set fewer and larger tiles than in tuning.py, because the interpreter's time is one of operations."""
@@ -85,7 +90,7 @@ def tiles(monkeypatch, request):
         monkeypatch.setattr(tuning, "_chosen", {})
         monkeypatch.setattr(tuning, "tiles_for", lambda kernel, *size: [flash if "flash" in kernel else mixed])
 
-    if not ON_GPU and "as_they_are" not in request.keywords:
+    if not ON_GPU and "as_they_are" not in request.fixturenames:
         use(Tile(32, 32, 4, 1), Tile(32, 32, 4, 1, HC=4, HG=4))
     return use
 
@@ -202,7 +207,7 @@ def test_any_number_of_queries_and_keys(mixed, n_queries, n_keys):
 HEADS = [(1, 8), slow(2, 8), slow(8, 8), slow(16, 8), (5, 64), slow(64, 8)]
 
 
-@pytest.mark.as_they_are
+@pytest.mark.usefixtures("as_they_are")
 @pytest.mark.parametrize("heads, head_dim", HEADS)
 @pytest.mark.parametrize("mixed", ["shared", slow("per query")])
 def test_any_number_of_heads(heads, head_dim, mixed):
@@ -225,7 +230,7 @@ def candidates():
                 yield dtype, 2, head_dim, None, at
 
 
-@pytest.mark.as_they_are
+@pytest.mark.usefixtures("as_they_are")
 @pytest.mark.parametrize(
     "dtype, heads, head_dim, mixed, at",
     [case if case == (torch.bfloat16, 8, 64, "per query", 0) else slow(*case) for case in candidates()],
@@ -267,7 +272,7 @@ def test_any_tile(tiles, tile, mixed):
     must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 17, 18), causal=True)
 
 
-@pytest.mark.as_they_are
+@pytest.mark.usefixtures("as_they_are")
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_there_is_a_tile_for_every_shape(itemsize):
     for head_dim in (16, 32, 64, 128, 256):
@@ -279,7 +284,7 @@ def test_there_is_a_tile_for_every_shape(itemsize):
                     assert min(tile.BM, tile.BN) >= 16 and 16 % min(tile.HC, 16) == 0
 
 
-@pytest.mark.as_they_are
+@pytest.mark.usefixtures("as_they_are")
 def test_on_a_small_device_a_tile_shrinks_until_it_fits():
     def launch(tile):
         if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
