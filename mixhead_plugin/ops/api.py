@@ -14,21 +14,6 @@ from mixhead_plugin.ops.reference import reference_attention
 from mixhead_plugin.ops.relative import RelativeScores
 
 
-def _reference(inputs: AttentionInputs) -> Tensor:
-    return reference_attention(**inputs.arguments())
-
-
-def _triton(inputs: AttentionInputs) -> Tensor:
-    return triton.triton_attention(**inputs.arguments())
-
-
-def _triton_problem(inputs: AttentionInputs) -> str:
-    """Return why the kernels cannot serve this call; empty if they can."""
-    arguments = inputs.arguments()
-    del arguments["scale"]  # the kernels take any
-    return triton.machine_problem() or triton.problem(**arguments)
-
-
 class Implementation(NamedTuple):
     """One value of the flag ``--attention-impl``."""
 
@@ -37,10 +22,13 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS = {
-    "reference": Implementation(_reference, "the formula as it stands; all weights in memory"),
+    "reference": Implementation(
+        lambda inputs: reference_attention(**inputs.arguments()), "the formula as it stands; all weights in memory"
+    ),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(
-        _triton, "fused GPU kernels; so far interpreted and compiled for a Hopper GPU, not run on one"
+        lambda inputs: triton.triton_attention(**inputs.arguments()),
+        "fused GPU kernels; so far interpreted and compiled for a Hopper GPU, not run on one",
     ),
 }
 
@@ -109,33 +97,39 @@ def attention(
     if scale is None:
         inputs = inputs._replace(scale=query.shape[3] ** -0.5)
     if impl == "auto":
-        return _fastest(inputs)(inputs)
-    if impl == "triton" and (problem := _triton_problem(inputs)):
-        usable = [name for name in IMPLEMENTATIONS if name != impl]
-        raise RuntimeError(f"impl {impl!r}: {problem}; usable here: auto, {', '.join(usable)}")
-    return IMPLEMENTATIONS[impl].run(inputs)
+        impl = _fastest(inputs)
+    elif impl == "triton" and (problem := _triton_problem(inputs)):
+        raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
+    return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
-def _fastest(inputs: AttentionInputs) -> Callable[[AttentionInputs], Tensor]:
-    """Return the implementation that "auto" stands for.
+def _triton_problem(inputs: AttentionInputs) -> str:
+    """Return why the kernels cannot serve this call; empty if they can."""
+    arguments = inputs.arguments()
+    del arguments["scale"]  # the kernels take any
+    return triton.machine_problem() or triton.problem(**arguments)
+
+
+def _fastest(inputs: AttentionInputs) -> str:
+    """Return what "auto" stands for: "fused" or a key of `IMPLEMENTATIONS`.
 
     The choice does not depend on whether gradients are on: activation checkpointing computes the same attention without
     and with them, and both passes must drop the same weights.
     """
     query, key = inputs.query, inputs.key
     if query.device.type == "meta":
-        return _reference  # computes shapes alone, by operations that counters of FLOPs know
+        return "reference"  # there are shapes alone, and counters of FLOPs know its operations
     if query.shape[2] <= 1:  # a step of decoding
-        return _reference
+        return "reference"
     if in_forward_mode(*inputs):
-        return _reference  # the only one with forward-mode derivatives
+        return "reference"  # the only one with forward-mode derivatives
     if fused.serves(inputs):
-        return fused.fused_attention
+        return "fused"
     if query.device.type != "cpu" and not _triton_problem(inputs):
-        return _triton
+        return "triton"
     if key.shape[2] <= query.shape[3]:  # all weights take no more memory than the queries: do not compute them twice
-        return _reference
-    return blockwise_attention
+        return "reference"
+    return "blockwise"
 
 
 def _check_tensors(inputs: AttentionInputs) -> None:

@@ -17,14 +17,8 @@ def additive_mask(
 ) -> Optional[Tensor]:
     """Return the sum of all masks, ``-inf`` where a key is hidden; None if every key is visible.
 
-    Args:
-        causal: query t sees the keys up to t + (n_keys - n_queries)
-        attn_mask: additive floats, broadcastable to [B, H, Nq, Nk]
-        key_padding_mask: bool [B, Nk], True hides a key
-        dtype: of the result, float32 or float64
-
-    Returns:
-        a tensor broadcastable to [B, H, Nq, Nk], or None
+    It is broadcastable to [B, H, Nq, Nk] and has the given dtype, float32 or float64. The masks are as in
+    `ops.attention`.
     """
     mask = attn_mask if attn_mask is None else attn_mask.to(dtype)
     if causal:

@@ -1,14 +1,14 @@
 """Normalizers: how one row of scores becomes attention weights, and how a gradient goes back.
 
-Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0 for a hidden key and
-in a row without any visible key; so are the gradients of such scores. The gradient of 0/0 is 0.
+Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0 for a hidden key
+and in a row without any visible key; so are the gradients of such scores. The gradient of 0/0 is 0.
 
 `weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which saves time. `out` is
 memory for the weights, for callers without autograd. TorchScript compiles these functions.
 `grad(scores, weights, d_weights, out)` writes d_scores to `out`, which shares memory with no other argument.
 
-Weights too large for float32 are infinite: exp(s) from s = 89 on, s^2 from 2e19 on. Their gradients are NaN or infinite.
-The definitions of `unnormalized` and `relu2` leave nothing to shift. fairseq takes no step by such gradients and stops.
+The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s = 89 on in float32,
+s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such gradients.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -149,11 +149,7 @@ NORMALIZERS = {
         unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
     ),
     "relu2": Normalizer(
-        relu2,
-        relu2_grad,
-        True,
-        "relu(s)^2 / (number of visible keys)",
-        "l2 essay, GAU; both divide by the length n, dividing by visible keys is ours",
+        relu2, relu2_grad, True, "relu(s)^2 / (number of visible keys)", "l2 essay and GAU, but they divide by all keys"
     ),
     "swish-l2": Normalizer(
         swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"

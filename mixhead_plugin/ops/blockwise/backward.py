@@ -2,7 +2,7 @@
 
 import threading
 from contextlib import contextmanager
-from typing import Dict, Iterator, NamedTuple, Sequence, Tuple
+from typing import Dict, Iterator, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -19,45 +19,34 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
 
     The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
     """
-    grads = {name: torch.zeros_like(getattr(plan.inputs, name), dtype=plan.inputs.query.dtype) for name in names}
+    dtype = plan.inputs.query.dtype
+    grads = {name: torch.zeros_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
     totals = dict(grads)
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
     shared = "mixing" in grads and grads["mixing"].dim() == 2
-    if shared:
+    if shared:  # one term for each block
         totals["mixing"] = grads["mixing"].new_zeros(len(plan.blocks), *grads["mixing"].shape)
-    d_output = d_output.to(plan.inputs.query.dtype)
+    d_output = d_output.to(dtype)
     items = []
     for block in plan.blocks:
-        parts = {name: block.part(name, total) for name, total in totals.items() if name != "attn_mask"}
-        if shared:
-            parts["mixing"] = totals["mixing"][block.number]
-        d_rows = block.part("output", d_output).flatten(0, 1)
-        items.append(_Item(block, inputs_of(plan, block), d_rows, {**totals, **parts}))
+        views = {name: block.part(name, total) for name, total in totals.items()}
+        items.append((block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views))
     turns = _Turns(plan.blocks)
 
-    def work(items: Iterator[_Item]) -> None:
+    def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor, Dict[str, Tensor]]]) -> None:
         steps = Steps(plan)
-        for item in items:
+        for block, *tensors in items:
             try:
-                _add_gradients(steps, turns, item)
+                _add_gradients(steps, turns, block, *tensors)
             except BaseException:  # the call fails, and no block may wait for this one
-                turns.give_up(item.block)
+                turns.give_up(block)
                 raise
 
     parallel_for(work, items, d_output.device)
     if shared:
         grads["mixing"].copy_(totals["mixing"].sum(0))
     return grads
-
-
-class _Item(NamedTuple):
-    """The work of one block."""
-
-    block: Block
-    part: AttentionInputs  # as `inputs_of` shapes it
-    d_output: Tensor  # [b * h', n, Dv]
-    grads: Dict[str, Tensor]  # views of the block's part of each gradient; of shared mixing the block's own term
 
 
 class _Turns:
@@ -86,9 +75,10 @@ class _Turns:
             events[block.number].set()
 
 
-def _add_gradients(steps: Steps, turns: _Turns, item: _Item) -> None:
-    """Compute the block's gradients by the equations of blockwise.md."""
-    block, part, d_output, grads = item
+def _add_gradients(
+    steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: Dict[str, Tensor]
+) -> None:
+    """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
     scores, weights = steps.weights(block, part)  # [b * h, n, k]
     gained = steps.apply_gain(weights, block, part.gain)
     mixed = steps.mix(gained, part.mixing)  # [b * h', n, k]

@@ -30,9 +30,16 @@ class Block(NamedTuple):
         return tuple(part.stop - part.start for part in (self.sentences, self.heads, self.queries, self.keys))
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a view of what belongs to the block, for an input, its gradient or the output."""
+        """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
+
+        The gradient of shared mixing is [blocks, H, H'], one term for each block.
+        """
+        if name == "attn_mask":
+            return tensor
+        if name == "mixing" and tensor.dim() < 4:
+            return tensor if tensor.dim() == 2 else tensor[self.number]
         if name == "mixing":
-            return tensor if tensor.dim() == 2 else tensor[self.sentences, self.queries]
+            return tensor[self.sentences, self.queries]
         if name in ("relative_key", "gain"):
             return tensor[self.heads, self.distances]
         heads = self.mixed_heads if name in ("value", "output") else self.heads
@@ -42,31 +49,22 @@ class Block(NamedTuple):
 class Masks:
     """Find the keys that blocks see, and add masks to their scores.
 
-    Args:
-        inputs: in the dtype of the computation, but for attn_mask
-        learned: whether attn_mask wants a gradient; then its zeros count as well
-
-    Attributes:
-        attn_mask: with four dimensions, or None
-        past: number of keys before the first query
-        seen: whether every query is known to see a key, the first one
+    With `learned`, attn_mask wants a gradient, for its zeros as well.
     """
 
     def __init__(self, inputs: AttentionInputs, learned: bool):
         self.causal, self.learned, self.like = inputs.causal, learned, inputs.query
         self.n_keys = inputs.key.shape[2]
-        self.past = self.n_keys - inputs.query.shape[2]
+        self.past = self.n_keys - inputs.query.shape[2]  # keys before the first query
         mask, padding = inputs.attn_mask, inputs.key_padding_mask
-        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]
+        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]  # four dimensions
         self.padding = padding if padding is None else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
         self.futures: Dict[Tuple[int, int, int], Tensor] = {}
-        self.seen = self.n_keys > 0 and self._all_see_the_first()
-
-    def _all_see_the_first(self) -> bool:
-        if self.causal and self.past < 0:
-            return False
-        masks = [mask[..., 0].to(self.like.dtype) for mask in (self.attn_mask, self.padding) if mask is not None]
-        return not any(bool((mask == -INF).any()) for mask in masks)
+        # whether every query is known to see a key, the first one
+        self.seen = self.n_keys > 0 and not (self.causal and self.past < 0)
+        for mask in (self.attn_mask, self.padding):
+            if self.seen and mask is not None:
+                self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
 
     def unpadded(self, sentences: Sequence[slice]) -> Tuple[List[slice], List[bool]]:
         """Return for each slice of sentences the span of keys that any of them has, and whether any lacks one there."""
