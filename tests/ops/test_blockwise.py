@@ -60,7 +60,7 @@ def test_dropout_has_its_probability_and_no_pattern(p):
 
 @pytest.mark.parametrize("p", [1e-4, 0.9999, 0.99999])
 def test_extreme_probabilities_are_met_as_well(p):
-    n = 256
+    n = 128
     q = torch.zeros(8, H, n, D)
     ones = attention(q, q, torch.ones(8, H, n, 1), dropout_p=p, impl="blockwise")  # 1 on average
     deviation = (p / (1 - p) / (8 * H * n * n)) ** 0.5
@@ -137,7 +137,7 @@ def test_a_second_derivative_is_refused():
         gradient.square().sum().backward()
 
 
-@pytest.mark.parametrize("name", tensors("shared", "past and gain"))
+@pytest.mark.parametrize("name", ["query", "key", "value", "mixing", "relative_query", "relative_key", "gain"])
 def test_a_forward_mode_derivative_is_refused(name):
     given = tensors("shared", "past and gain")
 
