@@ -32,7 +32,7 @@ FAMILIES: Dict[str, Dict[str, Any]] = {
         "head_dim": TOKENS_PER_SAMPLE
     },  # the head size is the input length (low-rank bottleneck paper, section 3.1)
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
-    # The rows of l2 weights sum to as much as sqrt(n): the essay shrinks W_V and W_O in return.
+    # The rows of l2 weights sum to as much as sqrt(n): the essay shrinks W_V and W_O; the factor is our choice.
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
 }
 

@@ -13,6 +13,7 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.ops import NORMALIZERS
 from tests.helpers import shake
+from tests.ops import definitions
 
 E, H, D, B, N, LONGEST = 12, 3, 4, 2, 6, 10
 OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}
@@ -67,28 +68,9 @@ def scores_by_definition(module, x):
     return torch.stack([a[..., k % 3] * b[..., k // 3] for k in range(N)], -1).transpose(1, 2)
 
 
-def weights_by_definition(normalizer, scores, visible):
-    exp = (scores - scores.masked_fill(~visible, -math.inf).amax(-1, keepdim=True).detach()).exp() * visible
-    if normalizer == "softmax":
-        return exp / exp.sum(-1, keepdim=True)
-    if normalizer == "sigsoftmax":
-        both = exp * scores.sigmoid()
-        return both / both.sum(-1, keepdim=True)
-    if normalizer == "l2":
-        return exp / exp.square().sum(-1, keepdim=True).sqrt()
-    if normalizer == "unnormalized":
-        return scores.exp() * visible
-    if normalizer == "relu2":
-        return scores.clamp(min=0).square() * visible / visible.sum(-1, keepdim=True)
-    assert normalizer == "swish-l2"
-    swish = scores * scores.sigmoid() * visible
-    square = swish.square().sum(-1, keepdim=True)
-    return swish / square.where(square > 0, 1.0).sqrt()  # a token without a hidden unit has scores of 0 alone
-
-
 def definition(module, x, visible):
     """Output [N, B, E] and the weights of each head [H, B, N, N]"""
-    weights = weights_by_definition(module.normalizer, scores_by_definition(module, x), visible)
+    weights = definitions.weights(module.normalizer, scores_by_definition(module, x), visible.expand(B, H, N, N))
     if module.head_mixing_kind == "position-wise":
         mixing, q = module.head_mixing, heads_of(module.q_proj(x))
         weights = torch.einsum("bjtk,btji->bitk", weights, q @ mixing.query_weight + mixing.bias)

@@ -1,8 +1,7 @@
-"""Threads that share the work of one call on the CPU, each running torch's operations on one core.
+"""Threads that share the work of one call on the CPU, each with torch's operations on one core.
 
-Torch spreads every single operation over the cores and waits for all of them at its end. Attention by blocks is many
-operations: on a busy machine every one of them would wait for the core that is late. Here the cores take whole blocks
-instead, and wait for one another once.
+torch splits every operation over the cores and waits for all of them at its end. Blockwise attention is many
+operations, so a busy machine would delay each by its slowest core. Here each core takes whole blocks and waits once.
 """
 
 import os
@@ -13,24 +12,23 @@ from typing import Callable, Dict, Iterator, Sequence, TypeVar
 
 import torch
 
+from mixhead_plugin.ops.reference import without_autocast
+
 Item = TypeVar("Item")
 
 _pools: Dict[int, ThreadPoolExecutor] = {}  # by number of threads
 _lock = Lock()
 
 
-def share(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device) -> None:
+def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device) -> None:
     """Let `work` go through `items`, without gradients and autocast.
 
-    On the CPU it is called in as many threads as torch may use, all of them taking their items, in order, from one
-    iterator; each should have some tenths of a millisecond to do with an item. Inference mode is as it is outside.
-    After an error no further item is taken; it is raised when all threads are back.
+    On the CPU every thread of torch calls `work` once. The threads take their items, in order, from one iterator.
+    After an error no thread takes another item; the error is raised once all threads are back.
     """
-    if not items:
-        return
     threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
     if threads < 2:
-        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        with torch.no_grad(), without_autocast(device):
             work(iter(items))
         return
 
@@ -52,7 +50,7 @@ def share(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device:
                 waiting.clear()
                 raise
 
-    results = [_workers().submit(run) for _ in range(threads)]
+    results = [_pool().submit(run) for _ in range(threads)]
     try:
         wait(results)
     except BaseException:  # Ctrl-C
@@ -63,12 +61,12 @@ def share(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device:
         result.result()
 
 
-def _workers() -> ThreadPoolExecutor:
+def _pool() -> ThreadPoolExecutor:
     size = torch.get_num_threads()
     with _lock:
         if size not in _pools:
             pool = ThreadPoolExecutor(size, "mixhead")
-            ready = Barrier(size + 1, timeout=60)  # lest a thread that cannot start lets all others wait for ever
+            ready = Barrier(size + 1, timeout=60)  # ends the wait for a thread that cannot start
             try:
                 for _ in range(size):
                     pool.submit(_use_one_core, ready)
@@ -77,24 +75,23 @@ def _workers() -> ThreadPoolExecutor:
                 ready.abort()
                 raise
             finally:
-                # Beside the number of each thread, torch keeps one for threads to come: only the former was meant.
-                torch.set_num_threads(size)
+                torch.set_num_threads(size)  # set_num_threads(1) in a thread also applies to every later thread
             _pools[size] = pool
         return _pools[size]
 
 
 def _use_one_core(ready: Barrier) -> None:
-    torch.get_num_threads()  # the first call in a thread takes over the common number: let that be behind us
+    torch.get_num_threads()  # the first call in a thread adopts the common number, so it must come first
     torch.set_num_threads(1)
     ready.wait()
 
 
-def _forget_workers() -> None:
-    """A forked process has none of its parent's threads."""
+def _forget_pools() -> None:
+    """Forget the threads of the parent, which a forked process does not have."""
     global _lock
     _pools.clear()
     _lock = Lock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_workers)
+    os.register_at_fork(after_in_child=_forget_pools)

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from mixhead_plugin.ops import workers
-from mixhead_plugin.ops.workers import share
+from mixhead_plugin.ops.blockwise import threads as module
+from mixhead_plugin.ops.blockwise.threads import parallel_for
 
 CPU = torch.device("cpu")
 
@@ -21,12 +21,8 @@ def threads(request):
 
 def test_every_item_is_taken_once(threads):
     taken = []
-    share(taken.extend, list(range(100)), CPU)
+    parallel_for(taken.extend, list(range(100)), CPU)
     assert sorted(taken) == list(range(100))
-
-
-def test_nothing_to_do_is_nothing_done(threads):
-    share(lambda items: pytest.fail("called"), [], CPU)
 
 
 def test_each_thread_runs_torch_on_one_core_without_gradients_and_autocast(threads):
@@ -37,13 +33,13 @@ def test_each_thread_runs_torch_on_one_core_without_gradients_and_autocast(threa
             seen.append((torch.get_num_threads(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        share(work, list(range(20)), CPU)
+        parallel_for(work, list(range(20)), CPU)
     assert len(seen) == 20
     assert set(seen) == {(1, False, False)}
 
 
 def test_the_number_of_threads_of_everyone_else_stays(threads):
-    share(list, list(range(20)), CPU)
+    parallel_for(list, list(range(20)), CPU)
     assert torch.get_num_threads() == threads
     later = []
     thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
@@ -59,7 +55,7 @@ def test_the_first_error_is_raised(threads):
                 raise KeyError(item)
 
     with pytest.raises(KeyError, match="7"):
-        share(work, list(range(20)), CPU)
+        parallel_for(work, list(range(20)), CPU)
 
 
 def test_after_an_error_nothing_runs_any_more(threads):
@@ -73,7 +69,7 @@ def test_after_an_error_nothing_runs_any_more(threads):
             taken.append(item)
 
     with pytest.raises(KeyError):
-        share(work, list(range(200)), CPU)
+        parallel_for(work, list(range(200)), CPU)
     at_once = len(taken)
     time.sleep(0.05)
     assert at_once == len(taken) < 20
@@ -85,7 +81,7 @@ def test_two_callers_at_once_do_not_wait_for_each_other(threads):
     def call():
         for _ in range(20):
             taken = []
-            share(taken.extend, list(range(10)), CPU)
+            parallel_for(taken.extend, list(range(10)), CPU)
             totals.append(len(taken))
 
     callers = [threading.Thread(target=call) for _ in range(3)]
@@ -97,16 +93,16 @@ def test_two_callers_at_once_do_not_wait_for_each_other(threads):
 
 
 def _in_a_fork(queue):
-    queue.put(len(workers._pools))
+    queue.put(len(module._pools))
     torch.set_num_threads(1)  # as data loaders do: torch's own threads do not outlive a fork either
     taken = []
-    share(taken.extend, list(range(10)), CPU)
+    parallel_for(taken.extend, list(range(10)), CPU)
     queue.put(len(taken))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_does_not_count_on_threads_of_its_parent(threads):
-    share(list, list(range(20)), CPU)
+    parallel_for(list, list(range(20)), CPU)
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=_in_a_fork, args=(queue,))
