@@ -118,7 +118,7 @@ def attention(
 
 def _fastest(query: Tensor, key: Tensor, value: Tensor, options: Dict[str, Any]) -> Callable[..., Tensor]:
     n_queries, n_keys, head_dim = query.shape[2], key.shape[2], query.shape[3]
-    if n_queries <= 1:  # a step of decoding
+    if n_queries <= 1 or query.is_meta:  # a step of decoding; no values to find blocks by
         return reference_attention
     if in_forward_mode(query, key, value, *options.values()):
         return reference_attention  # nothing else has forward-mode derivatives

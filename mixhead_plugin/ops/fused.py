@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixhead_plugin.ops.masks import additive_mask
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.reference import upcast, without_autocast
 from mixhead_plugin.ops.relative import RelativeScores
 
 
@@ -68,7 +68,7 @@ def fused_attention(
         # Rounding may not make a low score, like the -1e8 of fairseq's encoders, a hidden key.
         mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden & ~unseen, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=plain_causal, scale=scale
         )

@@ -4,7 +4,8 @@ The three steps are functions of their own, because a module that must return it
 one by one.
 """
 
-from typing import Optional
+from contextlib import nullcontext
+from typing import ContextManager, Optional
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,11 @@ from mixhead_plugin.ops.relative import RelativeScores, relative_scores, toeplit
 def upcast(tensor: Tensor) -> Tensor:
     """float32 for half precision; float32 and float64 stay."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def without_autocast(device: torch.device) -> ContextManager[None]:
+    """Return a context without autocast, which the device `meta` does not know."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def attention_scores(
@@ -69,7 +75,7 @@ def reference_attention(
     scale: float,
 ) -> Tensor:
     """Mixhead eqs 8-12 in float32 or better, whatever dtype comes and goes; arguments as in `ops.attention`."""
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         mask = additive_mask(
             causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
         )
