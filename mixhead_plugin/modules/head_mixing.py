@@ -12,7 +12,7 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import MIXING_AXES, Axis
+from mixhead_plugin.modules.heads import Axis
 
 
 class HeadMixing(nn.Module):
@@ -87,45 +87,38 @@ class MixingKind(NamedTuple):
     """One value of the flag --head-mixing."""
 
     build: Optional[Callable[[int, int, int], HeadMixing]]  # called with source heads, head size, mixed heads
-    trained: bool
-    reads_query: bool
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
     formula: str
     source: str
+    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
+    trained: bool = False
+    reads_query: bool = False
+    loads_without: bool = True  # whether a checkpoint trained without mixing loads
 
+
+_MATRIX = (Axis(0, "source"), Axis(1, "mixed"))  # M [H, H']
 
 HEAD_MIXINGS = {
-    "none": MixingKind(None, False, False, {}, "identity, not computed", ""),
+    "none": MixingKind(None, "identity, not computed", "", {}),
     "position-independent": MixingKind(
         PositionIndependentMixing,
+        "one [H, H] matrix per attention",
+        "Mixhead A, mixhead eq. 12",
+        {"weight": _MATRIX},
         trained=True,
-        reads_query=False,
-        parameters={"weight": MIXING_AXES},
-        formula="one [H, H] matrix per attention",
-        source="Mixhead A, mixhead eq. 12",
     ),
     "position-wise": MixingKind(
         PositionWiseMixing,
+        "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
+        "Mixhead B, mixhead section 3.1",
+        {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         trained=True,
         reads_query=True,
-        parameters={"query_weight": (Axis(1, "mixed"),), "bias": MIXING_AXES},
-        formula="M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
-        source="Mixhead B, mixhead section 3.1",
     ),
     "random": MixingKind(
         random_mixing,
-        trained=False,
-        reads_query=False,
-        parameters={"weight": MIXING_AXES},
-        formula="normal, columns scaled to sum to 1, frozen",
-        source="ablation, mixhead section 4.4",
+        "normal, columns scaled to sum to 1, frozen",
+        "ablation, mixhead section 4.4",
+        {"weight": _MATRIX},
     ),
-    "average": MixingKind(
-        average_mixing,
-        trained=False,
-        reads_query=False,
-        parameters={"weight": MIXING_AXES},
-        formula="1 / H, frozen",
-        source="ablation, mixhead section 4.4",
-    ),
+    "average": MixingKind(average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}),
 }

@@ -40,7 +40,3 @@ class Axis(NamedTuple):
     dim: int
     kind: str  # "source" or "mixed"
     whole_heads: bool = False  # whether each head has head_dim entries
-
-
-# The dimensions of a matrix M [H, H'].
-MIXING_AXES = (Axis(0, "source"), Axis(1, "mixed"))

@@ -86,27 +86,26 @@ class RelativePositionKind(NamedTuple):
     """One value of the flag --relative-position."""
 
     build: Optional[Callable[[int, int, bool], nn.Module]]  # called with number of heads, head size, whether causal
-    starts_as_identity: bool  # whether it changes nothing before training
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters, and the dimensions that go by heads
     formula: str
     source: str
+    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters, and the dimensions that go by heads
+    loads_without: bool = True  # whether a checkpoint trained without it loads: it changes nothing before training
 
 
 RELATIVE_POSITIONS = {
-    "none": RelativePositionKind(None, True, {}, "", ""),
+    "none": RelativePositionKind(None, "", "", {}),
     "rotary": RelativePositionKind(
         RotaryPosition,
-        starts_as_identity=False,
-        parameters={},
-        formula="queries and keys turned by angles that grow with their place",
-        source="Su et al. 2021, RoPE",
+        "queries and keys turned by angles that grow with their place",
+        "Su et al. 2021, RoPE",
+        {},
+        loads_without=False,
     ),
     "t5": RelativePositionKind(
         BucketedBias,
-        starts_as_identity=True,
-        parameters={"weight": (Axis(1, "source"),)},
-        formula="s + a learned number for each head and bucket of distances",
-        source="Raffel et al. 2020, section 2.1",
+        "s + a learned number for each head and bucket of distances",
+        "Raffel et al. 2020, section 2.1",
+        {"weight": (Axis(1, "source"),)},
     ),
 }
 

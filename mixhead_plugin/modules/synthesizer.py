@@ -35,7 +35,7 @@ Linear = Callable[[int, int], nn.Module]  # input and output size -> a layer, wi
 
 
 class TokenNetwork(nn.Module):
-    """The hidden layer relu(W1 q + b1), over all heads; its products with `output`, W2 shared by the heads, are scores."""
+    """The hidden layer relu(W1 q + b1) over all heads; its products with `output`, one W2 for all heads, are scores."""
 
     def __init__(self, sizes: Sizes, outputs: int, linear: Linear):
         super().__init__()
@@ -87,7 +87,7 @@ class FactorizedDenseSynthesizer(nn.Module):
 
 
 class FixedRandomSynthesizer(nn.Module):
-    """Give the same normal scores R[h, t, k] to all inputs; checkpoints contain them (Tay et al. 2020, Fixed Random)."""
+    """Give the same normal scores R[h, t, k] to all inputs; checkpoints keep them (Tay et al. 2020, Fixed Random)."""
 
     def __init__(self, sizes: Sizes, linear: Linear):
         super().__init__()
