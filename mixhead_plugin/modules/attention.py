@@ -119,9 +119,8 @@ class MixheadAttention(CachedAttention):
         self.normalize = NORMALIZERS[normalizer].weights
         self.head_mixing_kind = head_mixing
         build_mixing = HEAD_MIXINGS[head_mixing].build
-        self.head_mixing = (
-            None if build_mixing is None else build_mixing(num_heads, self.head_dim, self.num_mixed_heads)
-        )
+        sizes = (num_heads, self.head_dim, self.num_mixed_heads)
+        self.head_mixing = None if build_mixing is None else build_mixing(*sizes)
         self.relative_position_kind = relative_position
         build_position = RELATIVE_POSITIONS[relative_position].build
         constant_keys = add_bias_kv or add_zero_attn
@@ -323,15 +322,8 @@ class MixheadAttention(CachedAttention):
     def _scores(self, inputs: Inputs) -> Tensor:
         """Return the masked scores [B, H, Nq, Nk] in float32 or better."""
         q, k = inputs.query, inputs.key
-        mask = additive_mask(
-            inputs.causal,
-            inputs.attn_mask,
-            inputs.key_padding_mask,
-            q.size(2),
-            k.size(2),
-            q.device,
-            upcast(q).dtype,
-        )
+        attn_mask, padding, dtype = inputs.attn_mask, inputs.key_padding_mask, upcast(q).dtype
+        mask = additive_mask(inputs.causal, attn_mask, padding, q.size(2), k.size(2), q.device, dtype)
         return attention_scores(q, k, mask, self.scaling, inputs.relative)
 
     def _dropout_p(self) -> float:

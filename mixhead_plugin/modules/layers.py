@@ -1,7 +1,6 @@
 """fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that the flags cover.
 
-In this package the plugin's flags come as `options` or as the model's `cfg`, an `options.AttentionOptions`. Modules do
-not import that class: arrows run from options to modules.
+`options` and `cfg` have the plugin's flags, as `options.AttentionOptions`; modules do not import that class.
 """
 
 from typing import Any, ClassVar
