@@ -1,4 +1,4 @@
-"""Criteria with penalties on the heads; importing this package registers them with fairseq."""
+"""fairseq's criteria with penalties on the heads, and those of the plugin's tasks; importing this registers them."""
 
 from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion, OrthogonalBertPretraining
 from mixhead_plugin.criterions.orthogonal import (
