@@ -3,25 +3,26 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
+from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
+from mixhead_plugin.options import model_options
 
 
 def _flag(name: str) -> Any:
     penalty = PENALTIES[name]
-    text = (
-        f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions; in training alone; 0 is off"
-    )
-    return field(default=penalty.weight, metadata={"help": f"{text} (default: {penalty.weight})"})
+    text = f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions"
+    text += f"; in training alone; 0 is off (default: {penalty.weight})"
+    return field(default=penalty.weight, metadata={"help": text})
 
 
 @dataclass
@@ -37,12 +38,9 @@ class RegularizedCriterion(FairseqCriterion):
 
     Penalties are computed in float32, and in training alone. The validation loss, and the `loss` and perplexity of all
     logs, are those of fairseq's criterion.
-
-    Attributes:
-        penalty_weights: the factor of each penalty; without those of weight 0, which are not computed
     """
 
-    penalty_weights: Mapping[str, float] = MappingProxyType({})
+    penalty_weights: Mapping[str, float] = MappingProxyType({})  # without penalties of weight 0
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "RegularizedCriterion":
@@ -50,8 +48,11 @@ class RegularizedCriterion(FairseqCriterion):
         for name, weight in weights.items():
             if not 0 <= weight <= torch.finfo(torch.float32).max:
                 raise OptionError(f"--{name}-weight {weight}: must be a finite number, 0 (off) or more")
+        weights = {name: weight for name, weight in weights.items() if weight > 0}
+        if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
+            _check_model(cfg._get_parent().get("model"), weights)
         criterion = super().build_criterion(cfg, task)
-        criterion.penalty_weights = {name: weight for name, weight in weights.items() if weight > 0}
+        criterion.penalty_weights = weights
         return criterion
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
@@ -65,7 +66,7 @@ class RegularizedCriterion(FairseqCriterion):
         regularized = RegularizedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
         for name, number in regularized.attentions.items():
             if number == 0:
-                _refuse(type(self), name, self.penalty_weights[name])
+                _refuse(name, self.penalty_weights[name])
         with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in regularized.values.items():
@@ -90,15 +91,19 @@ class RegularizedCriterion(FairseqCriterion):
                 metrics.log_scalar(f"{name}_loss", total / sample_size, sample_size, round=6)
 
 
-def _refuse(criterion: type, name: str, weight: float) -> None:
-    """Refuse a model without anything for a penalty to act on: the first batch does, before any update."""
+def _check_model(model: Any, weights: Mapping[str, float]) -> None:
+    """Refuse flags of a model that leave a penalty nothing to act on; `forward` would, but fairseq saves a crash.pt."""
+    options = model_options(model)
+    mixing = getattr(options, "head_mixing", None)  # None for a model of fairseq
+    for name, weight in weights.items() if options is not None else ():
+        if mixing is None or (PENALTIES[name].on_mixing and not HEAD_MIXINGS[mixing].trained):
+            _refuse(name, weight)
+
+
+def _refuse(name: str, weight: float) -> NoReturn:
+    trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
+    remedy = "use an architecture of this plugin with two heads or more"
     if PENALTIES[name].on_mixing:
-        trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
         remedy = f"use an architecture mixhead_*, --head-mixing {trained}"
-    else:
-        remedy = "use an architecture of this plugin with two heads or more"
-    # Users who did not type the weight know the criterion whose default it is.
-    names = (f"--criterion {known}" for known, registered in CRITERION_REGISTRY.items() if registered is criterion)
-    preset = f" ({weight} is the default of {next(names, 'the criterion')})" if weight == PENALTIES[name].weight else ""
-    problem = f"--{name}-weight {weight}: nothing to act on in this model"
-    raise OptionError(f"{problem}; {remedy}, or --{name}-weight 0{preset}")
+    default = f" (the default is {weight})" if weight == PENALTIES[name].weight else ""
+    raise OptionError(f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}")

@@ -2,14 +2,15 @@
 
 import pytest
 import torch
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
 from fairseq.logging import metrics
+from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES
 from tests.covering import covering
-from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model
+from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
 from tests.helpers import build, shake
 
 MIXINGS = ["position-independent", "position-wise"]
@@ -234,23 +235,40 @@ def test_a_weight_that_makes_no_sense_is_refused(name, weight):
         criterion("orthogonal_cross_entropy", **{f"{name}_weight": weight})
 
 
-@pytest.mark.parametrize(
-    "arch, flags, name",
-    [
-        ("transformer_lm", {}, "orthogonal"),
-        ("l2_transformer_lm", {}, "orthogonal"),
-        ("mixhead_transformer_lm", {"head_mixing": "random"}, "orthogonal"),
-        ("transformer_lm", {}, "rank"),
-        ("mixhead_transformer_lm", {"decoder_attention_heads": 1}, "rank"),
-    ],
-)
+NOTHING_TO_ACT_ON = [
+    ("transformer_lm", {}, "orthogonal"),
+    ("l2_transformer_lm", {}, "orthogonal"),
+    ("mixhead_transformer_lm", {"head_mixing": "random"}, "orthogonal"),
+    ("transformer_lm", {}, "rank"),
+    ("mixhead_transformer_lm", {"decoder_attention_heads": 1}, "rank"),
+]
+
+
+@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
 def test_the_first_batch_refuses_a_model_without_anything_to_act_on(arch, flags, name):
     weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$") as error:
         criterion("orthogonal_cross_entropy", **weights)(build(arch, **flags).train(), CASES["cross_entropy"].batch())
-    assert str(error.value).startswith(f"--{name}-weight 0.0001: ") and "\n" not in str(error.value)
-    # nobody has typed the default: the line says where it comes from
-    assert ("default of --criterion orthogonal_cross_entropy" in str(error.value)) == (name == "orthogonal")
+    assert ("the default" in str(error.value)) == (name == "orthogonal")  # nobody has typed it
+
+
+def build_beside(model_flags, **weights):
+    """Build the criterion as fairseq does: the model's flags stand beside its own."""
+    node = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY["orthogonal_cross_entropy"]())
+    OmegaConf.set_struct(node, False)
+    node.update({"_name": "orthogonal_cross_entropy", "sentence_avg": False, **weights})
+    whole = OmegaConf.create({"criterion": node, "model": model_flags}, flags={"allow_objects": True})
+    build_criterion(whole.criterion, task())
+
+
+@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON[:4])
+def test_known_models_are_refused_before_the_first_batch(arch, flags, name):
+    weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
+    with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$"):
+        build_beside({"_name": arch, **flags}, **weights)
+    build_beside({"_name": arch, **flags}, orthogonal_weight=0.0)
+    build_beside({"_name": "somebody_elses"}, **weights)
+    build_beside({"_name": "mixhead_transformer_lm"}, **weights)
 
 
 def test_every_penalty_has_its_flag():

@@ -58,14 +58,14 @@ def test_the_mask_leaves_whole_attentions_alone():
     ],
 )
 def test_heads_that_cannot_be_kept_are_refused(mixing, kept):
-    with pytest.raises(ValueError, match="^decoder.layers.0.self_attn: "):
+    with pytest.raises(ValueError, match=r"^decoder\.layers\.0\.self_attn: "):
         cut_parameters("decoder.layers.0.self_attn", attention(mixing), kept)
 
 
 def test_a_parameter_without_axes_is_refused():
     module = attention("none")
     module.positions = torch.nn.Parameter(torch.zeros(H))
-    with pytest.raises(OptionError, match="^layer: cannot be cut, its positions belongs to"):
+    with pytest.raises(OptionError, match=r"^layer: cannot be cut, its positions belongs to"):
         cut_parameters("layer", module, UNMIXED)
 
 
