@@ -11,10 +11,9 @@ from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
-from mixhead_plugin.options import AttentionOptions
 
 
-def flags_of_attention(options: AttentionOptions) -> Dict[str, Any]:
+def flags_of_attention(options: Any) -> Dict[str, Any]:
     """Arguments of `MixheadAttention` that the plugin's flags name, for every attention that they cover."""
     return {
         "normalizer": options.attention_normalizer,
@@ -26,7 +25,7 @@ def flags_of_attention(options: AttentionOptions) -> Dict[str, Any]:
     }
 
 
-def at_its_rate(attention: MixheadAttention, options: AttentionOptions) -> MixheadAttention:
+def at_its_rate(attention: MixheadAttention, options: Any) -> MixheadAttention:
     """`attention`, whose head mixing learns at the rate that --mixing-lr-scale gives it."""
     if attention.head_mixing is not None:
         scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
@@ -34,7 +33,7 @@ def at_its_rate(attention: MixheadAttention, options: AttentionOptions) -> Mixhe
 
 
 def build_attention(
-    embed_dim: int, num_heads: int, options: AttentionOptions, site: str, layer: int, **stock: Any
+    embed_dim: int, num_heads: int, options: Any, site: str, layer: int, **stock: Any
 ) -> MixheadAttention:
     """The attention that `options` ask for at `place`, one of SCOPES['all'], in the layer of this number.
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.options import format_heads_per_layer
 
 
 class KeptHeads(NamedTuple):
@@ -135,8 +134,12 @@ def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
     Args:
         kept: by place, one for each layer; `8:6` are 8 source and 6 mixed heads
     """
-    numbers = {site: [(len(layer.source), len(layer.mixed)) for layer in layers] for site, layers in kept.items()}
-    return format_heads_per_layer(numbers)
+    sites = []
+    for site, layers in kept.items():
+        numbers = [(len(layer.source), len(layer.mixed)) for layer in layers]
+        texts = [f"{source}" if source == mixed else f"{source}:{mixed}" for source, mixed in numbers]
+        sites.append(f"{site}={','.join(texts)}")
+    return ";".join(sites)
 
 
 def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> Dict[str, Any]:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, build_criterion
 from fairseq.logging import metrics
-from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
@@ -371,7 +371,8 @@ def config(model_flags, **flags):
 def test_a_model_without_anything_to_penalise_is_refused_when_the_criterion_is_built(
     model_flags, flags, message, monkeypatch
 ):
-    monkeypatch.setitem(ARCH_MODEL_REGISTRY, "a_users_own", ARCH_MODEL_REGISTRY["mixhead_transformer"])
+    for registry in (ARCH_MODEL_REGISTRY, ARCH_MODEL_NAME_REGISTRY):
+        monkeypatch.setitem(registry, "a_users_own", registry["mixhead_transformer"])
     if message is None:
         build_criterion(config(model_flags, **flags), task())
     else:
