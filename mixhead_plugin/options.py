@@ -107,20 +107,17 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
         OptionError: `text` does not have the form that the help of --heads-per-layer describes
     """
     found: Dict[str, List[Tuple[int, int]]] = {}
+    flag = f"--heads-per-layer {text}"
     for part in filter(str.strip, (text or "").split(";")):
         site, _, layers = (side.strip() for side in part.partition("="))
         if site not in SCOPES["all"] or site in found:
-            raise OptionError(
-                f"--heads-per-layer {text}: {site!r} must be one of {', '.join(SCOPES['all'])}, each at most once"
-            )
+            raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}, at most once")
         found[site] = []
         for layer in layers.split(","):
             source, colon, mixed = (number.strip() for number in layer.partition(":"))
             numbers = [source, mixed] if colon else [source, source]
             if not all(number.isdecimal() and int(number) >= 1 for number in numbers):
-                raise OptionError(
-                    f"--heads-per-layer {text}: {layer.strip()!r} must be a number of heads or source:mixed, from 1 on"
-                )
+                raise OptionError(f"{flag}: {layer.strip()!r} must be a number of heads or source:mixed, from 1 on")
             found[site].append((int(numbers[0]), int(numbers[1])))
     return found
 
@@ -232,7 +229,7 @@ def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
         if value is not None and not (isinstance(value, int) and value >= least):
             raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
     covered = _check_scope(args, shapes)
-    _check_heads_per_layer(args, shapes, covered)
+    _check_heads_per_layer(args, covered)
     for site, shape in shapes.items():
         _check_shape(args, site, shape, site in covered)
     _check_relative(args, covered)
@@ -241,9 +238,7 @@ def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
     _check_implementation(args, covered)
     for side in ("encoder", "decoder"):
         if getattr(args, f"{side}_xformers_att_config", None) is not None:
-            raise OptionError(
-                f"--{side}-xformers-att-config: must be left out, the plugin computes the attention itself"
-            )
+            raise OptionError(f"--{side}-xformers-att-config: must be left out, the plugin computes the attention")
 
 
 def _check_scope(args: Any, shapes: Dict[str, AttentionShape]) -> Dict[str, AttentionShape]:
@@ -260,7 +255,7 @@ def _check_scope(args: Any, shapes: Dict[str, AttentionShape]) -> Dict[str, Atte
     return covered
 
 
-def _check_heads_per_layer(args: Any, shapes: Dict[str, AttentionShape], covered: Dict[str, AttentionShape]) -> None:
+def _check_heads_per_layer(args: Any, covered: Dict[str, AttentionShape]) -> None:
     per_layer = parse_heads_per_layer(args.heads_per_layer)
     flag = f"--heads-per-layer {args.heads_per_layer}"
     if per_layer and args.head_dim is None:
@@ -298,11 +293,9 @@ def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> 
 def _check_relative(args: Any, covered: Dict[str, AttentionShape]) -> None:
     own = [shape for site, shape in covered.items() if site != "cross"]
     for name, off in (("relative_position", "none"), ("relative_gain", 0)):
+        flag = f"{option_name(name)} {getattr(args, name)}"
         if getattr(args, name) != off and not own:
-            raise OptionError(
-                f"{option_name(name)} {getattr(args, name)}: must be {off} with --attention-scope "
-                f"{args.attention_scope}, which leaves self-attention out"
-            )
+            raise OptionError(f"{flag}: must be {off}, --attention-scope {args.attention_scope} has no self-attention")
     for shape in own:
         if args.relative_position == "rotary" and _head_dim(args, shape) % 2:
             raise OptionError(f"--relative-position rotary: needs an even head size, not {_head_dim(args, shape)}")
@@ -332,12 +325,10 @@ def _check_quantisation(args: Any, covered: Dict[str, AttentionShape]) -> None:
     """Refuse noise on blocks of input features that do not divide those of out_proj, heads * head size."""
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
-    block = getattr(args, "quant_noise_pq_block_size", 8)
+    block, flag = getattr(args, "quant_noise_pq_block_size", 8), "--quant-noise-pq-block-size"
     for heads in {mixed for site, shape in covered.items() for _, mixed in _heads(args, site, shape)}:
         if heads * args.head_dim % block:
-            raise OptionError(
-                f"--head-dim {args.head_dim}: times {heads} heads, --quant-noise-pq needs blocks of {block}"
-            )
+            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {block}, {flag}")
 
 
 def _check_implementation(args: Any, covered: Dict[str, AttentionShape]) -> None:

@@ -133,6 +133,4 @@ def _config(model: Type[FamilyModel], name: str, family: str, architecture: Arch
             if value is False and type(f.default) is int:  # of --base-shuffle
                 value = 0
             changed.append((f.name, f.type, field(default=value, metadata=f.metadata)))
-    config = make_dataclass(name, changed, bases=(model.config,), namespace={"__module__": __name__})
-    globals()[name] = config  # where pickle looks for it
-    return config
+    return make_dataclass(name, changed, bases=(model.config,))

@@ -173,9 +173,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
                 f"{option_name(option)} {value}: must be at least 1 and a factor at most the maximal length, {longest}"
             )
     if options.relative_position != "none":
-        raise OptionError(
-            f"--relative-position {options.relative_position}: must be none, a synthesizer scores absolute positions"
-        )
+        raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
     if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         raise OptionError(

@@ -23,7 +23,6 @@ except ImportError:  # a fairseq without its examples: no Transformer-XL is regi
 
 logger = logging.getLogger(__name__)
 
-TASK = "truncated_bptt_lm"
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
 LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "div_val": 1, "mem_len": 0}
@@ -62,16 +61,15 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         if cfg.d_model % 2:
             raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
         if cfg.cutoffs != sorted({cutoff for cutoff in cfg.cutoffs if cutoff > 0}):
-            shown = ",".join(map(str, cfg.cutoffs))
-            raise OptionError(f"--cutoffs {shown}: must be numbers of words in ascending order, as in 20000,40000")
+            raise OptionError(
+                f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as in 20000,40000"
+            )
         if cfg.same_length and cfg.mem_len == 0:
             raise OptionError("--same-length: needs a --mem-len of at least 1, which is what each token sees")
         if cfg.attention_impl == "triton":
             raise OptionError("--attention-impl triton: lacks relative positions; must be auto, blockwise or reference")
         if cfg.relative_position != "none":
-            raise OptionError(
-                f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has one of its own"
-            )
+            raise OptionError(f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has its own")
         super().check_args(args)
         task = getattr(args, "task", None)  # by name on the command line alone
         if isinstance(task, str):
@@ -100,7 +98,7 @@ def _check_order(cfg: TransformerXLConfig, name: str, task: Type[FairseqTask]) -
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; must be 0 "
-            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task {TASK}"
+            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task truncated_bptt_lm"
         )
 
 
