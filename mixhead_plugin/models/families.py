@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from dataclasses import field, fields, make_dataclass
+from importlib.util import find_spec
 from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Type
 
 from fairseq.models import (
@@ -15,7 +16,6 @@ from fairseq.models import (
     register_model_architecture,
 )
 
-from mixhead_plugin.compat import train_in_bf16_without_tpu
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.stock_flags import check_stock_flags, check_training_flags
 from mixhead_plugin.modules.checkpoint import check_checkpoint
@@ -249,6 +249,8 @@ def _architecture(model: Type[FamilyModel], stock_architecture: Callable[[Any], 
         if is_training_command():
             check_training_flags(args, model.options_of(args))
         check_data(args)
-        train_in_bf16_without_tpu(args)
+        # fairseq takes --bf16 for a request to train on a TPU
+        if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
+            args.tpu = False
 
     return architecture

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Dict, List, Optional
 
+import numpy as np
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
-from mixhead_plugin.compat import refuse_longer_inputs
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
@@ -136,13 +136,35 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         if _number(args, "max_target_positions") is None and _number(args, "tokens_per_sample") is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
-        refuse_longer_inputs(task, args.max_target_positions)
+        _refuse_longer_inputs(task, args.max_target_positions)
         return model
 
     @classmethod
     def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> SynthesizerDecoder:
         cfg = SynthesizerConfig.from_namespace(args)
         return SynthesizerDecoder(cfg, dictionary, embed_tokens, no_encoder_attn=True)
+
+
+def _refuse_longer_inputs(task: Any, max_length: int) -> None:
+    """Let fairseq-eval-lm refuse inputs that are too long.
+
+    It would leave them out of the perplexity, with a warning. Only fairseq-eval-lm calls this method of the task.
+    """
+    original = getattr(task, "eval_lm_dataloader", None)
+    if original is None:
+        return
+
+    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        longest = int(np.max(dataset.sizes)) + bool(getattr(task.args, "add_bos_token", False))
+        if longest > max_length:
+            raise OptionError(
+                f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, the "
+                f"--synthesizer has scores for {max_length}; use at most as many, and no --sample-break-mode eos if "
+                "sentences are longer"
+            )
+        return original(dataset, *args, **kwargs)
+
+    task.eval_lm_dataloader = eval_lm_dataloader
 
 
 def _number(args: Any, name: str) -> Optional[int]:

@@ -9,9 +9,9 @@ from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
-from mixhead_plugin.compat import number_windows, set_up_from_checkpoints
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel, family_config, register_families
+from mixhead_plugin.models.truncated_bptt import number_windows, set_up_from_checkpoints
 from mixhead_plugin.modules.transformer_xl import TransformerXLDecoder
 from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, as_namespace, check_scope, complete
 

@@ -18,7 +18,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATA
 from fairseq_cli.train import cli_main as fairseq_train
 from omegaconf import OmegaConf
 
-import mixhead_plugin  # noqa: F401 (the architectures that the YAML files and commands name)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
