@@ -52,7 +52,7 @@ __path__ = _SearchPath(__path__)
 
 if _is_user_dir():
     register()
-elif "fairseq" in sys.modules:  # a program that uses fairseq's API: patch no function of fairseq unasked
+elif sys.modules.get("fairseq") is not None:  # a program that uses fairseq's API: patch no function of fairseq unasked
     from mixhead_plugin import repairs
 
     repairs.apply(["required"])

@@ -48,6 +48,17 @@ def run(command, *arguments, stdin="", check=True, cwd=None, fresh=False):
     return result
 
 
+def refusal(*command, **settings):
+    """Run a command that must refuse its input; return the one line that it ends with."""
+    result = run(*command, check=False, **settings)
+    text = result.stdout[-1500:] + result.stderr[-3000:]
+    assert result.returncode > 0, text
+    assert "Traceback" not in result.stderr + result.stdout, text
+    lines = [line for line in result.stderr.replace("\r", "\n").splitlines() if ": error: " in line]
+    assert len(lines) == 1 and result.stderr.rstrip().splitlines()[-1] == lines[0], text
+    return lines[0]
+
+
 def train(data, arch, save, *flags, updates=3, check=True, fresh=False):
     arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
     return run("fairseq-train", *arguments, *TRAINING, *flags, check=check, fresh=fresh)
