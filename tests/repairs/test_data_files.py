@@ -39,7 +39,7 @@ def no_sentences(prefix):
 
 def swapped(prefix):
     """Take the index of another set."""
-    shutil.copy(prefix.with_name("valid.idx"), f"{prefix}.idx")
+    shutil.copy(prefix.with_name("train.idx"), f"{prefix}.idx")
 
 
 over = partial(write, mode="r+b")
