@@ -34,13 +34,15 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
 from mixhead_plugin.data.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.bert import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import STOCK_MODEL, model_options
-from mixhead_plugin.untrusted import check_finite
+from mixhead_plugin.repairs.checkpoint_files import check_finite
+
+mixhead_plugin.register()
 
 State = Dict[str, Tensor]
 

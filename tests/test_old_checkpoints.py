@@ -10,7 +10,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 FOLDER = Path(__file__).parent / "checkpoints"
 LANGUAGES = {"source_lang": "de", "target_lang": "en"}

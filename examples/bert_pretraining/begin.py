@@ -39,7 +39,9 @@ def check_first_phase(save: Path, early: bool) -> None:
     # here, because it takes seconds
     import torch
 
-    import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+    import mixhead_plugin
+
+    mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
 
     try:  # every worker does this: the tensors stay where they are
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)

@@ -30,7 +30,9 @@ def export(checkpoint: Path, folder: Path) -> None:
     from fairseq import checkpoint_utils
     from fairseq.data import Dictionary
 
-    import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+    import mixhead_plugin
+
+    mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
     symbols = len(Dictionary.load(str(pieces / "dict.txt"))) + 1  # <mask>

@@ -21,8 +21,10 @@ from glue.prepare import SETTINGS
 from glue.tasks import HIGHEST, TASKS, Task
 from tqdm import tqdm
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
 from mixhead_plugin.errors import OptionError
+
+mixhead_plugin.register()
 
 fail = failing("evaluate")
 

@@ -8,8 +8,10 @@ import sys
 from common.errors import failing
 from fairseq import checkpoint_utils
 
-import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+import mixhead_plugin
 from mixhead_plugin.errors import OptionError
+
+mixhead_plugin.register()
 
 HEAD = "encoder.lm_head.out_proj.weight"
 fail = failing("evaluate")

@@ -265,7 +265,7 @@ def forward(loaded: Loaded, net_input: Dict[str, Any]) -> None:
 
 
 def _read(path: str) -> Dict[str, Any]:
-    """What fairseq makes of the file, with torch's safe loader and `untrusted.load_checkpoint`'s refusals."""
+    """Load the file by torch's safe loader, with the refusals of the repair `checkpoint_files`."""
     if not os.path.isfile(path):
         hint = "is a folder; give a file like checkpoint_best.pt in it" if os.path.isdir(path) else "no such file"
         raise OptionError(f"{path}: {hint}")

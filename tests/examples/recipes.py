@@ -13,7 +13,9 @@ from fairseq import checkpoint_utils, options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq_cli.train import cli_main as fairseq_train
 
-import mixhead_plugin  # noqa: F401 (the architectures that the YAML files and commands name)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

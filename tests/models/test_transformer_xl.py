@@ -594,6 +594,7 @@ def test_without_fairseqs_example_the_rest_of_the_plugin_works(tmp_path):
 import sys
 sys.modules["fairseq.examples.truncated_bptt"] = None
 import mixhead_plugin
+mixhead_plugin.register()
 from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY
 assert "mixhead_transformer_lm" in ARCH_MODEL_REGISTRY and "mixhead_transformer_xl_wiki2" in ARCH_MODEL_REGISTRY

@@ -16,8 +16,10 @@ sys.path[:] = [str(HERE.parents[3]), *(path for path in sys.path if path != str(
 from fairseq.tasks import register_task  # noqa: E402
 from fairseq.tasks.translation import TranslationConfig, TranslationTask  # noqa: E402
 
-import mixhead_plugin  # noqa: E402, F401 (registers the architectures, which another --user-dir does not)
+import mixhead_plugin  # noqa: E402
 from mixhead_plugin.modules.attention import MixheadAttention  # noqa: E402
+
+mixhead_plugin.register()
 
 
 def unmixed_step_by_step(attention: MixheadAttention) -> None:
