@@ -12,3 +12,7 @@ if find_spec("fairseq") is not None:
     from mixhead_plugin import compat, criterions, models, tasks  # noqa: F401 (registers with fairseq)
 
     compat.apply()
+
+
+def register() -> None:
+    """Register the architectures with fairseq and apply the repairs; importing the package has done so already."""

@@ -87,6 +87,7 @@ class MixingKind(NamedTuple):
     trained: bool
     formula: str
     source: str
+    reads_query: bool = False  # M differs between positions
 
 
 HEAD_MIXINGS = {
@@ -95,7 +96,7 @@ HEAD_MIXINGS = {
         PositionIndependentMixing, True, "one [H, H] matrix per attention", "Mixhead A, mixhead eq. 12"
     ),
     "position-wise": MixingKind(
-        PositionWiseMixing, True, "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]", "Mixhead B, mixhead section 3.1"
+        PositionWiseMixing, True, "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]", "Mixhead B, mixhead section 3.1", True
     ),
     "random": MixingKind(
         random_mixing, False, "normal, columns scaled to sum to 1, frozen", "ablation, mixhead section 4.4"

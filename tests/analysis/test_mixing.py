@@ -2,50 +2,23 @@
 
 import json
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fairseq.data import Dictionary
 
-from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.attentions import attentions
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.mixing import (
-    SPECIAL,
-    Where,
-    constant,
-    distances,
-    draw_distances,
-    draw_matrices,
-    frequency_classes,
-)
+from mixhead_plugin.analysis.mixing import SPECIAL, distances, frequency_classes
 from tests.commands import LM_SIZES, SIZES
 
 
 def test_distances_are_frobenius_norms():
     mixing = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]], [[2.0, 0.0], [0.0, 1.0]]])
-    found = distances(mixing)
-    torch.testing.assert_close(found.identity, torch.tensor([0.0, 2.0, 1.0], dtype=torch.float64))
-    torch.testing.assert_close(found.orthogonal, torch.tensor([0.0, 0.0, 3.0], dtype=torch.float64))
-
-
-def test_a_rectangular_matrix_has_a_distance_from_orthogonal_alone():
-    found = distances(torch.eye(4)[:, :3])
-    assert found.identity is None
-    assert found.orthogonal == 0
-    mixing = torch.arange(12.0).reshape(4, 3)
-    attention = SimpleNamespace(head_mixing=SimpleNamespace(weight=mixing), head_mixing_kind="position-independent")
-    layers = [constant(f"decoder.layers.{i}.self_attn", attention) for i in range(2)]
-    assert layers[1].where == Where("decoder-self", 1)
-    assert np.isnan(layers[0].total["from_identity"])
-    expected = np.linalg.norm(mixing.T.numpy() @ mixing.numpy() - np.eye(3))
-    assert layers[0].total["from_orthogonal"] == pytest.approx(expected)
-    assert torch.equal(layers[0].total["mixing"].float(), mixing)
-    with figures.style():
-        draw_matrices(layers).draw_without_rendering()
-        draw_distances(layers).draw_without_rendering()
+    torch.testing.assert_close(distances(mixing), torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]))
+    identity, orthogonal = distances(2 * torch.eye(4)[:, :3])  # rectangular
+    assert identity.isnan() and orthogonal.item() == pytest.approx(3 * 3**0.5)
 
 
 def dictionary(counts):
@@ -72,7 +45,7 @@ def test_symbols_without_a_count_of_their_own_are_special():
 
 @pytest.mark.parametrize("counts", [[], [1, 1, 1], [0, 0], [3, 3, 0]])
 def test_a_dictionary_without_counts_has_no_classes(counts):
-    assert frequency_classes(dictionary(counts)) is None
+    assert frequency_classes(dictionary(counts)).names == []
 
 
 def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, analysis, tmp_path, numbers_alone):
@@ -162,7 +135,7 @@ def test_heads_of_other_numbers_in_each_layer(kind, write_checkpoint, text_data,
     assert np.shape(first["mixing"]) == (3, 2) and np.shape(second["mixing"]) == (4, 4)
     assert first["from_identity"] is None and second["from_identity"] > 0
     assert first["from_orthogonal"] > 0
-    assert analysis("spectrum", path, "--source", "--output", tmp_path)[0] == 0
+    assert analysis("spectrum", path, "--output", tmp_path)[0] == 0
     models = json.loads((tmp_path / "spectrum.json").read_text())["models"]
     for name, numbers in {"pruned": [2, 4], "pruned, before mixing": [3, 4]}.items():
         layers = models[name]["places"]["decoder-self"]["layers"]
@@ -170,12 +143,12 @@ def test_heads_of_other_numbers_in_each_layer(kind, write_checkpoint, text_data,
 
 
 def test_a_language_model_mixes_by_the_tokens_that_it_reads(lm_checkpoint, analysis, tmp_path):
-    status, _, _ = analysis("mixing", lm_checkpoint, "--limit", 2, "--batch-size", 3, "--output", tmp_path)
-    assert status == 0
+    flags = ["--limit", 2, "--batch-size", 3, "--output", tmp_path]
+    assert analysis("mixing", lm_checkpoint, *flags)[0] == 0
     found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
     loaded = load(lm_checkpoint, cpu=True)
-    drawn = list(batches(loaded, batch_size=3, limit=2))
     pad = loaded.task.source_dictionary.pad()
+    drawn = batches(loaded, batch_size=3, limit=2)
     number = sum(batch["net_input"]["src_tokens"].ne(pad).sum().item() for batch in drawn)
     assert {entry["tokens"] for entry in found.values()} == {number}
     for name in ("mixing", "mixing_distances", "mixing_tokens"):
@@ -199,5 +172,4 @@ def test_a_dictionary_without_counts_is_said(lm_checkpoint, text_data, analysis,
 def test_a_model_that_mixes_nothing_is_refused(stock_translation_checkpoint, analysis, tmp_path):
     status, _, errors = analysis("mixing", stock_translation_checkpoint, "--output", tmp_path)
     assert status == 1
-    assert errors.count("\n") == 1
-    assert "has --head-mixing none; must be a model with one of position-independent, position-wise" in errors
+    assert "--head-mixing none" in errors and errors.count("\n") == 1
