@@ -78,7 +78,7 @@ def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head
 
 def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:
     """Return the numbers of all heads of a kind, at one site or everywhere, [heads]."""
-    chosen = [w[kind] for name, w in values.items() if kind in w and site in (None, where(name).site)]
+    chosen = [w[kind] for name, w in values.items() if kind in w and (not site or where(name).site == site)]
     return torch.cat(chosen) if chosen else torch.empty(0)
 
 

@@ -152,8 +152,8 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
 
 def training_progress(loaded: Loaded) -> tuple[str, int]:
     """Return when in its training a checkpoint was written, in words, and the number of updates."""
-    updates = loaded.state["optimizer_history"][-1]["num_updates"]
-    iterator = loaded.state["extra_state"].get("train_iterator") or {}
+    updates = loaded.history["optimizer_history"][-1]["num_updates"]
+    iterator = loaded.history["extra_state"].get("train_iterator") or {}
     # Between two epochs, fairseq stores the number of the next one.
     epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
     words = [f"epoch {epoch}"] * (epoch > 0) + [f"{updates:,} updates"]

@@ -3,8 +3,8 @@
 import copy
 import os
 import shlex
-from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from fairseq import checkpoint_utils
@@ -88,16 +88,14 @@ def _arch(config: Any) -> str:
 
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
     """Return a copy of a model's config for the plugin's architecture, with `flags`."""
-    arch = _arch(config)
     if not hasattr(config, "attention_scope"):  # fairseq's own architecture
-        arch, defaults = f"mixhead_{arch}", AttentionOptions()
-        flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **flags}
-    flags = {**flags, "arch": arch, "_name": arch}
-    if isinstance(config, Namespace):
-        return Namespace(**{**vars(config), **flags})
+        defaults, arch = AttentionOptions(), f"mixhead_{_arch(config)}"
+        names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
+        flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
     config = copy.deepcopy(config)
-    with open_dict(config):
-        config.update(flags)
+    with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
+        for name, value in flags.items():
+            setattr(config, name, value)
     return config
 
 

@@ -77,8 +77,9 @@ def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, 
             net_input = batch["net_input"]
             tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
             if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
-                lengths = {name: net_input[name][:1].clamp(max=length) for name in ("src_lengths",) if name in net_input}
-                yield {**tokens, **lengths}
+                if "src_lengths" in net_input:
+                    tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
+                yield tokens
 
     return itertools.islice(cut(), args.windows)
 

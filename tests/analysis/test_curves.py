@@ -125,7 +125,7 @@ LOGS = [
 @pytest.mark.parametrize("content", LOGS, ids=range(len(LOGS)))
 def test_a_file_without_fairseq_s_json_is_refused(content, tmp_path):
     (tmp_path / "train.log").write_bytes(content)
-    with pytest.raises(OptionError, match="train.log: has no JSON of fairseq-train"):
+    with pytest.raises(OptionError, match=r"train\.log: has no JSON of fairseq-train"):
         read_log(tmp_path / "train.log")
 
 

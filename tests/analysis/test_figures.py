@@ -69,7 +69,7 @@ def test_equal_names_and_another_number_of_names_are_refused():
     assert output.labels(Namespace(labels=None), ["x", "y"]) == ["x", "y"]
     assert output.labels(Namespace(labels="A,B"), ["x", "x"]) == ["A", "B"]
     for given, defaults in (("A,A", ["x", "y"]), ("A", ["x", "y"]), ("A,", ["x", "y"]), (None, ["x", "x"])):
-        with pytest.raises(OptionError, match="^--labels"):
+        with pytest.raises(OptionError, match=r"^--labels"):
             output.labels(Namespace(labels=given), defaults)
 
 

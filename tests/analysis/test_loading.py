@@ -131,7 +131,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, ana
 def test_a_set_without_a_fitting_sentence_is_refused(lm_checkpoint):
     loaded = load(lm_checkpoint, cpu=True)
     loaded.model.max_positions = lambda: 1
-    with pytest.raises(OptionError, match="^--subset valid: "):
+    with pytest.raises(OptionError, match=r"^--subset valid: "):
         batches(loaded)
 
 

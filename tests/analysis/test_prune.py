@@ -196,7 +196,7 @@ def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
         ["--save", "/nowhere/x.pt", "--fraction", "0.4"],
         ["--save", "{0}", "--fraction", "0.4"],
         ["--save", "{1}", "--fraction", "0.4"],  # the checkpoint itself
-        ["--save", "{0}/x.pt", "--fraction", "0.4", "{1}"],  # two checkpoints
+        ["{1}", "--save", "{0}/x.pt", "--fraction", "0.4"],  # two checkpoints
         ["--fraction", "0.01", "--save", "{0}/x.pt"],  # removes none of 8 heads
         ["--importance", "{0}/none.json"],
         ["--at-least", "4"],

@@ -3,11 +3,13 @@
 import json
 import math
 from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.spectrum import (
     NOTE,
@@ -20,6 +22,7 @@ from mixhead_plugin.analysis.spectrum import (
     windows,
 )
 from tests.commands import PLUGIN, train
+from tests.helpers import task
 
 
 def test_equal_singular_values_are_a_straight_line_and_the_full_rank():
@@ -57,16 +60,25 @@ def test_chunks_do_not_matter(monkeypatch):
     np.testing.assert_allclose(whole, np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12)
 
 
-def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_sides(translation_checkpoint):
-    loaded = load(translation_checkpoint, cpu=True)
-    found = list(windows(loaded, Namespace(subset="valid", windows=100), 5))
-    dataset = loaded.task.dataset("valid")
-    long = [dataset[i] for i in range(len(dataset)) if min(len(dataset[i]["source"]), len(dataset[i]["target"])) >= 5]
-    assert 0 < len(long) < len(dataset)
-    assert {tuple(x["src_tokens"][0].tolist()) for x in found} == {tuple(s["source"][:5].tolist()) for s in long}
-    assert all(x["src_lengths"].tolist() == [5] and x["prev_output_tokens"].shape == (1, 5) for x in found)
-    assert len(found) == len(long)
-    assert len(list(windows(loaded, Namespace(subset="valid", windows=1), 5))) == 1
+def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_sides(monkeypatch):
+    def batch(source, target):
+        source = torch.tensor([source])
+        lengths = torch.tensor([source.shape[1]])
+        return {
+            "net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": torch.tensor([target])}
+        }
+
+    long = batch([4, 5, 6, 7], [2, 8, 9]), batch([9, 8, 7], [2, 4, 5, 6])
+    short = batch([4, 5], [2, 8, 9, 7]), batch([4, 5, 6], [2, 8]), batch([4, 5, 6, 7], [2, 8, 1, 1])  # 1 is padding
+    monkeypatch.setattr(loading, "batches", lambda *args, **settings: iter([*short, *long]))
+    words = task().source_dictionary
+    loaded = SimpleNamespace(task=SimpleNamespace(source_dictionary=words, target_dictionary=words))
+    found = list(windows(loaded, Namespace(subset="valid", windows=9), 3))
+    assert [{name: x.tolist() for name, x in window.items()} for window in found] == [
+        {"src_tokens": [[4, 5, 6]], "prev_output_tokens": [[2, 8, 9]], "src_lengths": [3]},
+        {"src_tokens": [[9, 8, 7]], "prev_output_tokens": [[2, 4, 5]], "src_lengths": [3]},
+    ]
+    assert len(list(windows(loaded, Namespace(subset="valid", windows=1), 3))) == 1
 
 
 def by_hand(path, length):
