@@ -1,7 +1,9 @@
 """Run a command: `python -m mixhead_plugin.analysis <command> ...`."""
 
 import argparse
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,4 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = PROGRAM  # the name in front of an error, instead of __main__.py
+    for name in (
+        "fairseq",
+        "matplotlib",
+        "PIL",
+    ):  # fairseq turns on even debugging messages, of every font for instance
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)  # fairseq pins without CUDA
     main()

@@ -49,15 +49,15 @@ def run(args: Namespace) -> None:
         return scores.score(loaded, batches, args, metrics)
 
     baseline = score()
-    print("baseline: " + ", ".join(f"{scores.METRICS[metric].title} {baseline[metric]:.4f}" for metric in metrics))
+    print("baseline: " + ", ".join(f"{scores.METRICS[metric]} {baseline[metric]:.4f}" for metric in metrics))
     results, pictures = {"baseline": baseline}, {}
     for experiment, words in EXPERIMENTS.items():
         results[experiment] = {}
         for metric, values in ablations(attentions(loaded.model), experiment, score).items():
             changes = {n: {k: v - baseline[metric] for k, v in by_kind.items()} for n, by_kind in values.items()}
-            title = f"change of {scores.METRICS[metric].title} {words}"
-            worse = "low" if scores.METRICS[metric].higher_is_better else "high"
-            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(loaded.model, changes, title, worse)
+            title = f"change of {scores.METRICS[metric]} {words}"
+            worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
+            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(loaded.model, changes, title, worse_is_red)
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
             results[experiment][metric] = as_json(values)
     output.write(args, "ablate", results, pictures)
@@ -66,13 +66,7 @@ def run(args: Namespace) -> None:
 def ablations(
     found: Mapping[str, MixheadAttention], experiment: str, score: Callable[[], dict[str, float]]
 ) -> dict[str, HeadNumbers]:
-    """Return the scores of an experiment for each head, [H] float64, by metric.
-
-    Args:
-        found: the attentions, by name
-        experiment: a key of EXPERIMENTS
-        score: returns the scores of the model in its present state, by metric
-    """
+    """Return what `score` gives in an experiment on each head, by metric."""
     measured: dict[str, HeadNumbers] = {}
     heads = all_heads(found)
     for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):

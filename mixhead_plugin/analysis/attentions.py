@@ -36,8 +36,6 @@ def attentions(model: nn.Module) -> dict[str, MixheadAttention]:
 def where(name: str) -> Where:
     """Return the position of the attention `name`, such as 'decoder.layers.3.encoder_attn'."""
     layer = re.search(r"\blayers\.(\d+)\b", name)
-    if layer is None:
-        raise ValueError(f"attention {name}: its name has no layers.<number>")
     parts = name.split(".")
     side = "decoder-self" if "decoder" in parts else "encoder-self"
     return Where("cross" if parts[-1] == "encoder_attn" else side, int(layer[1]))

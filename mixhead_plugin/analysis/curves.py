@@ -65,6 +65,7 @@ def summary(run: Run, metric: str, subset: str) -> str:
 
 def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
     """Draw the metrics of all runs."""
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     def plot(panel: Any, points: dict[int, float], **look: Any) -> None:
         finite = [value if math.isfinite(value) else math.nan for value in points.values()]  # NaN leaves a gap
@@ -81,6 +82,9 @@ def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
                 plot(panel, run.get(subset, {}).get(metric, {}), **look, label=f"{label}: {subset}")
             panel.set(xlabel="updates", ylabel=NAMES.get(metric, metric))
             if metric == "ppl":
-                figures.logarithmic(panel.yaxis)
+                panel.set_yscale("log")
+                panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # numbers also between powers of ten
+                panel.yaxis.set_major_formatter("{x:g}")
+                panel.yaxis.set_minor_formatter(NullFormatter())
         figures.legend_below(figure, axes)
     return figure

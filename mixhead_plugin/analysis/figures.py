@@ -1,6 +1,6 @@
 """Define the style of all pictures; matplotlib is imported only when one is drawn."""
 
-import math
+import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -56,30 +56,38 @@ def integer_axis(axis: Any, ticks: int = 8) -> None:
     axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True, min_n_ticks=1))
 
 
-def logarithmic(axis: Any) -> None:
-    """Make `axes.yaxis` logarithmic, with plain numbers also where it spans no power of ten."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+def heat_maps(
+    panels: Sequence[Sequence[tuple[str, Any] | None]],
+    size: tuple[float, float],
+    label: str,
+    colours: str = SEQUENTIAL,
+    square: bool = False,
+    **labels: str,
+) -> Any:
+    """Draw matrices in one scale of colours; other colours than SEQUENTIAL have 0 in their middle.
 
-    axis.axes.set_yscale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_major_formatter("{x:g}")
-    axis.set_minor_formatter(NullFormatter())
-
-
-def heat_map(axes: Any, values: Any, low: float, high: float, colours: str = SEQUENTIAL, **labels: Any) -> Any:
-    """Draw a matrix [rows, columns] as colours from `low` to `high`; NaN stays blank. `labels` are those of axes.set"""
-    values = np.asarray(values, dtype=float)
-    image = axes.imshow(values, vmin=low, vmax=high, cmap=colours, aspect="auto", interpolation="nearest")
-    integer_axis(axes.xaxis)
-    integer_axis(axes.yaxis)
-    axes.grid(False)
-    axes.set(**labels)
-    return image
-
-
-def colour_bar(figure: Any, image: Any, axes: np.ndarray, label: str, **settings: Any) -> None:
-    """Draw the meaning of the colours of `image` beside `axes`."""
-    figure.colorbar(image, ax=list(axes.flat), label=label, aspect=10 + 10 * axes.shape[0], pad=0.03, **settings)
+    `panels` are rows of titles and matrices. The rows of a matrix may have different lengths. None is an empty panel.
+    """
+    figure, axes = subplots(len(panels), max(map(len, panels)), size, square)
+    matrices = [[found and (found[0], ragged(found[1])) for found in row] for row in panels]
+    entries = np.concatenate([found[1].ravel() for row in matrices for found in row if found])
+    low, high = np.nanmin(entries), np.nanmax(entries)
+    if colours != SEQUENTIAL:
+        high = max(-low, high, 1e-9)
+        low = -high
+    for panel_row, row in zip(axes, matrices, strict=True):
+        for panel, found in itertools.zip_longest(panel_row, row):
+            if found is None:
+                panel.axis("off")
+                continue
+            aspect = "equal" if square else "auto"
+            image = panel.imshow(found[1], colours, vmin=low, vmax=high, aspect=aspect, interpolation="nearest")
+            integer_axis(panel.xaxis, ticks=4 if square else 8)
+            integer_axis(panel.yaxis)
+            panel.grid(False)
+            panel.set(title=found[0], **labels)
+    figure.colorbar(image, ax=list(axes.flat), label=label, aspect=10 + 10 * len(panels), pad=0.03)
+    return figure
 
 
 def legend_below(figure: Any, axes: np.ndarray) -> None:
@@ -89,23 +97,6 @@ def legend_below(figure: Any, axes: np.ndarray) -> None:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=axes.shape[1])
-
-
-def shade(layer: int, layers: int) -> Any:
-    """Return the colour of a layer's line; `layer_bar` shows which is which."""
-    import matplotlib
-
-    return matplotlib.colormaps[SEQUENTIAL](0.9 * layer / max(1, layers - 1))
-
-
-def layer_bar(figure: Any, axes: np.ndarray, layers: int) -> None:
-    """Draw the colours of `shade` beside `axes`."""
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import BoundaryNorm, ListedColormap
-
-    colours = ListedColormap([shade(layer, layers) for layer in range(layers)])
-    scale = ScalarMappable(BoundaryNorm(np.arange(layers + 1) - 0.5, layers), colours)
-    colour_bar(figure, scale, axes, "layer", ticks=range(0, layers, math.ceil(layers / 8)))
 
 
 def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:

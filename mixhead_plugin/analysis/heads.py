@@ -73,9 +73,6 @@ def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head
         yield
 
 
-# ---- a number for each head ------------------------------------------------------------------------------------------
-
-
 def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:
     """Return the numbers of all heads of a kind, at one site or everywhere, [heads]."""
     chosen = [w[kind] for name, w in values.items() if kind in w and (not site or where(name).site == site)]
@@ -104,40 +101,29 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
     return [{"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind} for n, by_kind in values.items()]
 
 
-def heat_maps(model: nn.Module, values: HeadNumbers, label: str, worse: str = "") -> Any:
+def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
     """Draw layer by head, a column of panels for each site and a row for each kind of head.
 
     Args:
         model: whose heads they are
         values: the numbers; attentions that are not in them stay out
         label: what the numbers are, with their unit
-        worse: "high" or "low" if the numbers are changes; then 0 is white and the worse red
+        colours: see `figures.heat_maps`
     """
     sites = {site: [values[name] for name in names if name in values] for site, names in by_site(model).items()}
     sites = {site: layers for site, layers in sites.items() if layers}
-    rows = shown_kinds(values)
-    numbers = torch.cat([w for by_kind in values.values() for w in by_kind.values()])
-    low, high = float(numbers.min()), float(numbers.max())
-    if worse:
-        high = max(-low, high, 1e-9)
-        low = -high
-    colours = {"": figures.SEQUENTIAL, "high": "RdBu_r", "low": "RdBu"}[worse]
+    kinds = shown_kinds(values)
+    panels: list[list[tuple[str, Any] | None]] = [[] for _ in kinds]
+    for row, kind in zip(panels, kinds, strict=True):
+        for site, layers in sites.items():
+            title = KINDS[kind] if any("source" in layer for layer in layers) else "heads"
+            matrix = [layer[kind].tolist() for layer in layers if kind in layer]
+            row.append((site if len(kinds) == 1 else f"{site}, {title}", matrix) if matrix else None)
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
     narrowest = 2.6 if len(sites) > 1 else 3.3  # wide enough for the title beside the colour bar
     width = min(max(1.4 + 0.2 * heads, narrowest), 6.0)
     height = min(max(1.1 + 0.25 * max(map(len, sites.values())), 1.7), 6.0)
     with figures.style():
-        figure, axes = figures.subplots(len(rows), len(sites), (width, height))
-        for row, kind in zip(axes, rows, strict=True):
-            for panel, (site, layers) in zip(row, sites.items(), strict=True):
-                matrix = [layer[kind].tolist() for layer in layers if kind in layer]
-                if not matrix:
-                    panel.axis("off")
-                    continue
-                mixes = any("source" in layer for layer in layers)
-                title = site if len(rows) == 1 else f"{site}, {KINDS[kind] if mixes else 'heads'}"
-                labels = {"title": title, "xlabel": "head", "ylabel": "layer"}
-                image = figures.heat_map(panel, figures.ragged(matrix), low, high, colours, **labels)
-        figure.colorbar(image, ax=axes.ravel().tolist())
+        figure = figures.heat_maps(panels, (width, height), "", colours, xlabel="head", ylabel="layer")
         figure.suptitle(label, fontsize=10)  # beside the colours of one low row it would be cut off
     return figure

@@ -2,9 +2,8 @@
 
 The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
 
-L is the loss that the model was trained with, summed over a sentence (over a window, for language models). One forward
-and one backward pass per batch weigh all heads at once. Where heads mix, source heads and mixed heads are weighed: the
-weights of source heads are mixed, the outputs of mixed heads go to out_proj.
+L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
+mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
 Two sets are compared: by --subset valid,test, or by --compare-data for the same set of other data. The command draws
 the importances on one over those on the other, and prints Pearson's r.
@@ -19,7 +18,7 @@ import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.modules.checkpoint_activations import unwrap_checkpoint
@@ -37,21 +36,13 @@ from mixhead_plugin.modules.pruning import number_of_heads
 Criterion = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any, Any]]
 
 
-# ---- the measure -----------------------------------------------------------------------------------------------------
-
-
 def sentence_gradients(
     model: nn.Module, criterion: Criterion, batch: dict[str, Any], attentions: Mapping[str, MixheadAttention]
 ) -> HeadNumbers:
     """Return dL(x) / d xi_h for every sentence x of a batch and every head h, each [B, H].
 
     Sentences do not see each other. So a gate for each sentence, [B, H], gets the gradient of that sentence's loss.
-
-    Args:
-        model: in evaluation mode, without --checkpoint-activations, which hide the gates
-        criterion: gives the loss summed over the sentences
-        batch: fairseq's sample
-        attentions: those of the model, by name
+    The model must be in evaluation mode and without --checkpoint-activations, which hide the gates.
     """
     rows = batch["net_input"]["src_tokens"].shape[0]
     ones = {}
@@ -107,19 +98,6 @@ def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
     return {kind: float(torch.corrcoef(pair)[0, 1]) for kind, pair in pairs.items()}
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-class Weighed(NamedTuple):
-    """The importances on one set."""
-
-    label: str
-    data: str
-    subset: str
-    sentences: int
-    weights: HeadNumbers
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
     add_normalization(parser, default="none")
@@ -142,39 +120,35 @@ def run(args: Namespace) -> None:
     subsets = args.subset.split(",")
     if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
-    weighed = []
+    title = "importance, mean |dL/dξ|" if args.normalize == "none" else "importance, l2 norm 1 in each layer"
+    results: dict[str, Any] = {"sets": []}
+    shown, pictures = {}, {}
     for folder in folders:
         loaded = loading.load_from(Namespace(**{**vars(args), "data": folder}), args.checkpoint)
-        weighed += [weigh(args, loaded, subset) for subset in subsets]
-    if len(folders) > 1:
-        weighed = [w._replace(label=f"{w.subset} of {w.data}") for w in weighed]
-
-    shown = {w.label: NORMALIZATIONS[args.normalize](w.weights) for w in weighed}
-    title = "importance, mean |dL/dξ|" if args.normalize == "none" else "importance, l2 norm 1 in each layer"
-    pictures = {}
-    for i, (w, values) in enumerate(zip(weighed, shown.values(), strict=True)):
-        print(f"{w.label}: importance of each head ({w.sentences} sentences)")
-        print(table(values))
-        pictures["importance" if i == 0 else f"importance-{i + 1}"] = heat_maps(loaded.model, values, title)
-    results: dict[str, Any] = {"sets": []}
-    for label, data, subset, sentences, weights in weighed:
-        found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
-        results["sets"].append({**found, "attentions": as_json(weights)})
-    if len(weighed) == 2:
+        data = str(loaded.cfg.task.data)
+        for subset in subsets:
+            weights, sentences = weigh(args, loaded, subset)
+            label = f"{subset} of {data}" if len(folders) > 1 else subset
+            shown[label] = NORMALIZATIONS[args.normalize](weights)
+            print(f"{label}: importance of each head ({sentences} sentences)\n{table(shown[label])}")
+            pictures[f"importance-{len(shown)}"] = heat_maps(loaded.model, shown[label], title)
+            found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
+            results["sets"].append({**found, "attentions": as_json(weights)})
+    pictures = {name.removesuffix("-1"): figure for name, figure in pictures.items()}
+    if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():
-            print(f"Pearson's r of the {shown_kinds(weighed[0].weights)[kind]}: {r:.3f}")
+            print(f"Pearson's r of the {shown_kinds(weights)[kind]}: {r:.3f}")
         pictures["importance-correlation"] = correlation_figure(shown, results["pearson"], title)
     output.write(args, "importance", results, pictures)
 
 
-def weigh(args: Namespace, loaded: Loaded, subset: str) -> Weighed:
-    """Return the importances of all heads on one set."""
+def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, int]:
+    """Return the importances of all heads on one set, and the number of its sentences."""
     loaded.model.requires_grad_(False)  # only the gates need gradients
     unwrap_checkpoint(loaded.model)
     batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
-    weights, sentences = importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
-    return Weighed(subset, str(loaded.cfg.task.data), subset, sentences, weights)
+    return importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
 
 
 def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNumbers:

@@ -47,13 +47,7 @@ class Loaded:
 
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
-    """Add the flags that all commands on checkpoints share.
-
-    Args:
-        parser: the command's
-        several: take one or more checkpoints, `args.checkpoints`, instead of `args.checkpoint`
-        batching: add the flags for the size and the number of batches too
-    """
+    """Add the flags that commands on one or `several` checkpoints share, and with `batching` those of batches."""
     if several:
         parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="fairseq checkpoints (.pt)")
     else:
@@ -62,19 +56,13 @@ def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool 
     parser.add_argument("--subset", default="valid", help="which set of it (default: %(default)s)")
     if batching:
         size = parser.add_mutually_exclusive_group()
-        size.add_argument(
-            "--max-tokens", type=positive, metavar="N", help=f"tokens in a batch (default: {DEFAULT_MAX_TOKENS})"
-        )
+        text = f"tokens in a batch (default: {DEFAULT_MAX_TOKENS})"
+        size.add_argument("--max-tokens", type=positive, metavar="N", help=text)
         size.add_argument("--batch-size", type=positive, metavar="N", help="sentences in a batch, instead")
         parser.add_argument("--limit", type=positive, metavar="N", help="use N batches, drawn at random (default: all)")
     parser.add_argument("--cpu", action="store_true", help="compute on the CPU even where there is CUDA")
-    parser.add_argument(
-        "--model-overrides",
-        type=overrides,
-        default={},
-        metavar="DICT",
-        help="flags to change in the checkpoint, as fairseq-validate's: \"{'attention_impl': 'reference'}\"",
-    )
+    text = "flags to change in the checkpoint, as fairseq-validate's: \"{'attention_impl': 'reference'}\""
+    parser.add_argument("--model-overrides", type=overrides, default={}, metavar="DICT", help=text)
     parser.add_argument("--user-dir", metavar="DIR", help="another plugin, if the checkpoint's task needs it")
 
 

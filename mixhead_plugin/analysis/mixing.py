@@ -3,9 +3,9 @@
 M[j, i] is the weight of source head j in mixed head i. The first figure shows M of every layer. Where M depends on the
 position (Mixhead B), it shows the mean over the tokens.
 
-The second figure shows two distances in the Frobenius norm. ||M - I|| is how much the heads are mixed. ||M^T M - I|| is
-how far M is from orthogonal; the orthogonal_* criteria penalise its square. Where M depends on the position, both are
-computed for each token and then averaged: tokens far from the identity may have a mean near it.
+The second figure shows the Frobenius norms ||M - I||, how much the heads are mixed, and ||M^T M - I||, whose square the
+orthogonal_* criteria penalise. Where M depends on the position, they are computed for each token and then averaged:
+tokens far from the identity may have a mean near it.
 
 The third figure, for Mixhead B, shows the distances by the frequency of the token at the position. In a decoder that is
 the token that it reads, not the one that it predicts. The classes of frequency are shares of the training's tokens.
@@ -40,9 +40,6 @@ DISTANCES = {"from_identity": r"$\|M - I\|_F$", "from_orthogonal": r"$\|M^\top M
 Means = dict[str, Any]
 
 
-# ---- measures --------------------------------------------------------------------------------------------------------
-
-
 def distances(mixing: Tensor) -> Tensor:
     """Return ||M - I|| (NaN if M is not square) and ||M^T M - I||, [..., 2], of matrices M [..., Hs, Hm]."""
     sources, mixed = mixing.shape[-2:]
@@ -53,8 +50,6 @@ def distances(mixing: Tensor) -> Tensor:
 
 
 class Classes(NamedTuple):
-    """The class of each symbol of a dictionary."""
-
     names: list[str]
     of: Tensor  # int64 [symbols], an index of `names`
 
@@ -62,11 +57,7 @@ class Classes(NamedTuple):
 def frequency_classes(dictionary: Dictionary, special: tuple[int, ...] = ()) -> Classes:
     """Sort the symbols of a dictionary into classes by the share of tokens that are more frequent, see BINS.
 
-    Special symbols, which have no counts, are a class of their own.
-
-    Args:
-        dictionary: with the counts that fairseq-preprocess wrote; without counts there are no classes
-        special: symbols beside the dictionary's own special ones, such as RoBERTa's mask
+    Special symbols, the dictionary's and `special`, are a class of their own. Without counts there are no classes.
     """
     counts = torch.tensor(dictionary.count, dtype=torch.float64)
     own = torch.arange(len(counts)) >= dictionary.nspecial
@@ -82,9 +73,6 @@ def frequency_classes(dictionary: Dictionary, special: tuple[int, ...] = ()) -> 
     classes[~own] = len(BINS)
     names = [f"{low:.0%}-{high:.0%}" for low, high in zip((0.0, *BINS), BINS, strict=False)]
     return Classes([*names, SPECIAL], classes)
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
 
 
 class Layer(NamedTuple):
@@ -193,42 +181,23 @@ def run(args: Namespace) -> None:
     output.write(args, "mixing", {"attentions": results}, pictures)
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
 def draw_matrices(sites: dict[str, list[Layer]]) -> Any:
     """Draw M of each layer: a row of panels for each site and eight of its layers."""
     rows = [there[i : i + 8] for there in sites.values() for i in range(0, len(there), 8)]
-    figure, axes = figures.subplots(len(rows), max(map(len, rows)), (2.0, 2.3), square=True)
-    high = max(layer.total["mixing"].abs().max().item() for row in rows for layer in row)
-    for row, panels in zip(rows, axes, strict=True):
-        for layer, panel in zip(row, panels, strict=False):
-            image = figures.heat_map(panel, layer.total["mixing"], -high, high, "RdBu_r", title=where(layer.name))
-            figures.integer_axis(panel.xaxis, ticks=4)  # the panels are small
-            panel.set(aspect="equal", xlabel="mixed head i" if row is rows[-1] else "")
-        for panel in panels[len(row) :]:
-            panel.axis("off")
-        panels[0].set_ylabel("source head j")
-    figures.colour_bar(figure, image, axes, "M[j, i], mean over the tokens where it depends on the position")
-    return figure
-
-
-def known_distances(sites: dict[str, list[Layer]]) -> dict[str, str]:
-    """Return those of DISTANCES that any layer has."""
-    totals = [layer.total for there in sites.values() for layer in there]
-    return {name: label for name, label in DISTANCES.items() if not all(math.isnan(total[name]) for total in totals)}
+    panels = [[(str(where(layer.name)), layer.total["mixing"].tolist()) for layer in row] for row in rows]
+    labels = {"xlabel": "mixed head i", "ylabel": "source head j"}
+    return figures.heat_maps(panels, (2.0, 2.3), "mean of M[j, i]", "RdBu_r", square=True, **labels)
 
 
 def draw_distances(sites: dict[str, list[Layer]]) -> Any:
     """Draw the distances over the layers, a line for each site."""
-    drawn = known_distances(sites)
-    figure, axes = figures.subplots(1, len(drawn), (3.6, 3.2))
-    for panel, (name, label) in zip(axes[0], drawn.items(), strict=True):
+    figure, axes = figures.subplots(1, len(DISTANCES), (3.6, 3.2))
+    for panel, (name, label) in zip(axes[0], DISTANCES.items(), strict=True):
         for i, (site, there) in enumerate(sites.items()):
             numbers, values = [where(layer.name).layer for layer in there], [layer.total[name] for layer in there]
             panel.plot(numbers, values, **figures.line(i), marker="o", markersize=4, label=site)
         panel.set(xlabel="layer", ylabel=label)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
         figures.integer_axis(panel.xaxis)
     figures.legend_below(figure, axes)
     return figure
@@ -236,19 +205,15 @@ def draw_distances(sites: dict[str, list[Layer]]) -> Any:
 
 def draw_classes(sites: dict[str, list[Layer]]) -> Any:
     """Draw the distances by class of tokens: a line for each layer, a row of panels for each site."""
-    drawn = known_distances(sites)
-    figure, axes = figures.subplots(len(sites), len(drawn), (4.2, 3.2))
+    figure, axes = figures.subplots(len(sites), len(DISTANCES), (4.2, 3.2))
     for row, (site, there) in zip(axes, sites.items(), strict=True):
         groups = [group for group, found in there[0].classes.items() if found["tokens"]]
-        words = len([group for group in groups if group != SPECIAL])
-        for panel, (name, label) in zip(row, drawn.items(), strict=True):
-            for layer in there:
+        for panel, (name, label) in zip(row, DISTANCES.items(), strict=True):
+            for i, layer in enumerate(there):
                 values = [layer.classes[group][name] for group in groups]
-                look = {"color": figures.shade(where(layer.name).layer, len(there)), "marker": "o", "markersize": 4}
-                panel.plot(range(words), values[:words], **look)
-                panel.plot(range(words, len(groups)), values[words:], **look)
+                panel.plot(groups, values, **figures.line(i), marker="o", label=f"layer {where(layer.name).layer}")
             panel.set(title=site, ylabel=label, xlabel="words from most to least frequent, share of tokens")
-            panel.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
-            panel.set_ylim(bottom=0)
-        figures.layer_bar(figure, row[None], len(there))
+            panel.tick_params("x", rotation=30)
+            panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
+    figures.legend_below(figure, axes)
     return figure

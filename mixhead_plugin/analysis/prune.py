@@ -36,18 +36,17 @@ from mixhead_plugin.errors import OptionError
 
 STEP = 0.1
 TIMED_BATCHES = 4
+TITLES = {**scores.METRICS, "forward_s": "scoring of 4 batches at most (s)", "decoding_s": "decoding of a batch (s)"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True)
-    parser.add_argument(
-        "--importance", metavar="FILE", help="importance.json of the command importance; its first set counts"
-    )
+    text = "importance.json of the command importance; its first set counts"
+    parser.add_argument("--importance", metavar="FILE", help=text)
     parser.add_argument("--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)")
     importance.add_normalization(parser, default="layer")
-    parser.add_argument(
-        "--at-least", type=loading.positive, default=1, metavar="N", help="heads that stay in each attention"
-    )
+    text = "heads that stay in each attention (default: %(default)s)"
+    parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
     parser.add_argument("--fraction", type=fraction, metavar="F", help="with --save: how much of the heads to cut off")
     parser.add_argument("--save", metavar="FILE", help="write the checkpoint without them")
     scores.add_arguments(parser)
@@ -70,9 +69,6 @@ def run(args: Namespace) -> None:
         cut_off(args)
 
 
-# ---- the choice of heads ---------------------------------------------------------------------------------------------
-
-
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
     """Return the `fraction` of all heads of each kind that weigh least.
 
@@ -89,21 +85,14 @@ def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) ->
 
 
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
-    """Return the importances of the heads that can go, before --normalize.
-
-    Raises:
-        OptionError: --at-least lets none go
-    """
+    """Return the importances of the heads that can go, before --normalize; refuse an --at-least that lets none go."""
     found = smaller.prunable(loaded)
-    if all(min(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
+    if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can go")
     if args.importance is not None:
         return importance.read_importance(args.importance, found)
-    weights = importance.weigh(args, loaded, args.importance_subset or args.subset).weights
+    weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
     return {name: weights[name] for name in found}
-
-
-# ---- figures 7 and 8 -------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -116,23 +105,24 @@ class Step(NamedTuple):
 
 def profiles(args: Namespace) -> None:
     """Score each checkpoint while more and more heads are gone."""
-    loaded = [loading.load_from(args, path) for path in args.checkpoints]
-    progress = [training_progress(checkpoint) for checkpoint in loaded]
-    one = len(loaded) == 1
-    names = [
-        ", ".join(filter(None, [checkpoint.name if one or not words else "", words]))
-        for checkpoint, (words, _) in zip(loaded, progress, strict=True)
-    ]
-    found, entries = {}, []
-    for label, checkpoint, (_, updates) in zip(output.labels(args, names), loaded, progress, strict=True):
-        weights = importances(args, checkpoint)
-        found[label] = steps(args, checkpoint, weights)
-        print(f"{label}: {scores.METRICS[args.metric].title} by heads removed")
-        for step in found[label]:
+    entries, found = [], []
+    for path in args.checkpoints:
+        loaded = loading.load_from(args, path)
+        weights = importances(args, loaded)
+        found.append(steps(args, loaded, weights))
+        words, updates = training_progress(loaded)
+        # The checkpoints of one training are known by their updates.
+        label = words if words and len(args.checkpoints) > 1 else ", ".join(filter(None, [loaded.name, words]))
+        entry = {"label": label, "path": path, "updates": updates, "importance": as_json(weights)}
+        entries.append({**entry, "steps": [step._asdict() for step in found[-1]]})
+    labels = output.labels(args, [entry["label"] for entry in entries])
+    for label, entry, steps_of_one in zip(labels, entries, found, strict=True):
+        entry["label"] = label
+        print(f"{label}: {scores.METRICS[args.metric]} by heads removed")
+        for step in steps_of_one:
             print(f"  {step.fraction:6.1%} ({step.removed:d})  {step.score:.4f}")
-        entry = {"label": label, "path": checkpoint.path, "updates": updates, "importance": as_json(weights)}
-        entries.append({**entry, "steps": [step._asdict() for step in found[label]]})
-    output.write(args, "prune", {"checkpoints": entries}, {"prune": profile_figure(found, args.metric)})
+    picture = profile_figure(dict(zip(labels, found, strict=True)), args.metric)
+    output.write(args, "prune", {"checkpoints": entries}, {"prune": picture})
 
 
 def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
@@ -160,35 +150,30 @@ def training_progress(loaded: Loaded) -> tuple[str, int]:
     return ", ".join(words) if updates else "", updates
 
 
-def worse_by(steps: Sequence[Step], higher_is_better: bool) -> list[float]:
+def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
     """Return by how much each step is worse than the first, in percent of the first."""
-    whole = steps[0].score
-    sign = -1 if higher_is_better else 1
+    whole, sign = steps[0].score, 1 if metric == "loss" else -1
     return [100 * sign * (step.score - whole) / abs(whole) if whole else math.nan for step in steps]
 
 
 def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
-    """Draw the scores of one checkpoint, or the losses of several; the score of the whole model is in brackets."""
-    higher_is_better, title = scores.METRICS[metric]
+    """Draw the scores of one checkpoint; of several what they lose, with the score of the whole model in brackets."""
+    title, several = scores.METRICS[metric], len(found) > 1
     with figures.style():
-        figure, axes = figures.subplots(1, 1, (4.6, 3.4))
-        panel = axes[0, 0]
+        figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
         for i, (label, steps) in enumerate(found.items()):
-            y = worse_by(steps, higher_is_better) if len(found) > 1 else [step.score for step in steps]
+            y = worse_by(steps, metric) if several else [step.score for step in steps]
             look = {**figures.line(i), "marker": "o", "markersize": 3, "label": f"{label} [{steps[0].score:.2f}]"}
             panel.plot([100 * step.fraction for step in steps], y, **look)
-        if len(found) == 1:
-            panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
-            panel.set(ylabel=title, title=label)
-        else:
-            panel.set_ylabel(f"{'decrease' if higher_is_better else 'increase'} of {title.partition(' (')[0]} (%)")
+        panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
+        if several:
+            change = "increase" if metric == "loss" else "decrease"
+            panel.set_ylabel(f"{change} of {title.partition(' (')[0]} (%)")
             panel.legend(title=f"[{title} of the whole model]", title_fontsize=8)
+        else:
+            panel.set(ylabel=title, title=label)
         panel.set(xlabel="heads removed (%)", xlim=(-2, 102))
-        panel.grid(True)
     return figure
-
-
-# ---- a smaller checkpoint --------------------------------------------------------------------------------------------
 
 
 def cut_off(args: Namespace) -> None:
@@ -216,7 +201,7 @@ def cut_off(args: Namespace) -> None:
             report[name]["decoding_s"] = seconds(partial(scores.translate, model, some[:1], flags))
     with without(found, removed):
         report["masked"] = scores.score(whole, batches, args, metrics)
-    print(comparison(report, metrics))
+    print(comparison(report))
     print("to train on: fairseq-train with the flags of its training, and behind them")
     print(f"  {smaller.training_flags(pruned, args.save)}")
     print(f"wrote {args.save}")
@@ -245,19 +230,16 @@ def sizes(loaded: Loaded) -> dict[str, int]:
 
 def seconds(function: Callable[[], object]) -> float:
     """Return the median time of a call."""
-    timer = Timer("function()", globals={"function": function}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=1).median
+    threads = torch.get_num_threads()
+    return Timer("function()", globals={"function": function}, num_threads=threads).blocked_autorange().median
 
 
-def comparison(report: dict[str, dict[str, Any]], metrics: Sequence[str]) -> str:
+def comparison(report: dict[str, dict[str, Any]]) -> str:
     """Return a table of the whole, the masked and the pruned model."""
-    mixed = "mixed heads" if "source heads" in report["whole"] else "heads"
-    titles = {"parameters": "parameters", "source heads": "source heads", "heads": mixed}
-    titles |= {metric: scores.METRICS[metric].title for metric in metrics}
-    titles |= {"forward_s": f"scoring of {TIMED_BATCHES} batches at most (s)", "decoding_s": "decoding of a batch (s)"}
-    lines = [f"{'':36s}{'whole':>12s}{'masked':>12s}{'pruned':>12s}"]
-    for row in [row for row in titles if row in report["whole"]]:
-        values = [report[which].get(row, "") for which in ("whole", "masked", "pruned")]
+    models = ("whole", "masked", "pruned")
+    lines = [" " * 36 + "".join(f"{name:>12s}" for name in models)]
+    for row in report["whole"]:
+        values = [report[name].get(row, "") for name in models]
         cells = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if value else "" for value in values]
-        lines.append(f"{titles[row]:36s}" + "".join(f"{cell:>12s}" for cell in cells))
+        lines.append(f"{TITLES.get(row, row):36s}" + "".join(f"{cell:>12s}" for cell in cells))
     return "\n".join(lines)

@@ -4,7 +4,7 @@ import json
 import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from fairseq.logging import metrics
@@ -16,18 +16,8 @@ from mixhead_plugin.errors import OptionError
 Batches = Sequence[dict[str, Any]]  # fairseq's samples
 
 
-class Metric(NamedTuple):
-    """One entry of the flag --metric."""
-
-    higher_is_better: bool
-    title: str
-
-
-METRICS = {
-    "loss": Metric(False, "loss (base 2)"),
-    "accuracy": Metric(True, "accuracy (%)"),
-    "bleu": Metric(True, "BLEU"),
-}
+# The values of --metric, with their titles; the loss is better if it is lower.
+METRICS = {"loss": "loss (base 2)", "accuracy": "accuracy (%)", "bleu": "BLEU"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -28,13 +28,8 @@ def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     """Save the model without the heads that `kept` leaves out, and without the state of its optimizer.
 
-    Args:
-        loaded: the whole model
-        kept: the heads that stay of each attention of `prunable`, by name
-        file: the checkpoint, in the dtype of the whole one
-
-    Raises:
-        OptionError: the model's config cannot describe the smaller model
+    `kept` has the heads that stay of each attention of `prunable`, by name. Refuse a model whose config cannot describe
+    the smaller one.
     """
     found = prunable(loaded)
     sites = {site: [kept[n] for n in names if n in found] for site, names in by_site(loaded.model).items()}
@@ -61,23 +56,13 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
 
 
 def training_flags(cut: Loaded, file: str) -> str:
-    """Return the flags that follow those of the whole model's training, to train the smaller one on.
+    """Return the flags that follow those of the whole model's training, to train `cut`, the model in `file`, on.
 
     --save-dir is a new folder: in the old one fairseq would go on with the whole model's checkpoint_last.pt.
-
-    Args:
-        cut: the smaller model
-        file: its checkpoint
     """
-    model = cut.cfg.model
-    flags = {
-        "arch": _arch(model),
-        "head-mixing": model.head_mixing,
-        "heads-per-layer": model.heads_per_layer,
-        "head-dim": str(model.head_dim),
-        "finetune-from-model": file,
-        "save-dir": f"{os.path.splitext(file)[0]}-finetuned",
-    }
+    model, folder = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
+    flags = {"arch": _arch(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
+    flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": folder}
     words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
     return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])
 

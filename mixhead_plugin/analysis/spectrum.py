@@ -17,7 +17,6 @@ Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels
 
 import itertools
 from argparse import ArgumentParser, Namespace
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.analysis import figures, loading, output
-from mixhead_plugin.analysis.attentions import SITES, by_site, hooked, where
+from mixhead_plugin.analysis.attentions import SITES, hooked, where
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
@@ -34,9 +33,6 @@ from mixhead_plugin.ops.reference import mix_heads
 
 CHUNK_BYTES = 256 * 2**20  # of float64 matrices that are decomposed at once
 NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
-
-
-# ---- measures --------------------------------------------------------------------------------------------------------
 
 
 def singular_values(matrices: Tensor) -> Tensor:
@@ -84,9 +80,6 @@ def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, 
     return itertools.islice(cut(), args.windows)
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
 class Spectrum(NamedTuple):
     """One attention: means over the windows."""
 
@@ -113,7 +106,7 @@ class Measured(NamedTuple):
 
 def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
     """Return the spectra of the heads of a model, then, where heads mix, those of its source heads."""
-    found: dict[bool, dict[str, list[Spectrum]]] = {False: defaultdict(list), True: defaultdict(list)}
+    found: dict[bool, dict[str, dict[int, list[Spectrum]]]] = {False: {}, True: {}}
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         weights = heads.weights()  # [1, H, n, n]
@@ -122,38 +115,39 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
         for source, matrices in ((False, mix_heads(weights, heads.mixing)), (True, weights)):
             if not source or heads.mixing is not None:
                 values = singular_values(matrices)[0]  # [H, n]
-                found[source][name].append(Spectrum(cumulative(values).mean(0), effective_rank(values)))
+                layers = found[source].setdefault(where(name).site, {})
+                spectrum = Spectrum(cumulative(values).mean(0), effective_rank(values))
+                layers.setdefault(where(name).layer, []).append(spectrum)
 
+    number = 0
     with torch.no_grad(), hooked(loaded.model, see):
         for inputs in windows(loaded, args, length):
+            number += 1
             for module in loaded.model.modules():
                 if hasattr(module, "reset_memory"):  # windows at random places do not go on from each other
                     module.reset_memory()
             loading.forward(loaded, inputs)
-    if not found[False]:
+    if not number:
         usual = usual_length(loaded, args.subset)
         raise OptionError(f"--length {length}: no sentence of {args.subset} is so long; half of them have {usual}")
-    measured = []
-    for source, spectra in found.items():
-        means = {name: Spectrum(*(torch.stack(x).mean(0) for x in zip(*s, strict=True))) for name, s in spectra.items()}
-        sites: dict[str, dict[int, Spectrum]] = {}
-        for site, names in by_site(loaded.model).items():
-            for name in [name for name in names if name in means]:
-                sites.setdefault(site, {})[where(name).layer] = means[name]
-        if sites:
-            measured.append(Measured(loaded.name, source, max(map(len, spectra.values())), sites))
-    return measured
+
+    def mean(spectra: list[Spectrum]) -> Spectrum:
+        return Spectrum(*(torch.stack(values).mean(0) for values in zip(*spectra, strict=True)))
+
+    means = {
+        source: {site: {layer: mean(spectra) for layer, spectra in layers.items()} for site, layers in sites.items()}
+        for source, sites in found.items()
+    }
+    return [Measured(loaded.name, source, number, sites) for source, sites in means.items() if sites]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True, batching=False)
     output.add_arguments(parser, labels=True)
-    parser.add_argument(
-        "--length", type=loading.positive, metavar="N", help="tokens in a window (default: half of the set has them)"
-    )
-    parser.add_argument(
-        "--windows", type=loading.positive, default=16, metavar="N", help="how many at most (default: %(default)s)"
-    )
+    text = "tokens in a window (default: half of the set has them)"
+    parser.add_argument("--length", type=loading.positive, metavar="N", help=text)
+    text = "how many at most (default: %(default)s)"
+    parser.add_argument("--windows", type=loading.positive, default=16, metavar="N", help=text)
     parser.add_argument("--source", action="store_true", help="draw the curves of the source heads, before mixing, too")
 
 
@@ -194,9 +188,6 @@ def as_json(measured: Measured) -> dict[str, Any]:
     }
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
 def draw_curves(measured: list[Measured], length: int) -> Any:
     """Draw a panel for each site, with a colour for each checkpoint."""
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
@@ -224,20 +215,19 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
 def draw_ranks(measured: list[Measured]) -> Any:
     """Draw layer by head: a row of panels for each checkpoint, a column for each site; one row for a single site."""
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
-    panels = [(m, site) for m in measured for site in sites]
-    shape = (len(measured), len(sites)) if len(sites) > 1 else (1, len(measured))
-    ranks = [s.rank.tolist() for m in measured for layers in m.spectra.values() for s in layers.values()]
-    low, high = np.nanmin(figures.ragged(ranks)), np.nanmax(figures.ragged(ranks))
-    layers = max(len(layers) for m in measured for layers in m.spectra.values())
-    figure, axes = figures.subplots(*shape, (3.0, 1.5 + 0.14 * layers))
-    for panel, (m, site) in zip(axes.flat, panels, strict=True):
+
+    def panel(m: Measured, site: str) -> tuple[str, Any] | None:
         if site not in m.spectra:
-            panel.axis("off")
-            continue
-        rows = figures.ragged([s.rank.tolist() for s in m.spectra[site].values()])
-        image = figures.heat_map(panel, rows, low, high, xlabel="head", ylabel="layer")
-        panel.set_title(f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}")
-    figures.colour_bar(figure, image, axes, "effective rank")
+            return None
+        ranks = [s.rank.tolist() for s in m.spectra[site].values()]
+        return f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}", ranks
+
+    panels = [[panel(m, site) for site in sites] for m in measured]
+    if len(sites) == 1:
+        panels = [[row[0] for row in panels]]
+    layers = max(len(layers) for m in measured for layers in m.spectra.values())
+    size = (3.0, 1.5 + 0.14 * layers)
+    figure = figures.heat_maps(panels, size, "effective rank", xlabel="head", ylabel="layer")
     if any(m.source for m in measured):
         figure.supxlabel(NOTE, fontsize=8)
     return figure

@@ -63,15 +63,3 @@ def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(a
     assert second["mixed"][2] == pytest.approx(loss_without([8, 9, 10, 11]), rel=1e-5)
     alone = content["only"]["loss"][1]["mixed"][2]
     assert alone == pytest.approx(loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5)
-
-
-@pytest.mark.slow  # 80 searches
-def test_bleu_comes_beside_the_loss(analysis, translation_checkpoint, tmp_path):
-    flags = ["--metric", "bleu", "--beam", 2, "--max-len-b", 3, "--bleu-tokenize", "char", "--post-process", "@@ "]
-    arguments = [translation_checkpoint, "--limit", 1, "--batch-size", 1, "--output", tmp_path]
-    status, _, err = analysis("ablate", *arguments, *flags)
-    assert status == 0, err
-    content = json.loads((tmp_path / "ablate.json").read_text())
-    assert set(content["single"]) == set(content["only"]) == set(content["baseline"]) == {"loss", "bleu"}
-    pictures = {f"ablate-{e}-{m}.{kind}" for e in EXPERIMENTS for m in ("loss", "bleu") for kind in ("png", "svg")}
-    assert {f.name for f in tmp_path.iterdir()} == {*pictures, "ablate.json"}

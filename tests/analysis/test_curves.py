@@ -97,13 +97,6 @@ def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
     assert "stock: 10 updates, training ppl 8 at 10" in printed  # its validations have none
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_labels_and_metrics_are_the_users(logs, analysis, tmp_path):
-    status, _, _ = analysis("curves", *logs, "--labels", "A,B", "--metrics", "loss,", "--output", tmp_path)
-    assert status == 0
-    assert list(json.loads((tmp_path / "curves.json").read_text())["runs"]) == ["A", "B"]
-
-
 @pytest.mark.parametrize("flags", [["--metrics", "bleu"], ["--metrics", ","], ["--labels", "A"], ["--labels", "A,A"]])
 def test_flags_that_cannot_be_used_are_named(flags, logs, analysis, tmp_path):
     status, _, errors = analysis("curves", *logs, *flags, "--output", tmp_path / "out")
@@ -127,10 +120,3 @@ def test_a_file_without_fairseq_s_json_is_refused(content, tmp_path):
     (tmp_path / "train.log").write_bytes(content)
     with pytest.raises(OptionError, match=r"train\.log: has no JSON of fairseq-train"):
         read_log(tmp_path / "train.log")
-
-
-def test_a_missing_file_is_refused_in_one_line(tmp_path, analysis):
-    for path in (tmp_path / "none.log", tmp_path):
-        status, _, errors = analysis("curves", path, "--output", tmp_path)
-        assert status == 1
-        assert str(path) in errors and errors.count("\n") == 1

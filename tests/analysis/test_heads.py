@@ -30,24 +30,6 @@ def test_what_is_kept_is_what_was_not_removed():
     }
 
 
-def test_a_removed_head_gives_nothing():
-    both = attentions()
-    x = torch.randn(3, 1, 8)
-    with without(both, [Head("plain", "mixed", 1)]):
-        found = both["plain"](x, x, x)[0]
-    with torch.no_grad():
-        both["plain"].out_proj.weight[:, 4:] = 0
-    torch.testing.assert_close(found, both["plain"](x, x, x)[0])
-
-
-def test_all_heads_of_an_attention_can_go():
-    both = attentions()
-    x = torch.randn(3, 1, 8)
-    with without(both, all_heads(both)):
-        for attention in both.values():
-            torch.testing.assert_close(attention(x, x, x)[0], attention.out_proj.bias.expand(3, 1, 8))
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_gates_that_were_there_come_back(fails):
     both = attentions()

@@ -166,16 +166,6 @@ def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path):
     }
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_the_same_set_of_other_data_is_compared_too(analysis, lm_checkpoint, text_data, tmp_path):
-    flags = ["--compare-data", f"{text_data}/.", "--limit", 2, "--output", tmp_path]
-    status, _, err = analysis("importance", lm_checkpoint, *flags)
-    assert status == 0, err
-    content = json.loads((tmp_path / "importance.json").read_text())
-    assert content["pearson"] == pytest.approx({"source": 1.0, "mixed": 1.0})
-    assert [s["label"] for s in content["sets"]] == [f"valid of {text_data}", f"valid of {text_data}/."]
-
-
 @pytest.mark.parametrize("flags", [["--subset", "valid,valid"], ["--subset", "valid,test,train"]])
 def test_sets_that_cannot_be_compared_are_refused_in_one_line(analysis, lm_checkpoint, flags, tmp_path):
     status, _, err = analysis("importance", lm_checkpoint, *flags, "--output", tmp_path)
@@ -187,7 +177,7 @@ def test_sets_that_cannot_be_compared_are_refused_in_one_line(analysis, lm_check
 def test_activation_checkpointing_does_not_hide_the_gradients(stock_lm_checkpoint):
     args = Namespace(subset="valid", max_tokens=None, batch_size=None, limit=2)
     plain, recomputing = (
-        weigh(args, load(stock_lm_checkpoint, overrides={"checkpoint_activations": on}), "valid").weights
+        weigh(args, load(stock_lm_checkpoint, overrides={"checkpoint_activations": on}), "valid")[0]
         for on in (False, True)
     )
     for name, by_kind in plain.items():

@@ -141,11 +141,6 @@ def test_a_set_that_is_not_there_is_named(lm_checkpoint, analysis, tmp_path):
     assert "dev" in errors and errors.count("\n") == 1
 
 
-def test_the_name_of_a_checkpoint_is_its_folder_s_if_the_file_is_called_as_usual(lm_checkpoint):
-    assert load(lm_checkpoint, cpu=True).name == "mixhead_lm"
-    assert load(lm_checkpoint, cpu=True, name="B").name == "B"
-
-
 @pytest.mark.parametrize("arch", ["roberta_base", "mixhead_roberta_base"])
 def test_roberta_loads(arch, write_checkpoint, text_data):
     flags = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16, *ROBERTA_SIZES]

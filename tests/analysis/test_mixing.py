@@ -155,20 +155,6 @@ def test_a_language_model_mixes_by_the_tokens_that_it_reads(lm_checkpoint, analy
         assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").stat().st_size > 5000
 
 
-def test_a_dictionary_without_counts_is_said(lm_checkpoint, text_data, analysis, tmp_path, numbers_alone):
-    data = tmp_path / "data"
-    data.mkdir()
-    for file in text_data.iterdir():
-        if file.is_file():
-            (data / file.name).write_bytes(file.read_bytes())
-    words = (data / "dict.txt").read_text().splitlines()
-    (data / "dict.txt").write_text("".join(f"{line.split()[0]} 1\n" for line in words))
-    status, printed, _ = analysis("mixing", lm_checkpoint, "--data", data, "--output", tmp_path)
-    assert status == 0
-    assert "mixhead_lm: the decoder's dictionary has no counts: no classes of tokens" in printed
-    assert numbers_alone == ["mixing", "mixing_distances"]
-
-
 def test_a_model_that_mixes_nothing_is_refused(stock_translation_checkpoint, analysis, tmp_path):
     status, _, errors = analysis("mixing", stock_translation_checkpoint, "--output", tmp_path)
     assert status == 1

@@ -13,7 +13,7 @@ from mixhead_plugin.analysis.prune import least_important, seconds
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
-from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, preprocess, run, train
+from tests.commands import LM_SIZES, PLUGIN, SIZES, WHOLE_SETS, run, train
 
 CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
 
@@ -162,12 +162,6 @@ def test_checkpoints_are_called_by_their_updates(analysis, stock_lm_checkpoint, 
     assert "checkpoint2, epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
 
 
-def test_a_profile_is_relative_to_the_whole_model():
-    steps = [prune.Step(0, 0, 4.0), prune.Step(0.5, 1, 3.0), prune.Step(0.9, 2, 5.0)]
-    assert prune.worse_by(steps, higher_is_better=True) == [0, 25, -25]
-    assert prune.worse_by(steps, higher_is_better=False) == [0, -25, 25]
-
-
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     status, _, err = analysis("importance", lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
@@ -243,29 +237,6 @@ def test_other_models_are_weighed_masked_and_cut_or_refused(
     assert status == (1 if obstacle else 0), err
     assert obstacle is None or (obstacle in err and err.count("\n") == 1)
     assert (tmp_path / "pruned.pt").exists() == (obstacle is None)
-
-
-@pytest.mark.slow
-def test_a_classifier_is_scored_by_its_accuracy(analysis, write_checkpoint, corpus, tmp_path):
-    for side, lines in (("input0", None), ("label", "0\n1\n1\n")):
-        folder = tmp_path / "raw" / side
-        folder.mkdir(parents=True)
-        for split in ("train", "valid", "test"):
-            text = (corpus / f"{split}.en").read_text()
-            number = len(text.splitlines())
-            (folder / split).write_text(text if lines is None else lines * (number // 3))
-        preprocess(folder, tmp_path / "data" / side, "--only-source")
-    task = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", 2]
-    task += ["--init-token", 0, "--separator-token", 2, "--max-positions", 32, *ROBERTA_SIZES]
-    checkpoint = write_checkpoint("classifier", tmp_path / "data", "mixhead_roberta_base", *task)
-    common = ["--metric", "accuracy", "--cpu", "--output", tmp_path]
-    for command in (["ablate"], ["prune"], ["prune", "--fraction", 0.5, "--save", tmp_path / "pruned.pt"]):
-        status, _, err = analysis(command[0], checkpoint, *command[1:], *common)
-        assert status == 0, err
-    found = json.loads((tmp_path / "prune-save.json").read_text())
-    baseline = json.loads((tmp_path / "ablate.json").read_text())["baseline"]["accuracy"]
-    assert found["whole"]["accuracy"] == baseline and 0 < baseline < 100
-    assert found["pruned"]["accuracy"] == found["masked"]["accuracy"]
 
 
 @pytest.mark.slow

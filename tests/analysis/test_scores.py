@@ -63,17 +63,6 @@ def test_a_metric_that_the_model_lacks_is_refused(metric, stock_lm_checkpoint):
         scores.score(loaded, list(batches(loaded, limit=1)), flags("--metric", metric), [metric])
 
 
-def test_bleu_compares_translations_with_the_targets(stock_translation_checkpoint, monkeypatch):
-    loaded = load(stock_translation_checkpoint)
-    samples = list(batches(loaded, limit=1, batch_size=4))
-    args = flags("--metric", "bleu", "--bleu-tokenize", "char")
-    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: [list(s["target"]) for s in samples])
-    assert scores.bleu(loaded, samples, args) == pytest.approx(100)
-    turned = [[t.flip(0) for t in s["target"]] for s in samples]
-    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: turned)
-    assert scores.bleu(loaded, samples, args) < 90
-
-
 def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(stock_translation_checkpoint):
     loaded = load(stock_translation_checkpoint)
     (sample,) = batches(loaded, limit=1, batch_size=4)
@@ -84,16 +73,6 @@ def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(stock_translation_che
     expected = loaded.task._inference_with_bleu(generator, sample, loaded.model)
     assert expected.precisions[0] > 0
     assert scores.bleu(loaded, [sample], args) == pytest.approx(expected.score)
-
-
-def test_unknown_words_are_no_match(stock_translation_checkpoint, monkeypatch):
-    loaded = load(stock_translation_checkpoint)
-    (sample,) = batches(loaded, limit=1, batch_size=1)
-    unknown = sample["target"].clone()
-    unknown[:, :-1] = loaded.task.target_dictionary.unk()
-    sample["target"] = unknown
-    monkeypatch.setattr(scores, "translate", lambda loaded, samples, flags: [list(unknown)])
-    assert scores.bleu(loaded, [sample], flags("--bleu-tokenize", "none")) == 0
 
 
 def test_translations_are_those_of_the_training_s_eval_bleu_unless_flags_say_otherwise():

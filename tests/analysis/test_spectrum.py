@@ -21,7 +21,6 @@ from mixhead_plugin.analysis.spectrum import (
     singular_values,
     windows,
 )
-from tests.commands import PLUGIN, train
 from tests.helpers import task
 
 
@@ -44,12 +43,6 @@ def test_the_definitions_at_known_singular_values():
     expected = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
     assert effective_rank(values).item() == pytest.approx(expected)
     assert effective_rank(torch.zeros(3)).isnan()
-
-
-def test_a_factor_on_the_matrix_changes_nothing():
-    matrices = torch.rand(2, 5, 5)
-    for measure in (cumulative, effective_rank):
-        torch.testing.assert_close(measure(singular_values(7 * matrices)), measure(singular_values(matrices)))
 
 
 def test_chunks_do_not_matter(monkeypatch):
@@ -153,27 +146,3 @@ def test_the_picture_of_ranks_has_a_panel_before_mixing_and_the_note():
     figure = draw_ranks([Measured("A", False, 1, spectra), Measured("A", True, 1, spectra)])
     assert [axes.get_title().partition("\n")[0] for axes in figure.axes[:2]] == ["A", "A, before mixing"]
     assert figure.get_supxlabel() == NOTE
-
-
-@pytest.mark.parametrize(
-    "flags", [["--length", 50], ["--length", 0], ["--labels", "a,b"], ["--subset", "dev"], ["--windows", "x"]]
-)
-def test_flags_that_cannot_be_used_are_named(flags, lm_checkpoint, analysis, tmp_path):
-    status, _, errors = analysis("spectrum", lm_checkpoint, *flags, "--output", tmp_path)
-    assert status in (1, 2)
-    assert str(flags[1]) in errors.splitlines()[-1]
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["transformer_iwslt_de_en", "mixhead_transformer_iwslt_de_en"])
-def test_checkpoints_of_real_trainings(arch, translation_data, analysis, tmp_path):
-    sizes = ["--encoder-layers", 1, "--decoder-layers", 1, "--encoder-embed-dim", 16, "--decoder-embed-dim", 16]
-    sizes += ["--encoder-ffn-embed-dim", 16, "--decoder-ffn-embed-dim", 16]
-    save, logs = tmp_path / "save", tmp_path / "train.log"
-    train(translation_data, arch, save, *sizes, "--log-file", logs, updates=4)
-    best = save / "checkpoint_best.pt"
-    assert analysis("spectrum", best, "--user-dir", PLUGIN, "--output", tmp_path)[0] == 0
-    assert analysis("mixing", best, "--output", tmp_path)[0] == (0 if arch.startswith("mixhead") else 1)
-    assert analysis("curves", logs, "--output", tmp_path)[0] == 0
-    assert list(json.loads((tmp_path / "curves.json").read_text())["runs"]) == [tmp_path.name]
