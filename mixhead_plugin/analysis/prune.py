@@ -105,6 +105,7 @@ class Step(NamedTuple):
 
 def profiles(args: Namespace) -> None:
     """Score each checkpoint while more and more heads are gone."""
+    output.labels(args, args.checkpoints)  # refuse wrong names before the work
     entries, found = [], []
     for path in args.checkpoints:
         loaded = loading.load_from(args, path)

@@ -52,10 +52,6 @@ def test_series_are_told_apart_by_colour_and_then_by_line():
     assert len(set(looks)) == len(looks)
 
 
-def test_rows_of_different_lengths_end_in_blanks():
-    np.testing.assert_array_equal(figures.ragged([[1], [2, 3]]), [[1, np.nan], [2, 3]])
-
-
 def test_json_has_versions_flags_and_numbers(tmp_path):
     args = Namespace(checkpoint="a.pt", limit=None, cpu=True, model_overrides={"dropout": 0.1}, labels="ä,b")
     args.output = str(tmp_path / "new" / "folder")

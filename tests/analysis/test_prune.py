@@ -55,12 +55,6 @@ def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoi
         masked = smaller.model(**batch["net_input"])[0]
         found = load(str(tmp_path / "again.pt"), cpu=True).model.double()(**batch["net_input"])[0]
     torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
-    if scores.translates(loaded):
-        flags = Namespace(beam=3, max_len_b=6)
-        with without(prunable(loaded), removed):
-            expected = scores.translate(loaded, [batch], flags)
-        for left, right in zip(scores.translate(smaller, [batch], flags)[0], expected[0]):
-            assert torch.equal(left, right)
 
 
 def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stock_lm_checkpoint, tmp_path):
@@ -240,31 +234,27 @@ def test_other_models_are_weighed_masked_and_cut_or_refused(
 
 
 @pytest.mark.slow
-def test_fairseq_s_commands_take_the_smaller_checkpoint(
-    analysis, translation_data, text_data, stock_translation_checkpoint, lm_checkpoint, tmp_path
-):
-    for checkpoint, data, arch, sizes, mixing in (
-        (stock_translation_checkpoint, translation_data, "mixhead_transformer", SIZES, "none"),
-        (lm_checkpoint, text_data, "mixhead_transformer_lm", LM_SIZES, "position-wise"),
-    ):
-        file = tmp_path / f"{arch}.pt"
-        flags = ["--fraction", 0.4, "--save", file, "--output", tmp_path, "--max-len-b", 5]
-        status, _, err = analysis("prune", checkpoint, *flags)
-        assert status == 0, err
-        found = json.loads((tmp_path / "prune-save.json").read_text())
-        plugin = ["--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
-        task = [] if arch == "mixhead_transformer" else ["--task", "language_modeling", "--tokens-per-sample", 16]
-        if task:
-            result = run("fairseq-eval-lm", data, *plugin, *task[2:])
-            assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
-        else:
-            result = run("fairseq-generate", data, *plugin, "--beam", 2, "--max-len-b", 5)
-            assert "Translated 15 sentences" in result.stdout + result.stderr
-        more = ["--head-mixing", mixing, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4]
-        more += ["--finetune-from-model", file, *task, *sizes]
-        train(data, arch, tmp_path / arch, *more)
-        trained = load(str(tmp_path / arch / "checkpoint_last.pt"))
-        assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]
+@pytest.mark.parametrize("mixing, sizes", [("none", SIZES), ("position-wise", LM_SIZES)])
+def test_fairseq_s_commands_take_the_smaller_checkpoint(mixing, sizes, analysis, request, tmp_path):
+    translation = mixing == "none"
+    checkpoint = request.getfixturevalue("stock_translation_checkpoint" if translation else "lm_checkpoint")
+    data = request.getfixturevalue("translation_data" if translation else "text_data")
+    file, arch = tmp_path / "pruned.pt", "mixhead_transformer" if translation else "mixhead_transformer_lm"
+    status, _, err = analysis("prune", checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path)
+    assert status == 0, err
+    found = json.loads((tmp_path / "prune-save.json").read_text())
+    plugin = [data, "--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
+    if translation:
+        result = run("fairseq-generate", *plugin, "--beam", 2, "--max-len-b", 5)
+        assert "Translated 15 sentences" in result.stdout + result.stderr
+    else:
+        result = run("fairseq-eval-lm", *plugin, "--tokens-per-sample", 16)
+        assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
+    more = ["--head-mixing", mixing, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4, *sizes]
+    task = [] if translation else ["--task", "language_modeling", "--tokens-per-sample", 16]
+    train(data, arch, tmp_path / "save", *more, *task, "--finetune-from-model", file)
+    trained = load(str(tmp_path / "save" / "checkpoint_last.pt"))
+    assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]
 
 
 @pytest.mark.slow

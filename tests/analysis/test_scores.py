@@ -17,11 +17,6 @@ def flags(*arguments):
     return parser.parse_args(list(map(str, arguments)))
 
 
-def classifier():
-    model = cases.model("sentence_prediction").eval()
-    return SimpleNamespace(model=model, criterion=cases.criterion("sentence_prediction").eval())
-
-
 def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(stock_lm_checkpoint):
     loaded = load(stock_lm_checkpoint)
     samples = list(batches(loaded, batch_size=3))
@@ -38,19 +33,12 @@ def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(stock_lm_c
 
 
 def test_accuracy_is_the_share_of_sentences_that_are_right():
-    loaded = classifier()
-    samples = [cases.sentence_batch(), cases.sentence_batch()]
-    right = sum(
-        int(
-            (
-                loaded.model(
-                    **s["net_input"], features_only=True, classification_head_name="sentence_classification_head"
-                )[0].argmax(1)
-                == s["target"][:, 0]
-            ).sum()
-        )
-        for s in samples
-    )
+    model, criterion = cases.model("sentence_prediction").eval(), cases.criterion("sentence_prediction").eval()
+    samples, right = [cases.sentence_batch(), cases.sentence_batch()], 0
+    for sample in samples:
+        head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
+        right += int((model(**sample["net_input"], **head)[0].argmax(1) == sample["target"][:, 0]).sum())
+    loaded = SimpleNamespace(model=model, criterion=criterion)
     found = scores.score(loaded, samples, flags(), ["loss", "accuracy"])
     assert found["accuracy"] == pytest.approx(100 * right / 6)
     assert found["loss"] > 0
