@@ -605,40 +605,6 @@ def test_the_perplexity_of_damaged_data_is_not_known(kind, recipes, lab, tmp_pat
         counts_of_index(data, "test")
 
 
-IMPORTANCES = [b"", b"[]", b"{}", b'{"sets": []}', b'{"sets": [{"attentions": 3}]}', b"[" * 100_000, b"\xff", b"NaN"]
-
-
-@pytest.mark.parametrize("content", IMPORTANCES, ids=range(len(IMPORTANCES)))
-def test_malformed_importances_are_refused(content, lab, tmp_path):
-    from mixhead_plugin.analysis.head_numbers import read_importance
-
-    path = tmp_path / "importance.json"
-    path.write_bytes(content)
-    with pytest.raises(OptionError, match=f"--importance {re.escape(str(path))}: "):
-        read_importance(str(path), {})
-
-
-LOGS = [
-    b"",
-    b"\0" * 1000,
-    b"\xff\xfe\n",
-    b"{" * 100_000 + b"\n",
-    b'{"loss": NaN}\n',
-    b'[{"a":' * 50_000,
-    b"x" * 2_000_000,
-]
-
-
-@pytest.mark.parametrize("content", LOGS, ids=range(len(LOGS)))
-def test_logs_without_figures_are_refused(content, tmp_path):
-    from mixhead_plugin.analysis.curves import read
-
-    path = tmp_path / "train.log"
-    path.write_bytes(content)
-    with pytest.raises(OptionError, match=f"{re.escape(str(path))}: has no JSON of fairseq-train"):
-        read(str(path))
-
-
 @pytest.mark.slow
 def test_the_real_commands_say_it_in_one_line(lab, tmp_path):
     """Not in a fork: as a user types them."""
