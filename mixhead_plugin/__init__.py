@@ -4,11 +4,19 @@ Given to fairseq as `--user-dir` (`python -m mixhead_plugin` prints the folder),
 architectures and criteria. Without fairseq installed, `mixhead_plugin.ops` is there for use with torch alone.
 """
 
+from functools import cache
 from importlib.util import find_spec
 
 __version__ = "0.1.0"
 
-if find_spec("fairseq") is not None:
-    from mixhead_plugin import compat, criterions, models, tasks  # noqa: F401 (registers with fairseq)
+
+@cache
+def register() -> None:
+    """Register the architectures and criteria with fairseq, and apply the repairs."""
+    from mixhead_plugin import compat, criterions, models  # noqa: F401
 
     compat.apply()
+
+
+if find_spec("fairseq") is not None:
+    register()

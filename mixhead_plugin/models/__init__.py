@@ -1,6 +1,5 @@
 """The stock models with the plugin's attention; importing this package registers them with fairseq."""
 
-from mixhead_plugin.models.bert import BertModel
 from mixhead_plugin.models.recipe_architectures import RECIPE_ARCHITECTURES
 from mixhead_plugin.models.roberta import RobertaModel
 from mixhead_plugin.models.synthesizer import SynthesizerLanguageModel
@@ -10,7 +9,6 @@ from mixhead_plugin.models.transformer_xl import TransformerXLModel
 
 __all__ = [
     "RECIPE_ARCHITECTURES",
-    "BertModel",
     "RobertaModel",
     "SynthesizerLanguageModel",
     "TransformerLanguageModel",

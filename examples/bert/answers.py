@@ -1,4 +1,4 @@
-"""From the logits of starts and ends to answers: the best spans of a window, then of all windows of a question."""
+"""From logits to answers: the best spans of a window, then of all windows of a question."""
 
 import json
 import math
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mixhead_plugin.data.squad import Question, Squad, SquadError
+from bert.squad_data import Question, Squad, SquadError
 
 
 class Span(NamedTuple):
-    """A possible answer: characters start to end - 1 of a context."""
+    """A possible answer: the characters start to end - 1 of a context."""
 
     start: int
     end: int
@@ -23,26 +23,25 @@ class Span(NamedTuple):
 def best_spans(
     logits: Tensor, starts: Tensor, ends: Tensor, number: int, longest: int
 ) -> Tuple[Tensor, Tensor, Tensor]:
-    """The most probable spans of each window, the best first.
+    """Return the most probable spans of each window, the best first.
 
-    Within a window the order is that of the sum of both logits (Devlin et al. 2019, section 4.2), exactly: of all spans
-    that may be, not of pairs of the best starts and ends. Between windows logits say nothing, probabilities do: a
-    window without the answer puts it on [CLS].
+    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2), over all possible spans. Between
+    windows only probabilities can be compared: a window without the answer gives its probability to [CLS].
 
     Args:
         logits: [B, N, 2], of being the first and the last token; -inf for padding
         starts, ends: bool [B, N], where a span may begin and end
-        number: of spans wanted
-        longest: tokens of a span at most
+        number: how many spans to return
+        longest: the most tokens of a span
 
     Returns:
-        scores: float32 [B, K], log-probabilities, K = number or all that there are; -inf where a window has fewer
-        first, last: int64 [B, K], their tokens
+        scores: float32 [B, K], log-probabilities, K <= number; -inf where a window has fewer spans
+        first, last: int64 [B, K], the first and the last token of each span
     """
     first, last = logits.float().log_softmax(1).unbind(-1)
     first, last = first.masked_fill(~starts, -math.inf), last.masked_fill(~ends, -math.inf)
     longest = min(longest, first.shape[1])
-    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L]: of ends from each token
+    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L], the ends from each token on
     total = (first.unsqueeze(-1) + ahead).flatten(1)  # [B, N * L]
     scores, places = total.topk(min(number, total.shape[1]))
     begin = places // longest
@@ -50,15 +49,15 @@ def best_spans(
 
 
 def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) -> List[List[Span]]:
-    """The best spans of every window of a batch, as characters of its context; none if it has no start.
+    """Return the best spans of every window of a batch as characters of its context.
 
     Args:
-        sample: what SquadWindows collates
+        sample: a batch of SquadWindows
         logits: [B, N, 2]; -inf for padding
     """
     scores, first, last = best_spans(logits, sample["starts"], sample["ends"], number, longest)
     rows = torch.arange(len(scores), device=scores.device).unsqueeze(-1)
-    last = last.clamp(max=logits.shape[1] - 1)  # of a span that is not there
+    last = last.clamp(max=logits.shape[1] - 1)  # where a window has fewer spans
     starts, ends = sample["places"][rows, first, 0], sample["places"][rows, last, 1]  # [B, K]
     return [
         [Span(*span) for span in zip(*row) if span[-1] > -math.inf]
@@ -67,14 +66,14 @@ def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) 
 
 
 class NBestFile:
-    """A file with a line for every window: the question's id, which of its windows, and the best spans, in JSON."""
+    """A file of JSON lines, one for each window: the question's id, the window's number, and the best spans."""
 
     def __init__(self, path: Union[str, Path]):
         self.path = Path(path)
-        self.path.write_bytes(b"")  # what an earlier run left is gone, and a path that cannot be is known at once
+        self.path.write_bytes(b"")  # empties an old file, and fails at once if the path is impossible
 
     def write(self, sample: Dict[str, Any], spans: Iterable[List[Span]]) -> None:
-        """The spans of a batch, as `spans_of` finds them."""
+        """Append the spans of a batch, as `spans_of` returns them."""
         names = zip(sample["question_ids"], sample["windows"], spans)
         lines = (json.dumps({"id": name, "window": window, "spans": found}) + "\n" for name, window, found in names)
         with self.path.open("a", encoding="utf-8") as file:
@@ -82,10 +81,10 @@ class NBestFile:
 
 
 def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[str, List[Span]]:
-    """By question the spans of all of its windows, from what NBestFile wrote.
+    """Read the file of an NBestFile: the spans of all windows of each question.
 
     Raises:
-        SquadError: the file is not of exactly these questions and all of their windows
+        SquadError: the file has other questions, or lacks windows
     """
     found: Dict[str, Dict[int, List[Span]]] = {}
     expected: Dict[str, int] = {}
@@ -115,13 +114,9 @@ def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]
 
 
 def n_best(spans: Iterable[Span], context: str, number: int) -> List[Dict[str, Any]]:
-    """The best answers of a question, the best first; of spans with the same text the best.
+    """Return text and probability of the best answers of a question, the best first.
 
-    Args:
-        spans: of all of its windows
-
-    Returns:
-        text and probability of each; a single empty answer if there are no spans
+    Each text occurs once, with its best span. Without spans there is one answer, and it is empty.
     """
     found: Dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
@@ -131,5 +126,5 @@ def n_best(spans: Iterable[Span], context: str, number: int) -> List[Dict[str, A
 
 
 def predictions(squad: Squad, spans: Dict[str, List[Span]], number: int) -> Dict[str, List[Dict[str, Any]]]:
-    """By question what `n_best` finds."""
+    """Return for each question what `n_best` finds."""
     return {q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number) for q in squad.questions}

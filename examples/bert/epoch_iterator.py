@@ -1,4 +1,4 @@
-"""What the tasks of the plugin share."""
+"""The base class of the tasks: epochs whose worker processes end with their iterator."""
 
 from typing import Any, List
 from weakref import ref
@@ -9,16 +9,16 @@ from fairseq.tasks import FairseqTask
 
 
 class Task(FairseqTask):
-    """Where an epoch needs an iterator of its own, its workers go with it."""
+    """A task whose data sets need a new iterator for every epoch."""
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args: Any, **settings: Any) -> EpochBatchIterator:
-        """fairseq's, without the cycle in it.
+        """Return fairseq's iterator without the reference cycle in it.
 
-        Its sampler holds a method of the iterator that holds the sampler. The workers, which persist, would stay until
-        Python collects the cycle, and that takes seconds for each, since their queues are closed first.
+        Its sampler holds a method of the iterator, and the iterator holds the sampler. The persistent workers would
+        wait for the garbage collector, which takes seconds for each of them.
         """
         iterator = super().get_batch_iterator(dataset, *args, **settings)
-        if "ordered_batches" not in vars(iterator):  # it is not that of an earlier epoch
+        if "ordered_batches" not in vars(iterator):  # fairseq may return the iterator of an earlier epoch
             held = ref(iterator)
 
             def ordered_batches(*which: Any) -> List[List[int]]:

@@ -1,4 +1,4 @@
-"""The head that finds answers: which token of a text is the first of the answer, and which the last."""
+"""A head that finds answers: it says which token of a text is the first of the answer, and which the last."""
 
 import logging
 from typing import Any, Dict, Optional
@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 class SpanHead(nn.Module):
-    """A linear map of each token's features to the logits of being first and last (Devlin et al. 2019, section 4.2).
+    """Map the features of each token to the logits of being first and last (Devlin et al. 2019, section 4.2).
 
-    It stands where RoBERTa and BERT have the head of their masked language model: it acts inside the model's `forward`,
-    as data parallel training wants it, and no parameter goes unused.
+    It replaces the head of the masked language model. So it acts inside the model's `forward`, as data parallel
+    training needs it, and no parameter goes unused.
     """
 
     def __init__(self, embed_dim: int):
@@ -24,24 +24,24 @@ class SpanHead(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None, **unused: Any) -> Tensor:
-        """[B, N, C] to [B, N, 2]; `masked_tokens` is what fairseq passes to the head of a language model, None here."""
+        """features [B, N, C] -> [B, N, 2]; fairseq passes `masked_tokens` to every head of a language model."""
         return self.out_proj(features)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Drop a language model's head from a checkpoint; without a span head in it, this one stays as it is."""
+        """Drop the head of a language model from a checkpoint; keep this head if the checkpoint has none."""
         own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
             del state_dict[key]
         if not own.keys() <= state_dict.keys():
-            logger.warning("the checkpoint has no head for answers: it starts at random, and must be trained to answer")
+            logger.warning("the checkpoint has no head for answers; train it, its initial values are random")
             state_dict.update(own)
 
 
 def install_span_head(model: nn.Module) -> None:
-    """Let a RoBERTa or BERT, any architecture of theirs, return [B, N, 2].
+    """Let a RoBERTa or BERT return [B, N, 2].
 
     Raises:
-        OptionError: it is another model
+        OptionError: the model is another
     """
     encoder = getattr(model, "encoder", None)
     if getattr(encoder, "lm_head", None) is None:

@@ -1,10 +1,13 @@
-"""Pre-training of BERT: masked words and next sentences (Devlin et al., 2018, section 3.1)."""
+"""The task of BERT's pre-training: masked words and next sentences (Devlin et al., 2018, section 3.1)."""
 
 import logging
 import os
 from dataclasses import dataclass, field
 from typing import Any, Dict
 
+from bert.epoch_iterator import Task
+from bert.model import NEXT_SENTENCE, BertModel
+from bert.sentence_pairs import SPECIAL, Masking, SentencePairs
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
@@ -12,10 +15,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import nn
 
-from mixhead_plugin.data.sentence_pairs import SPECIAL, Masking, SentencePairs
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.models.bert import NEXT_SENTENCE, BertModel
-from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +30,13 @@ class BertPretrainingConfig(FairseqDataclass):
         },
     )
     tokens_per_sample: int = field(
-        default=128, metadata={"help": "tokens of a pair of segments at most, [CLS] and both [SEP] included"}
+        default=128, metadata={"help": "the most tokens of a pair of segments, with [CLS] and both [SEP]"}
     )
     lines_per_document: int = field(
-        default=0, metadata={"help": "for text without empty lines between documents: each has this many lines"}
+        default=0, metadata={"help": "lines of each document, in a text without empty lines between documents"}
     )
     short_prob: float = field(default=0.1, metadata={"help": "share of pairs that are cut to a random smaller length"})
-    mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens to be found again"})
+    mask_prob: float = field(default=0.15, metadata={"help": "share of the tokens that the model must restore"})
     leave_unmasked_prob: float = field(default=0.1, metadata={"help": "share of those that stay as they are"})
     random_token_prob: float = field(default=0.1, metadata={"help": "share of those that a random word replaces"})
     seed: int = II("common.seed")
@@ -44,7 +44,7 @@ class BertPretrainingConfig(FairseqDataclass):
 
 @register_task("bert_pretraining", dataclass=BertPretrainingConfig)
 class BertPretrainingTask(Task):
-    """Makes pairs of segments with masked words, see `SentencePairs`, and gives the model its head for them."""
+    """Make pairs of segments with masked words, see `SentencePairs`, and give the model its second head."""
 
     cfg: BertPretrainingConfig
 
@@ -64,10 +64,10 @@ class BertPretrainingTask(Task):
         return cls(cfg, dictionary)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any) -> None:
-        """Load the pairs of a split, of the folder for this epoch.
+        """Load the pairs of a split from the folder of this epoch.
 
         Raises:
-            OptionError: it is not there, or has no two documents
+            OptionError: the split is missing, or has fewer than two documents
         """
         paths = utils.split_paths(self.cfg.data)
         path = os.path.join(paths[(epoch - 1) % len(paths)], split)
@@ -96,10 +96,10 @@ class BertPretrainingTask(Task):
         self.datasets[split] = pairs
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
-        """The model, with the head that tells next sentences from random ones.
+        """Build the model with a head that tells next sentences from random ones.
 
         Raises:
-            OptionError: it is no BERT
+            OptionError: the model is no BERT
         """
         model = super().build_model(cfg, from_checkpoint)
         if not isinstance(model, BertModel):
@@ -121,10 +121,10 @@ class BertPretrainingTask(Task):
 
 
 def check(cfg: BertPretrainingConfig) -> None:
-    """Refuse values that cannot be.
+    """Refuse impossible values.
 
     Raises:
-        OptionError: one line with the flag, its value and what would be valid
+        OptionError: one line with the flag, its value and the valid values
     """
     probabilities: Dict[str, float] = {
         name: getattr(cfg, name) for name in ("short_prob", "mask_prob", "leave_unmasked_prob", "random_token_prob")

@@ -1,6 +1,6 @@
-"""BERT (Devlin et al., 2018): architectures `<family>_bert*`.
+"""BERT (Devlin et al., 2018): the architectures `<family>_bert*`.
 
-fairseq's RoBERTa with what BERT has beside it: token types, a pooler over [CLS], the epsilon of its layer norms.
+BERT is fairseq's RoBERTa with token types, a pooler over [CLS] and another epsilon in its layer norms.
 fairseq's dictionary calls [CLS] <s>, [SEP] </s>, [PAD] <pad>, [UNK] <unk> and [MASK] <mask>.
 """
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
 
 import torch
-from fairseq.models.roberta import model as stock
+from fairseq.models.roberta.model import base_architecture as roberta_architecture
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
@@ -20,28 +20,28 @@ from mixhead_plugin.models.roberta import RobertaEncoder, RobertaModel
 logger = logging.getLogger(__name__)
 
 TOKEN_TYPES = 2
-# The head of pre-training; class 0: B goes on where A ends, as in published checkpoints.
+# The name of the head of pre-training. Class 0 means that B goes on where A ends, as in published checkpoints.
 NEXT_SENTENCE = "next_sentence"
 
 
 def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
-    """Token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator, itself included, 1 after it.
+    """Return the token types of `[CLS] a [SEP] b [SEP]`: 0 up to the first separator and for padding, 1 after it.
 
     Args:
         tokens: [B, N], int64
         separator: the index of [SEP]
-        pad: the index of [PAD], which has type 0
+        pad: the index of [PAD]
 
     Returns:
         [B, N], int64
     """
     separators = tokens.eq(separator).long()
-    earlier = separators.cumsum(1) - separators  # [B, N], how many separators stand before each token
+    earlier = separators.cumsum(1) - separators  # [B, N], the number of separators before each token
     return (earlier.gt(0) & tokens.ne(pad)).long()
 
 
 class Pooler(nn.Module):
-    """The state of [CLS] as heads for whole sentences see it."""
+    """Map the state of [CLS] to what the heads for whole sentences read."""
 
     def __init__(self, embed_dim: int):
         super().__init__()
@@ -54,7 +54,7 @@ class Pooler(nn.Module):
 
 
 class ClassificationHead(nn.Module):
-    """A linear layer over what the pooler gives."""
+    """Classify a sentence by a linear layer over the pooler."""
 
     def __init__(self, embed_dim: int, num_classes: int, dropout: float):
         super().__init__()
@@ -68,7 +68,7 @@ class ClassificationHead(nn.Module):
 
 
 class BertEncoder(RobertaEncoder):
-    """Embeddings, layers and the head of the masked language model."""
+    """Add token types to RoBERTa's encoder, and set the epsilon of its layer norms."""
 
     def __init__(self, args: Any, dictionary: Any):
         super().__init__(args, dictionary)
@@ -86,21 +86,21 @@ class BertEncoder(RobertaEncoder):
         segments: Optional[Tensor] = None,
         **unused: Any,
     ) -> Tuple[Tensor, Dict[str, Any]]:
-        """As in fairseq's RoBERTa.
+        """Encode tokens as fairseq's RoBERTa does.
 
         Args:
             src_tokens: [B, N], int64
-            features_only: give the states of the last layer instead of the logits of the language model
-            return_all_hiddens: also give the states of all layers, `inner_states`, each [N, B, C]
-            masked_tokens: bool [B, N], of which alone logits are wanted
-            segments: the token types, int64 [B, N]; None for those of `infer_segments`
+            features_only: return the states of the last layer instead of the logits of the language model
+            return_all_hiddens: also return the states of all layers as `inner_states`, each [N, B, C]
+            masked_tokens: bool [B, N]; logits are computed for these positions alone
+            segments: the token types, int64 [B, N]; `infer_segments` finds them by default
 
         Returns:
             features [B, N, C] or logits [B, N, V] or, with `masked_tokens`, [masked, V]; and a dictionary
         """
         if segments is None:
             segments = infer_segments(src_tokens, self.dictionary.eos(), self.dictionary.pad())
-        # What fairseq's encoder takes for the embeddings of tokens; it adds the positions and normalises.
+        # fairseq's encoder adds the positions to these embeddings, and normalises the sum.
         embeddings = self.sentence_encoder.embed_tokens(src_tokens) + self.segment_embeddings(segments)  # [B, N, C]
         features, extra = self.extract_features(src_tokens, return_all_hiddens, token_embeddings=embeddings)
         if features_only:
@@ -109,10 +109,10 @@ class BertEncoder(RobertaEncoder):
 
 
 class BertModel(RobertaModel):
-    """BERT with the plugin's attention.
+    """BERT with the attention of mixhead_plugin.
 
-    The pooler comes with the first of `classification_heads`: without any, as under the task masked_lm, it would be
-    parameters without a gradient, which data parallel training refuses.
+    The pooler comes with the first of `classification_heads`. Without a head it would have no gradient, and data
+    parallel training refuses parameters without a gradient.
     """
 
     encoder_type: ClassVar[type] = BertEncoder
@@ -132,9 +132,7 @@ class BertModel(RobertaModel):
         if not 0 < args.layer_norm_eps < 1:
             raise OptionError(f"--layer-norm-eps {args.layer_norm_eps}: must be a small number greater than 0")
         if args.pooler_activation_fn != "tanh":
-            raise OptionError(
-                f"--pooler-activation-fn {args.pooler_activation_fn}: must be tanh, that of BERT's pooler"
-            )
+            raise OptionError(f"--pooler-activation-fn {args.pooler_activation_fn}: must be tanh, as in BERT's pooler")
 
     def forward(
         self,
@@ -145,12 +143,13 @@ class BertModel(RobertaModel):
         beside: Optional[str] = None,
         **kwargs: Any,
     ) -> Tuple[Tensor, Dict[str, Any]]:
-        """As `BertEncoder.forward`, with heads.
+        """Run the encoder and the heads.
 
         Args:
-            classification_head_name: a key of `classification_heads` whose output is wanted instead of logits
-            beside: another one, whose output is wanted too, as `extra["beside"]`: so that one pass serves both
-                objectives of pre-training
+            src_tokens, features_only, return_all_hiddens, kwargs: arguments of `BertEncoder.forward`
+            classification_head_name: a key of `classification_heads`; its output replaces the logits
+            beside: another key; its output is `extra["beside"]`, so that one pass serves both objectives of
+                pre-training
         """
         name = classification_head_name
         if name is None and beside is None:
@@ -169,41 +168,41 @@ class BertModel(RobertaModel):
     def register_classification_head(
         self, name: str, num_classes: int, inner_dim: Optional[int] = None, dropout: Optional[float] = None
     ) -> None:
-        """Give the model a new head for whole sentences, over the pooler that all such heads share.
+        """Add a head for whole sentences over the pooler that all heads share.
 
         Args:
-            name: what `forward` calls it
-            num_classes: how many numbers it gives for each sentence
+            name: its key in `classification_heads`
+            num_classes: the size of its output
             inner_dim: fairseq's argument; BERT's heads have the size of the pooler
-            dropout: of what the pooler gives; None for --pooler-dropout
+            dropout: applied to the output of the pooler; --pooler-dropout by default
         """
         embed_dim = self.args.encoder_embed_dim
         if inner_dim not in (None, embed_dim):
-            raise ValueError(f"inner_dim {inner_dim}: the pooler of BERT gives {embed_dim}")
+            raise ValueError(f"inner_dim {inner_dim}: BERT's pooler has {embed_dim}")
         if name in self.classification_heads:
-            logger.warning(f"head {name}: replaces the one that the model has")
+            logger.warning(f"head {name}: replaces the head of that name")
         if self.pooler is None:
             self.pooler = Pooler(embed_dim)
         dropout = self.args.pooler_dropout if dropout is None else dropout
         self.classification_heads[name] = ClassificationHead(embed_dim, num_classes, dropout)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        # fairseq takes every head of a checkpoint for one of RoBERTa's, with a pooler of its own
+        # RoBERTa's heads have a pooler each, so fairseq must not see those of the checkpoint.
         prefix = f"{name}." if name else ""
         found = _pop(state_dict, f"{prefix}classification_heads.")
-        super().upgrade_state_dict_named(state_dict, name)  # puts the model's own heads into `state_dict`
+        super().upgrade_state_dict_named(state_dict, name)  # adds the model's own heads to `state_dict`
         for head in dict.fromkeys(key.partition(".")[0] for key in found):
             self._take_head(head, found, state_dict, f"{prefix}classification_heads.")
         pooler = _pop(state_dict, f"{prefix}pooler.")
         if self.pooler is None:
             return
         if not pooler:
-            logger.warning("the checkpoint has no pooler: it starts anew")
+            logger.warning("the checkpoint has no pooler; the model's keeps its initial values")
             pooler = self.pooler.state_dict()
         state_dict.update({f"{prefix}pooler.{key}": value for key, value in pooler.items()})
 
     def _take_head(self, head: str, found: Dict[str, Tensor], state_dict: Dict[str, Tensor], prefix: str) -> None:
-        """Let the head of a checkpoint, among `found`, replace the model's in `state_dict` if it fits."""
+        """Replace the model's head in `state_dict` by the checkpoint's, from `found`, if the shapes are equal."""
         entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
         shapes = {key: value.shape for key, value in entries.items()}
         embed_dim = self.args.encoder_embed_dim
@@ -212,26 +211,26 @@ class BertModel(RobertaModel):
         if fits and head not in self.classification_heads and getattr(self.args, "load_checkpoint_heads", False):
             self.register_classification_head(head, classes)
         if head not in self.classification_heads:
-            logger.warning(f"the checkpoint's head {head} is left out, this model has none of that name")
+            logger.warning(f"the checkpoint's head {head} is left out: this model has no head of that name")
         elif fits and classes == self.classification_heads[head].out_proj.out_features:
             state_dict.update({f"{prefix}{key}": value for key, value in entries.items()})
         else:
-            logger.warning(f"the checkpoint's head {head} is left out, this model's has another shape and starts anew")
+            logger.warning(f"the checkpoint's head {head} is left out: this model's has another shape")
 
 
 def _pop(state_dict: Dict[str, Tensor], prefix: str) -> Dict[str, Tensor]:
-    """Take the entries of a module out of `state_dict`; their names begin after `prefix`."""
+    """Take the entries of a module out of `state_dict`; their names lose the prefix."""
     return {key[len(prefix) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
 
 
 class BertArchitecture(NamedTuple):
-    """The sizes of a BERT; every value gives way to the user's flag."""
+    """The sizes of a BERT; the user's flags override them."""
 
     encoder_layers: int
     encoder_embed_dim: int
     encoder_ffn_embed_dim: int
     encoder_attention_heads: int
-    head_dim: Optional[int]  # None: what the family says
+    head_dim: Optional[int]  # None: the default of the family
     source: str
 
 
@@ -240,7 +239,7 @@ def _fixed(embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str) 
     return name, BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}")
 
 
-# The inner size of table 2 follows from its counts of parameters: that of BERT large, for an embedding of 512 too.
+# Table 2 does not give the inner size. Its parameter counts imply that of BERT large, for an embedding of 512 too.
 BERT_ARCHITECTURES: Dict[str, BertArchitecture] = {
     "bert": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
     "bert_base": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
@@ -253,13 +252,13 @@ BERT_ARCHITECTURES: Dict[str, BertArchitecture] = {
 
 
 def base_architecture(args: Any, sizes: BertArchitecture = BERT_ARCHITECTURES["bert"]) -> None:
-    """Give `args` (Namespace or DictConfig, changed in place) every value that it lacks."""
+    """Set every value that `args` (Namespace or DictConfig, changed in place) lacks."""
     values = {name: value for name, value in sizes._asdict().items() if name != "source" and value is not None}
     values |= {"max_positions": 512, "layer_norm_eps": 1e-12, "pooler_dropout": 0.1}
     for name, value in values.items():
         if getattr(args, name, None) is None:
             setattr(args, name, value)
-    stock.base_architecture(args)
+    roberta_architecture(args)
 
 
 MODELS = register_families(

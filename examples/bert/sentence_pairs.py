@@ -1,4 +1,4 @@
-"""Pairs of segments for BERT's pre-training: in half of them B goes on where A ends (Devlin et al., 2018)."""
+"""Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et al., 2018)."""
 
 from typing import Any, Dict, List, NamedTuple, Tuple
 
@@ -7,28 +7,25 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset, data_utils
 from torch import Tensor
 
-SPECIAL = 3  # [CLS] a [SEP] b [SEP]
-TRIES = 10  # to find a random B that is long enough
-FOLLOWS, RANDOM = 0, 1  # what segment B is; the classes of published checkpoints
+SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+TRIES = 10  # for a random B that is long enough
+FOLLOWS, RANDOM = 0, 1  # the kinds of B, numbered as in published checkpoints
 
 
 class Masking(NamedTuple):
-    """Which words the language model has to find again, and what it sees in their places."""
+    """The words that the language model must restore, and what it sees in their places."""
 
     mask: int  # the index of [MASK]
-    probability: float = 0.15  # of all tokens
-    keep: float = 0.1  # of those, seen as they are
-    replace: float = 0.1  # of those, seen as a random word
+    probability: float = 0.15  # share of all tokens
+    keep: float = 0.1  # share of those that stay as they are
+    replace: float = 0.1  # share of those that a random word replaces
 
     def apply(self, tokens: np.ndarray, maskable: np.ndarray, words: range, rng: np.random.Generator) -> np.ndarray:
-        """Hide some of `tokens`, int64 [N], in place.
+        """Hide some of `tokens`, int64 [N], in place, and return their positions, at least one.
 
         Args:
             maskable: the positions that may be chosen
             words: the indices of random words
-
-        Returns:
-            the chosen positions, at least one; the number is that of BERT's own code, a share of all tokens
         """
         number = min(len(maskable), max(1, round(len(tokens) * self.probability)))
         chosen = rng.choice(maskable, number, replace=False)
@@ -41,25 +38,25 @@ class Masking(NamedTuple):
 
 
 class SentencePairs(FairseqDataset):
-    """Spans of documents, each cut in two; B is then sometimes taken from another document instead.
+    """Spans of documents, each cut into A and B; half of the B come from another document instead.
 
     The spans are the same in all epochs: as many whole lines of one document as fit, and the beginning of the next.
-    Where a span is cut, what becomes of B and which words are masked is drawn from the seed, the epoch and the number
-    of the span alone, so that it depends neither on the worker that asks nor on what was asked before.
+    The cut, the choice of B and the masked words are random. They depend on the seed, the epoch and the number of the
+    span alone, not on the worker or on earlier calls.
 
-    Neither the length of B nor where it ends tells its kind: both candidates are found first, ended within a line by
-    the same rule, and cut to the shorter, where neither ends a line. A document's last line, where it is alone in its
-    span, has no B that follows.
+    The length and the end of B do not reveal its kind. Both candidates are found first; the same rule ends them within
+    a line; both are cut to the shorter length, where neither ends a line. The last line of a document has no B that
+    follows if it is alone in its span.
 
     Args:
-        lines: binarised text, each line closed by </s>; those with nothing else end a document
+        lines: binarised text, each line closed by </s>; a line without words ends a document
         sizes: the lengths of `lines`
-        dictionary: has `masking.mask` as its last symbol
-        length: of a pair at most, with its special tokens
-        masking: what is hidden
-        seed: of everything random
-        short_probability: share of spans that get a random smaller length
-        lines_per_document: 0 for documents that end with an empty line; else each has this many lines
+        dictionary: its last symbol is `masking.mask`
+        length: the most tokens of a pair, with its special tokens
+        masking: what to hide
+        seed: of all random choices
+        short_probability: share of spans with a random smaller length
+        lines_per_document: the lines of each document; 0 if an empty line ends a document
     """
 
     def __init__(
@@ -76,13 +73,13 @@ class SentencePairs(FairseqDataset):
         super().__init__()
         self.lines, self.dictionary, self.masking, self.seed = lines, dictionary, masking, seed
         self.words = range(dictionary.nspecial, masking.mask)
-        # shared with the workers that read, which stay from epoch to epoch
+        # shared with the worker processes, which stay from epoch to epoch
         self._epoch = torch.ones(1, dtype=torch.int64).share_memory_()
         self._cut_into_units(np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document)
         self._pack(length - SPECIAL, short_probability)
 
     def _cut_into_units(self, lengths: np.ndarray, longest: int, lines_per_document: int) -> None:
-        """A unit is what is not cut any more: a line, or a part of one that is longer than half a pair."""
+        """Find the units, which are never cut: lines, and parts of lines that are longer than half a pair."""
         number = -(-lengths // longest)  # of units in each line; an empty line has none
         self.unit_line = np.repeat(np.arange(len(lengths)), number)  # [U]
         nth = np.arange(len(self.unit_line)) - np.repeat(number.cumsum() - number, number)
@@ -98,13 +95,13 @@ class SentencePairs(FairseqDataset):
         self.unit_document = np.repeat(np.arange(len(first)), np.diff(self.document_start))  # [U]
 
     def _pack(self, longest: int, short_probability: float) -> None:
-        """Spans of units of one document, as many as fit into `longest` tokens or what a short span may have."""
+        """Fill each span with the units of one document that fit into `longest` tokens, or into a short span."""
         rng = np.random.default_rng([self.seed, 0])
         end = np.append(0, self.unit_length.cumsum())  # [U + 1], tokens before each unit
-        # What a span would have if it began with this unit: following the chain then takes no search.
+        # Every unit gets the end of a span that would begin there; then no search is needed.
         units = len(self.unit_length)
         short = rng.random(units) < short_probability
-        # a short span has one unit at least, and room for something of B
+        # a short span has at least one unit, and room for a part of B
         limit = np.where(short, np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1), longest)
         last = self.document_start[self.unit_document + 1]  # [U], the end of the document
         stop = np.minimum(np.searchsorted(end, end[:-1] + limit, side="right") - 1, last).tolist()
@@ -116,7 +113,7 @@ class SentencePairs(FairseqDataset):
         self.span_start = np.array(starts, dtype=np.int64)  # [S], in units
         self.span_stop = np.array([stop[start] for start in starts], dtype=np.int64)  # [S]
         self.span_limit = limit[self.span_start]  # [S], tokens of A and B
-        # of A and B at most; a unit alone gets a B from elsewhere
+        # the most tokens of A and B; a unit that is alone gets its B from elsewhere
         beyond = np.minimum(self.span_stop + 1, last[self.span_start])
         alone = beyond - self.span_start == 1
         length = np.where(alone, longest, end[beyond] - end[self.span_start])
@@ -146,12 +143,12 @@ class SentencePairs(FairseqDataset):
         return self.sizes[indices]
 
     def ordered_indices(self) -> np.ndarray:
-        """By length, for batches with little padding; in random order where that is equal."""
+        """Sort by length, for little padding; pairs of equal length are in random order."""
         order = np.random.default_rng([self.seed, 1]).permutation(len(self))
         return order[np.argsort(self.sizes[order], kind="stable")]
 
     def _tokens(self, start: int, stop: int) -> np.ndarray:
-        """The tokens of units from `start` to before `stop`, all of one document."""
+        """Return the tokens of the units from `start` to before `stop`, all of one document."""
         parts = []
         for unit in range(start, stop):
             line = self.lines[int(self.unit_line[unit])]
@@ -160,17 +157,17 @@ class SentencePairs(FairseqDataset):
         return np.concatenate(parts)
 
     def _candidate(self, start: int, room: int, rng: np.random.Generator) -> Tuple[int, int]:
-        """What can be B from unit `start` on: the unit before which it stops, and its tokens, at most `room`.
+        """Find a B of at most `room` tokens from unit `start` on; return the unit before which it stops, and its length.
 
-        Where the document ends before that, B ends at random within its last unit, as it does elsewhere.
+        If the document ends before that, B ends at random within the document's last unit.
         """
-        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))  # the first that fills it
+        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))  # the first that fills the room
         stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
         found = int(self.unit_end[stop] - self.unit_end[start])
         return stop, room if found >= room else found - int(rng.integers(self.unit_length[stop - 1]))
 
     def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
-        """A unit of another document, preferably with `room` tokens from it to the document's end."""
+        """Choose a unit of another document, preferably with `room` tokens between it and the end."""
         start = 0
         for _ in range(TRIES):
             other = int(rng.integers(self.documents - 1))
@@ -182,14 +179,14 @@ class SentencePairs(FairseqDataset):
         return start
 
     def _segments(self, index: int, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, int]:
-        """A, B and what B is."""
+        """Return A, B, and FOLLOWS or RANDOM."""
         start, stop = int(self.span_start[index]), int(self.span_stop[index])
         document = int(self.unit_document[start])
         middle = start + int(rng.integers(1, max(2, stop - start)))  # B begins with it
         first = self._tokens(start, middle)
         room = int(self.span_limit[index]) - len(first)
         can_follow = middle < self.document_start[document + 1]
-        # where nothing follows B is as long as what follows elsewhere
+        # if nothing follows, the length comes from a random other place
         follows = middle if can_follow else int(rng.integers(len(self.unit_length)))
         begins = [self._elsewhere(document, room, rng), follows]
         ends, lengths = zip(*(self._candidate(begin, room, rng) for begin in begins))
@@ -201,7 +198,7 @@ class SentencePairs(FairseqDataset):
         return first, self._tokens(begin, end)[:length], relation
 
     def _ends_a_unit(self, start: int, length: int) -> bool:
-        """Whether so many tokens from unit `start` on are whole units."""
+        """Tell if `length` tokens from unit `start` on are whole units."""
         end = self.unit_end[start] + length
         return bool(self.unit_end[np.searchsorted(self.unit_end, end)] == end)
 
@@ -226,11 +223,10 @@ class SentencePairs(FairseqDataset):
         }
 
     def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
-        """A batch, padded on the right.
+        """Return a batch, padded on the right.
 
-        Returns:
-            `net_input`: `src_tokens` and `segments`; `target`, the masked words, padding elsewhere, all int64 [B, N];
-            `next_sentence`, int64 [B], FOLLOWS or RANDOM; `id`, `nsentences`, `ntokens`
+        Its tensors are `src_tokens`, `segments` and `target`, all int64 [B, N], and `next_sentence`, int64 [B], FOLLOWS
+        or RANDOM. `target` has the masked words, and padding elsewhere.
         """
         if not samples:
             return {}

@@ -1,7 +1,7 @@
-"""SQuAD 1.1 as a task of fairseq: the answer to a question is a span of its context (Devlin et al. 2019, section 4.2).
+"""The task of SQuAD 1.1: the answer to a question is a span of its context (Devlin et al. 2019, section 4.2).
 
 The data are a folder with dict.txt, a WordPiece vocabulary, and a file of SQuAD's layout for each set, train.json and
-valid.json. Text is tokenised and cut into windows when a set is loaded; fairseq's --batch-size counts windows.
+valid.json. Loading a set cuts the text into windows; fairseq's --batch-size counts windows.
 """
 
 import logging
@@ -12,6 +12,12 @@ from functools import partial
 from typing import Any, Dict, List, Optional
 
 import torch
+from bert import squad_data
+from bert.answers import NBestFile, Span, spans_of
+from bert.epoch_iterator import Task
+from bert.span_head import install_span_head
+from bert.squad_windows import SPECIAL, Sizes, SquadWindows
+from bert.wordpiece import CONTINUATION, wordpiece
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed
@@ -21,17 +27,11 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor, nn
 
-from mixhead_plugin.data import squad
-from mixhead_plugin.data.answers import NBestFile, Span, spans_of
-from mixhead_plugin.data.squad_windows import SPECIAL, Sizes, SquadWindows
-from mixhead_plugin.data.wordpiece import CONTINUATION, WordPiece
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.modules.span_head import install_span_head
-from mixhead_plugin.tasks.base import Task
 
 logger = logging.getLogger(__name__)
 
-ANSWERS = "_answers"  # a meter; fairseq prints none with such a name
+ANSWERS = "_answers"  # a meter; fairseq does not print names that begin with _
 
 
 def _flag(default: Any, text: str) -> Any:
@@ -42,24 +42,24 @@ def _flag(default: Any, text: str) -> Any:
 class SquadTaskConfig(FairseqDataclass):
     data: str = field(default=MISSING, metadata={"help": "folder with dict.txt, train.json and valid.json"})
     cased: bool = field(default=False, metadata={"help": "the vocabulary is cased: keep case and accents"})
-    max_seq_length: int = _flag(384, "tokens of a window: the question, as much of the context as fits, [CLS], 2 [SEP]")
+    max_seq_length: int = _flag(384, "tokens of a window: question, context, [CLS] and two [SEP]")
     doc_stride: int = _flag(128, "tokens of a context between the beginnings of its windows")
     max_query_length: int = _flag(64, "tokens of a question, longer ones are cut")
     n_best_size: int = _flag(20, "answers of each window in --nbest-file")
-    max_answer_length: int = _flag(30, "tokens of an answer that is predicted")
+    max_answer_length: int = _flag(30, "the most tokens of a predicted answer")
     nbest_file: Optional[str] = field(
-        default=None, metadata={"help": "of fairseq-validate: where to write the best answers of each window"}
+        default=None, metadata={"help": "file that fairseq-validate writes the best answers of each window to"}
     )
-    max_positions: int = _flag(512, "tokens that the model has positions for")
+    max_positions: int = _flag(512, "the positions of the model")
     train_subset: str = II("dataset.train_subset")
     seed: int = II("common.seed")
 
 
 def check(cfg: SquadTaskConfig) -> None:
-    """Refuse what cannot work.
+    """Refuse impossible values.
 
     Raises:
-        OptionError: one line with the flag, its value and what would be valid
+        OptionError: one line with the flag, its value and the valid values
     """
     for name in ("doc_stride", "max_query_length", "n_best_size", "max_answer_length"):
         if getattr(cfg, name) < 1:
@@ -75,8 +75,8 @@ def check(cfg: SquadTaskConfig) -> None:
         )
     if cfg.doc_stride > room:
         raise OptionError(
-            f"--doc-stride {cfg.doc_stride}: must be at most {room}, the context that a window has room for, or what "
-            "lies between two windows is never read"
+            f"--doc-stride {cfg.doc_stride}: must be at most {room}, the room for context in a window; "
+            "else tokens between two windows are never read"
         )
 
 
@@ -85,7 +85,7 @@ def _sizes(cfg: Any) -> Sizes:
 
 
 def gather_rows(rows: Tensor) -> Tensor:
-    """The rows [B, C] of all data parallel workers, whose B may differ, one after the other; the same on each."""
+    """Concatenate the rows [B, C] of all data parallel workers; their B may differ."""
     group = distributed.get_data_parallel_group()
     if distributed.get_world_size(group) == 1:
         return rows
@@ -104,10 +104,10 @@ class SquadTask(Task):
     def __init__(self, cfg: SquadTaskConfig, dictionary: Dictionary):
         super().__init__(cfg)
         self.dictionary = dictionary
-        self.tokeniser = WordPiece(dictionary.symbols[dictionary.nspecial :], lowercase=not cfg.cased)
-        self._questions: List[squad.Question] = []  # of all sets, by number
-        self._contexts: List[str] = []  # of these questions
-        self._answers: List[Tensor] = []  # decoded, and not yet in any metric
+        self.tokeniser = wordpiece(dictionary, lowercase=not cfg.cased)
+        self._questions: List[squad_data.Question] = []  # of all sets, by number
+        self._contexts: List[str] = []  # the context of each question
+        self._answers: List[Tensor] = []  # decoded, but not yet in a metric
         self._nbest: Optional[NBestFile] = None
 
     @classmethod
@@ -132,8 +132,8 @@ class SquadTask(Task):
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> SquadWindows:
         path = os.path.join(self.cfg.data, f"{split}.json")
         try:
-            content = squad.read_squad(path)
-        except squad.SquadError as error:
+            content = squad_data.read_squad(path)
+        except squad_data.SquadError as error:
             raise OptionError(str(error)) from None
         windows = SquadWindows(
             content,
@@ -159,18 +159,18 @@ class SquadTask(Task):
         super().begin_epoch(epoch, model)
 
     def decode(self, sample: Dict[str, Any], logits: Tensor) -> Tensor:
-        """The best answer of each window; the n best go to --nbest-file, if there is one.
+        """Find the best answer of each window, and write the n best ones to --nbest-file.
 
-        `reduce_metrics` finds those of all workers, which must decode a batch each. fairseq's own way for what cannot
-        be summed, --all-gather-list-size, needs GPUs.
+        The answers of all workers are gathered for `reduce_metrics`, so every worker must decode a batch. fairseq can
+        gather such logging outputs itself, but only on GPUs.
 
         Args:
             sample: a batch of B windows
             logits: [B, N, 2]; -inf for padding
 
         Returns:
-            float64 [B, 4] on the CPU: the question's number, the answer's first character and last + 1, its score;
-            an empty answer with a score of -inf where the window has none
+            float64 [B, 4] on the CPU: the question's number, the answer's first character and last + 1, and its
+            score; a window without an answer has an empty one with a score of -inf
         """
         number = 1 if self.cfg.nbest_file is None else self.cfg.n_best_size
         spans = spans_of(sample, logits, number, self.cfg.max_answer_length)
@@ -193,12 +193,12 @@ class SquadTask(Task):
         return self._nbest
 
     def reduce_metrics(self, logging_outputs: List[Dict[str, Any]], criterion: Any) -> None:
-        """The criterion's, and in validation exact_match and f1 of the questions that were seen."""
+        """Log the metrics of the criterion, and in validation exact_match and f1."""
         super().reduce_metrics(logging_outputs, criterion)
         if self._answers:
             metrics.log_concat_tensor(ANSWERS, torch.cat(self._answers))
             self._answers.clear()
-            for name in squad.Score._fields:
+            for name in squad_data.Score._fields:
                 metrics.log_derived(name, partial(self._score, name))
 
     def _score(self, name: str, meters: MetersDict) -> float:
@@ -211,7 +211,7 @@ class SquadTask(Task):
             for question, (start, end, _) in best.items()
         }
         seen = [self._questions[int(question)] for question in best]
-        return safe_round(getattr(squad.score(seen, predictions), name), 2)
+        return safe_round(getattr(squad_data.score(seen, predictions), name), 2)
 
     def max_positions(self) -> int:
         return self.cfg.max_positions

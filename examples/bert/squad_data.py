@@ -1,4 +1,4 @@
-"""SQuAD 1.1 (Rajpurkar et al., 2016): its files, and its two metrics as the official evaluation defines them."""
+"""SQuAD 1.1 (Rajpurkar et al., 2016): its files, and both metrics of the official evaluation."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Se
 
 
 class SquadError(ValueError):
-    """A file that is not of SQuAD's layout; the message is one line."""
+    """A file does not have SQuAD's layout; the message is one line."""
 
 
 class Answer(NamedTuple):
@@ -20,8 +20,8 @@ class Answer(NamedTuple):
 class Question(NamedTuple):
     id: str
     text: str
-    context: int  # its number
-    answers: Tuple[Answer, ...]  # none where the file has none
+    context: int  # the number of its context
+    answers: Tuple[Answer, ...]  # empty in a file to predict answers for
 
     @property
     def gold(self) -> Tuple[str, ...]:
@@ -34,10 +34,10 @@ class Squad(NamedTuple):
 
 
 def read_squad(path: Union[str, Path]) -> Squad:
-    """A file of SQuAD 1.1, or one of the same layout; without answers it is a file to predict answers for.
+    """Read a file of SQuAD 1.1, or one of the same layout, with or without answers.
 
     Raises:
-        SquadError: what is wrong, and where in the file
+        SquadError: the file has another layout; the message says where
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
@@ -51,7 +51,7 @@ def read_squad(path: Union[str, Path]) -> Squad:
 
 
 def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    """JSON would take the last of two values with one name."""
+    """Refuse two values of one name; JSON would take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
         name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
@@ -60,7 +60,7 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 
 class _Reader:
-    """Follows the layout, and knows the place of what is wrong."""
+    """Read the layout; errors name the place in the file."""
 
     def __init__(self, path: Union[str, Path]):
         self.path = path
@@ -105,7 +105,7 @@ class _Reader:
 
 
 def locate(context: str, answers: Iterable[Answer]) -> Optional[Tuple[int, int]]:
-    """First character and last + 1 of the first answer that stands where it says; None if none does."""
+    """Return the first character and the last + 1 of the first answer that stands where it says, or None."""
     for answer in answers:
         if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
             return answer.start, answer.start + len(answer.text)
@@ -119,7 +119,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII alone, as t
 
 
 def normalise(answer: str) -> str:
-    """In lower case, without punctuation, then without articles, single spaces between words."""
+    """Fold case, remove punctuation and then articles, and put single spaces between words."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
@@ -128,7 +128,7 @@ def exact_match(prediction: str, gold: str) -> float:
 
 
 def f1(prediction: str, gold: str) -> float:
-    """Of the bags of words. 0 where either has none, even where both have none and match exactly."""
+    """Return F1 of the bags of words; it is 0 if either is empty, even if both are and match exactly."""
     predicted, expected = normalise(prediction).split(), normalise(gold).split()
     common = sum((Counter(predicted) & Counter(expected)).values())
     if common == 0:
@@ -138,16 +138,16 @@ def f1(prediction: str, gold: str) -> float:
 
 
 class Score(NamedTuple):
-    """Both in percent; nan where there is nothing to score."""
+    """Both metrics in percent; nan without a question to score."""
 
     exact_match: float
     f1: float
 
 
 def score(questions: Iterable[Question], predictions: Dict[str, str]) -> Score:
-    """The means over the questions that have gold answers, of the best over each question's answers.
+    """Return the means over all questions with gold answers; of several answers the best one counts.
 
-    A question without a prediction counts as wrong.
+    A question without a prediction is wrong.
     """
     exact, overlap, number = 0.0, 0.0, 0
     for question in questions:
