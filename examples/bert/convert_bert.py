@@ -1,18 +1,16 @@
 #!/usr/bin/env python
-"""BERT of Hugging Face's `transformers` into a checkpoint of this plugin's BERT, and back.
+"""Convert a BERT of Hugging Face's `transformers` to a checkpoint of fairseq, and back.
 
-    scripts/convert_bert.py to-fairseq bert-base-uncased bert.base
-    scripts/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base --head-mixing none
-    scripts/convert_bert.py to-huggingface bert.base/model.pt out
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base --head-mixing none
+    examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
 
-`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes model.pt, for
---restore-file, dict.txt, for fairseq-preprocess --srcdict, and beside them copies of vocab.txt and
-tokenizer_config.json, which a WordPiece tokenizer needs. Flags that follow are those of fairseq-train. Heads that mix
-start at the identity: whatever the flags of the attention, model.pt has the tensors of BERT alone and goes into every
-family; --head-mixing random and average, which cannot be told again, are kept.
+`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes model.pt, dict.txt, and
+copies of vocab.txt and tokenizer_config.json. It takes the flags of fairseq-train. model.pt fits every family, because
+mixing starts at the identity and is not saved; --head-mixing random and average are saved.
 
-`to-huggingface` writes the same files as it reads, of a BERT with softmax attention and no mixing but the identity.
-Both leave out, and name, the tensors that the other side has no place for. Needs the package safetensors.
+`to-huggingface` writes what `to-fairseq` reads. It takes a BERT with softmax attention and no mixing but the identity.
+Both name the tensors that they leave out. Both need the package safetensors.
 """
 
 import argparse
@@ -21,10 +19,10 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])  # where the package bert is
 
 import torch
 from fairseq import checkpoint_utils, options, tasks
@@ -32,12 +30,13 @@ from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
-from mixhead_plugin.data.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
+from bert import register
+from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
+from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.models.bert import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import STOCK_MODEL, model_options
 from mixhead_plugin.untrusted import check_finite
@@ -48,7 +47,7 @@ ENCODER = "encoder.sentence_encoder."
 SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
 HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
-# The number of a config, and the flag that says the same.
+# The numbers of a config, and the flags that say the same.
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -59,14 +58,14 @@ SIZES = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
 }
-POSITION_OFFSET = 2  # fairseq's positions begin after that of padding, 1
+POSITION_OFFSET = 2  # fairseq's first position follows that of padding, 1
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-LARGEST = 1 << 20  # of any size in a config
+LARGEST = 1 << 20  # the limit of all sizes in a config
 COPIED = ("vocab.txt", "tokenizer_config.json")
 
 
 def modules(layers: int) -> Iterator[Tuple[str, str]]:
-    """Modules with a weight and a bias: their names in `transformers` and here."""
+    """Yield the names in `transformers` and in fairseq of all modules with a weight and a bias."""
     yield "bert.embeddings.LayerNorm", f"{ENCODER}layernorm_embedding"
     for number in range(layers):
         theirs, ours = f"bert.encoder.layer.{number}.", f"{ENCODER}layers.{number}."
@@ -89,7 +88,7 @@ def modules(layers: int) -> Iterator[Tuple[str, str]]:
 
 
 def rename(state: State, layers: int, back: bool = False) -> State:
-    """What of `state` has the same numbers on both sides, under its name on the other side."""
+    """Return the tensors that are equal on both sides, under their names on the other side."""
     names = {"bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
     for theirs, ours in modules(layers):
         names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
@@ -98,44 +97,24 @@ def rename(state: State, layers: int, back: bool = False) -> State:
     return {names[name]: tensor for name, tensor in state.items() if name in names}
 
 
-def safetensors() -> ModuleType:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise OptionError("model.safetensors: needs the package safetensors (pip install safetensors)") from error
-    return safetensors.torch
-
-
-def read_words(path: Path) -> List[str]:
-    """vocab.txt, which must have the special words."""
-    try:
-        words = read_vocabulary(path)
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path}: is not UTF-8") from error
-    missing = [word for word in SPECIAL if word not in words]
-    if missing:
-        raise OptionError(f"{path}: has no {', '.join(missing)}; must be the vocabulary of a BERT")
-    return words
-
-
 def read_tensors(folder: Path) -> State:
-    """The tensors of model.safetensors or pytorch_model.bin under their present names, in float32."""
+    """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the tensors."""
     path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
     if path is None:
         raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
-    if path.suffix == ".safetensors":
-        try:
-            state = safetensors().load_file(path)
-        except OptionError:
-            raise
-        except Exception as error:  # the package's own kind, or the system's
-            raise OptionError(f"{path}: is damaged, or no file of safetensors ({error})") from error
-    else:
-        state = load_safely(path)
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or foreign file fails in any way
+        raise OptionError(f"{path}: is damaged, or no file of tensors alone") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise OptionError(f"{path}: is no file of tensors alone")
     check_finite(str(path), state)
     renamed = {}
     for name, tensor in state.items():
-        # as the first ports from TensorFlow called them
+        # the names of the first ports from TensorFlow
         name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         # without heads a model has no prefix
         name = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
@@ -143,19 +122,8 @@ def read_tensors(folder: Path) -> State:
     return renamed
 
 
-def load_safely(path: Path) -> State:
-    problem = f"{path}: is no file of tensors alone, and nothing else is loaded"
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or foreign file fails in any way
-        raise OptionError(problem) from error
-    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise OptionError(problem)
-    return state
-
-
 def read_config(path: Path) -> Dict[str, Any]:
-    """config.json, its sizes in the range that a model can have."""
+    """Read config.json, and refuse impossible sizes."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -172,7 +140,7 @@ def read_config(path: Path) -> Dict[str, Any]:
 
 
 def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
-    """The flags of fairseq-train that describe the model of config.json."""
+    """Return the flags of fairseq-train that describe the model of config.json."""
 
     def demand(name: str, valid: Any, default: Any) -> None:
         if config.get(name, default) not in valid:
@@ -201,7 +169,7 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
             raise OptionError(f"{folder}: has no {path.name}")
     config = read_config(config_path)
     own_flags = flags_of(config, config_path)
-    words = read_words(folder / "vocab.txt")
+    words = read_vocabulary(folder / "vocab.txt")
     theirs = read_tensors(folder)
     embedding = _take(theirs, "bert.embeddings.word_embeddings.weight", folder)
     if embedding.shape[1:] != (config["hidden_size"],):
@@ -216,7 +184,7 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
     order = torch.tensor([words.index(word) for word in OPENING] + [i for i, w in enumerate(words) if w not in SPECIAL])
     order = torch.cat([order, torch.tensor([words.index(word) for word in CLOSING])])  # [V], fairseq's index -> theirs
 
-    # The folder has no text, which the check of the data would look for.
+    # --data is set later, because the folder has no text, and the plugin checks the text of the command line.
     arguments = ["", "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", arch]
     args = options.parse_args_and_arch(options.get_training_parser(), [*arguments, *own_flags, *flags])
     args.data = str(out)
@@ -232,14 +200,11 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
         [positions.new_zeros(POSITION_OFFSET, len(positions[0])), positions]
     )
     ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
-    for name in (
-        "cls.predictions.bias",
-        "cls.predictions.decoder.bias",
-    ):  # two names of one tensor; a file may have one
+    for name in ("cls.predictions.bias", "cls.predictions.decoder.bias"):  # two names of one tensor
         if name in theirs:
             ours["encoder.lm_head.bias"] = theirs[name][order]
     if not torch.equal(theirs.get("cls.predictions.decoder.weight", embedding), embedding):
-        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not that of the embeddings, here they are one")
+        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them")
     if "classifier.weight" in theirs:
         model.register_classification_head(SENTENCE_HEAD, len(theirs["classifier.weight"]))
     load(model, ours, folder)
@@ -247,14 +212,14 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
 
     state = model.state_dict()
     if HEAD_MIXINGS[args.head_mixing].trained or args.head_mixing == "none":
-        # without a record of its attention, tensors alone, as a stock model's
+        # without a record of the attention, as in checkpoints of fairseq's own models
         state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
     save(state, cfg, out / "model.pt")
     _copy(folder, out)
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:
-    """Everything that BERT has must be there, but for a head and its pooler, which then start anew."""
+    """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial values."""
     own = model.state_dict()
     fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
     missing = [name for name in own if name not in ours and name not in fresh and ".head_mixing." not in name]
@@ -271,12 +236,12 @@ def load(model: BertModel, ours: State, folder: Path) -> None:
             )
     anew = [name for name in fresh if name not in ours]
     if anew:
-        print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}: they start anew")
-    model.load_state_dict({**own, **ours})  # a dict alone: tensors without a record of the attention
+        print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their initial values")
+    model.load_state_dict({**own, **ours})  # a plain dict has no record of the attention
 
 
 def save(state: State, cfg: Any, path: Path) -> None:
-    """A checkpoint as fairseq's trainer writes it, before any update."""
+    """Write a checkpoint as fairseq's trainer does before the first update."""
     checkpoint = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -320,16 +285,16 @@ def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab
     if tokenizer.exists():
         shutil.copy(tokenizer, out)
     theirs = {name: tensor.contiguous() for name, tensor in theirs.items()}
-    safetensors().save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
-    """The complete flags of a checkpoint's model; refuse one that `transformers` has no BERT for."""
+    """Return all flags of a checkpoint's model; refuse a model that `transformers` does not have."""
     arch = getattr(model, "arch", None) or getattr(model, "_name", None)
     given = model_options(model)
     if given is None or given is STOCK_MODEL or "encoder.segment_embeddings.weight" not in state:
         raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
-    ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file says no more than differs
+    ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
     head_dim = given.encoder_embed_dim // given.encoder_attention_heads
     valid = {
         "attention_normalizer": ["softmax"],
@@ -343,26 +308,18 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     for name, values in valid.items():
         value = getattr(given, name, values[0])
         if value not in values:
-            raise OptionError(
-                f"{checkpoint}: {option_name(name)} {value}, transformers has BERT with {values[-1]} alone"
-            )
-    build = HEAD_MIXINGS[given.head_mixing].build
-    identity = (
-        {}
-        if build is None
-        else build(given.encoder_attention_heads, head_dim, given.encoder_attention_heads).identity()
-    )
+            raise OptionError(f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers")
+    build, heads = HEAD_MIXINGS[given.head_mixing].build, given.encoder_attention_heads
+    identity = {} if build is None else build(heads, head_dim, heads).identity()
     for name, tensor in state.items():
         kind = name.rpartition(".head_mixing.")[2]
         if ".head_mixing." in name and not (kind in identity and torch.equal(tensor, identity[kind])):
-            raise OptionError(
-                f"{checkpoint}: --head-mixing {given.head_mixing}, which transformers has not; {name} is no identity"
-            )
+            raise OptionError(f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity")
     return given
 
 
 def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
-    """The words in the order of vocab.txt, where there is one, else with the special ones first."""
+    """Return the words in the order of vocab.txt; without that file the special ones come first."""
     if not dict_path.exists():
         raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
     dictionary = Dictionary.load(str(dict_path))
@@ -373,7 +330,7 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
         )
     if not vocab_path.exists():
         return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
-    words = read_words(vocab_path)
+    words = read_vocabulary(vocab_path)
     if [word for word in words if word not in SPECIAL] != own:
         raise OptionError(f"--vocab {vocab_path}: must have the words of {dict_path} in the same order")
     return words
@@ -426,17 +383,20 @@ def main(arguments: Optional[List[str]] = None) -> int:
     there = commands.add_parser("to-fairseq", help="further flags are those of fairseq-train")
     there.add_argument("folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin")
     there.add_argument("out", type=Path, help="folder to write to")
-    there.add_argument("--arch", default="mixhead_bert_base", help="its sizes are overridden (default: %(default)s)")
+    there.add_argument(
+        "--arch", default="mixhead_bert_base", help="the sizes of config.json override its own (default: %(default)s)"
+    )
     back = commands.add_parser("to-huggingface")
     back.add_argument("checkpoint", type=Path)
     back.add_argument("out", type=Path, help="folder to write to")
-    back.add_argument("--dict", type=Path, help="of the model (default: dict.txt beside the checkpoint)")
+    back.add_argument("--dict", type=Path, help="dictionary of the model (default: dict.txt beside the checkpoint)")
     back.add_argument(
-        "--vocab", type=Path, help="order of the words (default: vocab.txt beside the checkpoint, if any)"
+        "--vocab", type=Path, help="file with the order of the words (default: vocab.txt beside the checkpoint, if any)"
     )
     given, flags = parser.parse_known_args(arguments)
     if flags and given.command != "to-fairseq":
         parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    register()
     try:
         if given.command == "to-fairseq":
             to_fairseq(given.folder, given.out, given.arch, flags)

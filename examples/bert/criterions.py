@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Tuple
 
 import torch.nn.functional as F
-from bert.model import NEXT_SENTENCE
-from bert.squad_windows import IGNORED
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
+from bert.model import NEXT_SENTENCE
+from bert.squad_windows import IGNORED
 from mixhead_plugin.criterions.regularized import PenaltyOptions, RegularizedCriterion
 
 

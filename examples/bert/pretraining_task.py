@@ -5,9 +5,6 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Dict
 
-from bert.epoch_iterator import Task
-from bert.model import NEXT_SENTENCE, BertModel
-from bert.sentence_pairs import SPECIAL, Masking, SentencePairs
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass import FairseqDataclass
@@ -15,6 +12,9 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import nn
 
+from bert.epoch_iterator import Task
+from bert.model import NEXT_SENTENCE, BertModel
+from bert.sentence_pairs import SPECIAL, Masking, SentencePairs
 from mixhead_plugin.errors import OptionError, option_name
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,15 @@ class SpanHead(nn.Module):
 
     It replaces the head of the masked language model. So it acts inside the model's `forward`, as data parallel
     training needs it, and no parameter goes unused.
+
+    Args:
+        embed_dim: the size of the features
+        required: refuse a checkpoint without this head; else the head keeps its random values, for training
     """
 
-    def __init__(self, embed_dim: int):
+    def __init__(self, embed_dim: int, required: bool):
         super().__init__()
+        self.required = required
         self.out_proj = nn.Linear(embed_dim, 2)
         nn.init.normal_(self.out_proj.weight, std=0.02)  # as BERT's other weights
         nn.init.zeros_(self.out_proj.bias)
@@ -33,12 +38,14 @@ class SpanHead(nn.Module):
         for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:
             del state_dict[key]
         if not own.keys() <= state_dict.keys():
-            logger.warning("the checkpoint has no head for answers; train it, its initial values are random")
+            if self.required:
+                raise OptionError("--path: the model has no head for answers; train it with --task squad first")
+            logger.warning("the checkpoint has no head for answers; the model's is random, and must be trained")
             state_dict.update(own)
 
 
-def install_span_head(model: nn.Module) -> None:
-    """Let a RoBERTa or BERT return [B, N, 2].
+def install_span_head(model: nn.Module, required: bool = False) -> None:
+    """Let a RoBERTa or BERT return [B, N, 2]; for `required` see `SpanHead`.
 
     Raises:
         OptionError: the model is another
@@ -46,4 +53,4 @@ def install_span_head(model: nn.Module) -> None:
     encoder = getattr(model, "encoder", None)
     if getattr(encoder, "lm_head", None) is None:
         raise OptionError(f"--task squad: needs an architecture of BERT or RoBERTa, not a {type(model).__name__}")
-    encoder.lm_head = SpanHead(model.args.encoder_embed_dim)
+    encoder.lm_head = SpanHead(model.args.encoder_embed_dim, required)

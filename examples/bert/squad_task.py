@@ -12,12 +12,6 @@ from functools import partial
 from typing import Any, Dict, List, Optional
 
 import torch
-from bert import squad_data
-from bert.answers import NBestFile, Span, spans_of
-from bert.epoch_iterator import Task
-from bert.span_head import install_span_head
-from bert.squad_windows import SPECIAL, Sizes, SquadWindows
-from bert.wordpiece import CONTINUATION, wordpiece
 from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.distributed import utils as distributed
@@ -27,6 +21,12 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import Tensor, nn
 
+from bert import squad_data
+from bert.answers import NBestFile, Span, spans_of
+from bert.epoch_iterator import Task
+from bert.span_head import install_span_head
+from bert.squad_windows import SPECIAL, Sizes, SquadWindows
+from bert.wordpiece import CONTINUATION, wordpiece
 from mixhead_plugin.errors import OptionError, option_name
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class SquadTask(Task):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> nn.Module:
         model = super().build_model(cfg, from_checkpoint)
-        install_span_head(model)
+        install_span_head(model, required=from_checkpoint)
         return model
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> SquadWindows:

@@ -4,11 +4,12 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from bert.squad_data import Squad, locate
-from bert.wordpiece import characters_of
 from fairseq.data import Dictionary, FairseqDataset
 from tokenizers import Tokenizer
 from torch import Tensor
+
+from bert.squad_data import Squad, locate
+from bert.wordpiece import characters_of
 
 SPECIAL = 3  # [CLS] and two [SEP]
 IGNORED = -100  # the target of an unknown answer; torch's ignore_index

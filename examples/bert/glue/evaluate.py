@@ -1,46 +1,38 @@
-"""Predictions of a fine-tuned model and its metrics; `examples/glue/evaluate.sh`.
+"""Predictions of a fine-tuned model and its metrics; `examples/bert/glue/evaluate.sh`.
 
-The flags are those of fairseq-validate, of which this is the part for one set, with the predictions kept.
+It takes the flags of fairseq-validate, runs one set, and keeps the predictions.
 """
 
 import ast
 import json
 import math
-import pickle
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
+import bert
 import numpy
 import torch
+from bert.binary import SETTINGS
+from bert.glue.metrics import measure
+from bert.glue.tasks import HIGHEST, TASKS, Task
 from common.errors import failing
 from fairseq import checkpoint_utils, options, utils
-from glue.metrics import measure
-from glue.prepare import SETTINGS
-from glue.tasks import HIGHEST, TASKS, Task
 from tqdm import tqdm
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
 from mixhead_plugin.errors import OptionError
 
 fail = failing("evaluate")
 
 
-class Results(NamedTuple):
-    """Of a set, in its order."""
-
-    predicted: numpy.ndarray  # [examples]: classes, int64; of a task without classes similarities, float64
-    gold: Optional[numpy.ndarray]  # the same, of a set with labels
-
-
 def task_of(data: Path, subset: str) -> tuple[str, Task]:
-    """The task that prepare.sh has made `data` for, provided that it has such a set."""
+    """Return the task of a folder of prepare.sh; end the program if it has no such set."""
     try:
         name = json.loads((data / SETTINGS).read_text())["task"]
         task = TASKS[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        fail(f"{data}: has no {SETTINGS} of a task; examples/glue/prepare.sh makes it")
+        fail(f"{data}: has no {SETTINGS} of a task; examples/bert/glue/prepare.sh makes it")
     if subset not in task.files or subset == "train":
         sets = ", ".join(key for key in task.files if key != "train")
         fail(f"--valid-subset {subset}: {name} has {sets}; one at a time")
@@ -48,28 +40,29 @@ def task_of(data: Path, subset: str) -> tuple[str, Task]:
 
 
 def read_checkpoint(args: Namespace, classes: int) -> dict[str, Any]:
-    """The checkpoint --path, provided that it classifies into as many classes."""
+    """Read the checkpoint --path; end the program if it has another number of classes."""
     try:
-        overrides = {"data": args.data, **ast.literal_eval(args.model_overrides.strip())}
+        overrides = {"data": args.data, **ast.literal_eval(args.model_overrides)}
         state = checkpoint_utils.load_checkpoint_to_cpu(args.path, overrides)
-        cfg = state["cfg"]
-    except OptionError as error:
-        fail(f"--path {error}")
-    except (RuntimeError, EOFError, pickle.UnpicklingError, LookupError) as error:
+        found = state["cfg"].task.get("num_classes")
+    except (OptionError, RuntimeError, LookupError, AttributeError) as error:
         fail(f"--path {args.path}: is no checkpoint of fairseq-train ({str(error).splitlines()[0]})")
-    found = cfg.task.get("num_classes") if cfg is not None else None
     if found is None:
-        fail(f"--path {args.path}: has no classes; must be of examples/glue/train.sh")
+        fail(f"--path {args.path}: has no classes; must be of examples/bert/glue/train.sh")
     if found != classes:
-        fail(f"--path {args.path}: has {found} classes, not {classes}; is it of another VARIANT?")
+        fail(f"--path {args.path}: has {found} classes, not {classes}; it is of another VARIANT")
     return state
 
 
-def predict(args: Namespace, classes: int) -> Results:
-    """Run the model of --path over --valid-subset."""
+def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Run the model of --path over --valid-subset.
+
+    Returns:
+        predictions and labels in the order of the set, float64 [examples]: classes, or numbers if `classes` is 1;
+        labels are nan in a set without labels
+    """
     state = read_checkpoint(args, classes)
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([args.path], state=state)
-    head = cfg.criterion.classification_head_name
     device = torch.device("cuda" if torch.cuda.is_available() and not args.cpu else "cpu")
     model.eval().to(device)
     if args.fp16:
@@ -77,8 +70,7 @@ def predict(args: Namespace, classes: int) -> Results:
     task.load_dataset(args.valid_subset)
     data_set = task.dataset(args.valid_subset)
     positions = min(task.max_positions(), model.max_positions())
-    longest = max(data_set.size(i) for i in range(len(data_set)))
-    if longest > positions:
+    if (longest := max(map(data_set.size, range(len(data_set))))) > positions:
         fail(f"{args.data}: has examples of {longest} tokens, the model has {positions} positions")
     batches = task.get_batch_iterator(
         data_set,
@@ -88,40 +80,35 @@ def predict(args: Namespace, classes: int) -> Results:
         required_batch_size_multiple=args.required_batch_size_multiple,
         num_workers=args.num_workers,
     ).next_epoch_itr(shuffle=False)
-    predicted = numpy.full(len(data_set), numpy.nan)
-    gold = numpy.full(len(data_set), numpy.nan)
+    predicted, gold = numpy.full((2, len(data_set)), numpy.nan)
     for sample in tqdm(batches, args.valid_subset, unit="batch", disable=None):
         inputs = utils.move_to_cuda(sample["net_input"], device) if device.type == "cuda" else sample["net_input"]
         with torch.no_grad():
-            logits, _ = model(**inputs, features_only=True, classification_head_name=head)  # [B, classes]
-        places = sample["id"].numpy()
+            name = cfg.criterion.classification_head_name
+            logits, _ = model(**inputs, features_only=True, classification_head_name=name)  # [B, classes]
         scores = logits.float().cpu()
-        predicted[places] = scores.squeeze(-1).numpy() if classes == 1 else scores.argmax(-1).numpy()
+        predicted[sample["id"]] = scores.squeeze(-1) if classes == 1 else scores.argmax(-1)
         if "target" in sample:
-            gold[places] = sample["target"].view(-1).numpy()
-    return _results(args, predicted, gold, classes)
+            gold[sample["id"]] = sample["target"].view(-1)
+    if wrong := int(numpy.isnan(predicted).sum()):
+        fail(f"--path {args.path}: {wrong} predictions are no numbers")
+    scale = HIGHEST if classes == 1 else 1  # fairseq's recipe has similarities from 0 to 1
+    return scale * predicted, scale * gold
 
 
-def _results(args: Namespace, predicted: numpy.ndarray, gold: numpy.ndarray, classes: int) -> Results:
-    if numpy.isnan(predicted).any():
-        fail(f"--path {args.path}: {int(numpy.isnan(predicted).sum())} predictions are no numbers")
-    known = None if numpy.isnan(gold).any() else gold
-    if classes == 1:  # fairseq's recipe has similarities from 0 to 1
-        return Results(HIGHEST * predicted, None if known is None else HIGHEST * known)
-    return Results(predicted.astype(int), None if known is None else known.astype(int))
-
-
-def write_predictions(path: Path, predicted: numpy.ndarray, index: Sequence[str], task: Task) -> None:
-    """As the evaluation server takes them: the labels' names, or similarities from 0 to 5."""
+def write_predictions(path: Path, predicted: numpy.ndarray, index: Sequence[Any], task: Task) -> None:
+    """Write the file of the evaluation server: names of labels, or similarities from 0 to 5."""
     if task.labels:
-        names = [task.labels[number] for number in predicted]
+        names = [task.labels[int(number)] for number in predicted]
     else:
         names = [f"{number:.3f}" for number in predicted.clip(0, HIGHEST)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{i}\t{name}\n" for i, name in [("index", "prediction"), *zip(index, names)]))
+    print(f"predictions: {path}")
 
 
 def main() -> None:
+    bert.register()
     try:
         args = options.parse_args_and_arch(options.get_validation_parser())
     except OptionError as error:
@@ -130,25 +117,17 @@ def main() -> None:
     name, task = task_of(data, subset)
     if not Path(args.path).is_file():
         fail(f"--path {args.path}: no such file")
-    results = predict(args, task.classes)
+    predicted, gold = predict(args, task.classes)
     folder = Path(args.results_path or f"{args.path.removesuffix('.pt')}.predictions")
-    print(f"{name}, {subset}: {len(results.predicted):,} examples")
+    print(f"{name}, {subset}: {len(predicted):,} examples")
     if subset in task.predictions:
-        path = folder / task.predictions[subset]
         index = (data / f"{subset}.index").read_text().split()
-        write_predictions(path, results.predicted, index, task)
-        print(f"{path}: for the evaluation server")
+        write_predictions(folder / task.predictions[subset], predicted, index, task)
         return
-    if results.gold is None:
-        fail(f"{data}: {subset} has no labels; remove the folder and run examples/glue/prepare.sh again")
-    path = folder / f"{name}.{subset}.tsv"
-    write_predictions(path, results.predicted, range(len(results.predicted)), task)
-    print(f"{path}: what was predicted")
-    values = measure(task, results.gold, results.predicted)
-    for metric, value in values.items():
+    write_predictions(folder / f"{name}.{subset}.tsv", predicted, range(len(predicted)), task)
+    for metric, value in measure(task, gold, predicted).items():
         if not math.isfinite(value):
-            fail(f"there is no {metric}: all of the {len(results.predicted):,} predictions or labels are the same")
-    for metric, value in values.items():
+            fail(f"there is no {metric}: labels are missing, or all labels or all predictions are equal")
         print(f"{metric} = {value:.2f}")
 
 

@@ -1,58 +1,30 @@
 """GLUE's metrics, in percent."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy
-from glue.tasks import Task
+from bert.glue.tasks import Task
 from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-
-def accuracy(gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    return float((gold == predicted).mean())
-
-
-def f1(gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    """Of class 1, the duplicates and paraphrases."""
-    return float(f1_score(gold, predicted, pos_label=1, zero_division=0))
-
-
-def matthews(gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    return float(matthews_corrcoef(gold, predicted))
-
-
-def pearson(gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    return _correlation(pearsonr, gold, predicted)
-
-
-def spearman(gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    return _correlation(spearmanr, gold, predicted)
-
-
-def _correlation(function: Callable, gold: numpy.ndarray, predicted: numpy.ndarray) -> float:
-    """nan where there is none, because all are the same; the caller says so."""
-    if len(gold) < 2:
-        return float("nan")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(function(gold, predicted)[0])
-
-
-METRICS: dict[str, Callable[[numpy.ndarray, numpy.ndarray], float]] = {
-    "accuracy": accuracy,
-    "F1": f1,
-    "Matthews correlation": matthews,
-    "Pearson correlation": pearson,
-    "Spearman correlation": spearman,
+METRICS = {
+    "accuracy": accuracy_score,
+    "F1": lambda gold, predicted: f1_score(gold, predicted, pos_label=1, zero_division=0),
+    "Matthews correlation": matthews_corrcoef,
+    "Pearson correlation": lambda gold, predicted: pearsonr(gold, predicted)[0],
+    "Spearman correlation": lambda gold, predicted: spearmanr(gold, predicted)[0],
 }
 
 
 def measure(task: Task, gold: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
-    """The metrics of a task by name, in its order.
+    """Return the metrics of a task by name, the papers' last; nan for a correlation that does not exist.
 
     Args:
+        task: names the metrics
         gold, predicted: classes as numbers of `task.labels`, or similarities
     """
     pair = numpy.asarray(gold), numpy.asarray(predicted)
-    return {name: 100 * METRICS[name](*pair) for name in task.metrics}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constant predictions
+        return {name: 100 * float(METRICS[name](*pair)) if len(gold) > 1 else float("nan") for name in task.metrics}

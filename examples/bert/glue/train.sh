@@ -4,8 +4,8 @@
 #   MODEL=bert|roberta    which model, of prepare.sh
 # Updates, warm-up and batches of 16 or 32 examples are of fairseq's recipe: ten epochs or more, where BERT's had three.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-source "$ROOT/examples/glue/task.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
+source "$ROOT/examples/bert/glue/task.sh"
 
 classes=2 select=(--best-checkpoint-metric accuracy --maximize-best-checkpoint-metric) valid=valid
 case $VARIANT in # RoBERTa's learning rate, batch, updates, warm-up
@@ -40,7 +40,7 @@ tokens=$(max_tokens 4400)
 
 # --fp16-no-flatten-grads: or --mixing-lr-scale cannot be
 # shellcheck disable=SC2086 # $machine is several flags
-run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$SAVE" $machine \
+run fairseq-train "$data" --user-dir "$ROOT/examples/bert" --save-dir "$SAVE" $machine \
     --task sentence_prediction --init-token 0 --num-classes "$classes" --max-positions 512 \
     --arch "$default_arch" --finetune-from-model "$DATA/$MODEL/model/model.pt" \
     --criterion sentence_prediction --valid-subset "$valid" "${select[@]}" \

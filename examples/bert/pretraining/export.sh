@@ -3,9 +3,9 @@
 # vocab.txt. Of the phase VARIANT (here 512 by default), its last checkpoint, or the average of AVERAGE=n, or CHECKPOINT.
 # The default SAVE is that of --arch.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 VARIANT=${VARIANT:-512}
-source "$ROOT/examples/bert_pretraining/phase.sh"
+source "$ROOT/examples/bert/pretraining/phase.sh"
 
 while (($#)); do
     case $1 in
@@ -20,4 +20,4 @@ while (($#)); do
 done
 
 checkpoint=$(last_checkpoint)
-run "$PYTHON" -m bert_pretraining.export "$checkpoint" "$SAVE/model"
+run "$PYTHON" -m bert.pretraining.export "$checkpoint" "$SAVE/model"

@@ -6,8 +6,8 @@
 #   EARLY=1        the second phase may begin before the first has ended
 # The text's dict.txt and vocab.txt are kept in SAVE, which is then of this vocabulary alone.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
-source "$ROOT/examples/bert_pretraining/phase.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
+source "$ROOT/examples/bert/pretraining/phase.sh"
 
 machine=$(machine "$@")
 case $VARIANT in
@@ -19,11 +19,11 @@ case $VARIANT in
         ;;
 esac
 update_freq=$(update_freq "$batches" "$@")
-[[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert_pretraining.begin "$DATA/binary" "$SAVE" "$VARIANT"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert.pretraining.begin "$DATA/binary" "$SAVE" "$VARIANT"
 
 # --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
 # shellcheck disable=SC2086 # $machine is several flags
-run fairseq-train "$DATA/binary" --user-dir "$PLUGIN" --save-dir "$phase" $machine \
+run fairseq-train "$DATA/binary" --user-dir "$ROOT/examples/bert" --save-dir "$phase" $machine \
     --task bert_pretraining --tokens-per-sample "$VARIANT" --arch "$default_arch" --max-positions 512 \
     --criterion bert_pretraining "${begin[@]}" \
     --dropout 0.1 --attention-dropout 0.1 \

@@ -1,6 +1,6 @@
-"""Exact match and F1 from the file of fairseq-validate --nbest-file: `python -m squad.evaluate DATA SPANS [FLAG ...]`.
+"""Exact match and F1 from the file of fairseq-validate --nbest-file: `python -m bert.squad.evaluate DATA SPANS [FLAG ...]`.
 
-FLAG is one of fairseq-validate; --nbest-file, --valid-subset and --n-best-size count here too. Beside SPANS are written
+FLAG is one of fairseq-validate; --nbest-file, --valid-subset and --n-best-size count here too. Beside SPANS it writes
 predictions.json, as the official evaluation reads it, and nbest_predictions.json.
 """
 
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from bert.answers import predictions, read_spans
+from bert.squad_data import SquadError, read_squad, score
 from common.errors import failing
-
-from mixhead_plugin.data.answers import predictions, read_spans
-from mixhead_plugin.data.squad import SquadError, read_squad, score
 
 fail = failing("evaluate")
 
 
 def write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    print(f"predictions: {path}")
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
@@ -40,12 +40,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     best = {name: answers[0]["text"] for name, answers in found.items()}
     write(spans.with_name("predictions.json"), best)
     write(spans.with_name("nbest_predictions.json"), found)
-    print(f"predictions: {spans.with_name('predictions.json')}")
     result = score(squad.questions, best)
     if math.isnan(result.f1):
         fail(f"{args.valid_subset}: has no answers to compare with")
-    answered = sum(bool(question.answers) for question in squad.questions)
-    print(f"{args.valid_subset}: {answered:,} questions")
+    print(f"{args.valid_subset}: {sum(bool(question.answers) for question in squad.questions):,} questions")
     print(f"EM = {result.exact_match:.2f}")
     print(f"F1 = {result.f1:.2f}")
 

@@ -2,7 +2,7 @@
 # Exact match and F1 of SQuAD 1.1's development set, as the official evaluation has them; F1 stands last. Of the folder
 # SAVE or the file CHECKPOINT, beside which the predictions are written.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 prepared "$DATA/text"
 
 checkpoint=$(checkpoint mixhead_bert_base)
@@ -10,9 +10,8 @@ machine=$(machine)
 spans=${checkpoint%.pt}.squad/spans.jsonl
 [[ ${DRY_RUN:-} ]] || mkdir -p -- "${spans%/*}"
 
-[[ ${DRY_RUN:-} ]] || "$PYTHON" -m squad.trained "$checkpoint"
 # shellcheck disable=SC2086 # $machine is no flag or one
-run fairseq-validate "$DATA/text" --user-dir "$PLUGIN" --task squad --path "$checkpoint" $machine \
+run fairseq-validate "$DATA/text" --user-dir "$ROOT/examples/bert" --task squad --path "$checkpoint" $machine \
     --valid-subset valid --nbest-file "$spans" --distributed-world-size 1 \
     --batch-size 64 --required-batch-size-multiple 1 --log-format simple --log-interval 50 "$@"
-[[ ${DRY_RUN:-} ]] || "$PYTHON" -m squad.evaluate "$DATA/text" "$spans" "$@"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert.squad.evaluate "$DATA/text" "$spans" "$@"

@@ -2,7 +2,7 @@
 # SQuAD 1.1, Mixhead table 6 (EM 81.0, F1 88.4): BERT base with Mixhead B, whose mixing starts as the identity, three
 # epochs. 32 windows of up to 384 tokens an update, which several workers share.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 prepared "$DATA/text"
 
 default=mixhead_bert_base
@@ -17,7 +17,7 @@ if [[ -e $DATA/text/cased ]]; then cased=--cased; else cased=; fi
 
 # --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
 # shellcheck disable=SC2086 # $machine is several flags, $cased no flag or one
-run fairseq-train "$DATA/text" --user-dir "$PLUGIN" --save-dir "$save" $machine \
+run fairseq-train "$DATA/text" --user-dir "$ROOT/examples/bert" --save-dir "$save" $machine \
     --task squad --max-positions 512 --max-seq-length 384 --doc-stride 128 --max-query-length 64 $cased \
     --arch "$default" --finetune-from-model "$model" \
     --criterion squad --best-checkpoint-metric f1 --maximize-best-checkpoint-metric \
