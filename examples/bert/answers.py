@@ -41,9 +41,7 @@ def best_spans(
     first, last = logits.float().log_softmax(1).unbind(-1)
     first, last = first.masked_fill(~starts, -math.inf), last.masked_fill(~ends, -math.inf)
     longest = min(longest, first.shape[1])
-    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(
-        1, longest, 1
-    )  # [B, N, L], the ends from each token on
+    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L], ends from each token on
     total = (first.unsqueeze(-1) + ahead).flatten(1)  # [B, N * L]
     scores, places = total.topk(min(number, total.shape[1]))
     begin = places // longest

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # where the package bert is
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package bert is
 
 import torch
 from fairseq import checkpoint_utils, options, tasks
@@ -384,7 +384,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     there.add_argument("folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin")
     there.add_argument("out", type=Path, help="folder to write to")
     there.add_argument(
-        "--arch", default="mixhead_bert_base", help="the sizes of config.json override its own (default: %(default)s)"
+        "--arch", default="mixhead_bert_base", help="config.json overrides its sizes (default: %(default)s)"
     )
     back = commands.add_parser("to-huggingface")
     back.add_argument("checkpoint", type=Path)

@@ -1,6 +1,5 @@
 """The pre-trained model that GLUE and SQuAD begin with: $DATA/<model>/model, fetched, converted or copied."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -32,8 +31,8 @@ def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
     if is_ready(folder, settings, names, True):
         return folder
     if source is None and model == "bert":
-        archives = (Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)) for name in BERT_FILES)
-        source = [obtain(archive, data) for archive in archives][0].parent
+        for name in BERT_FILES:
+            source = obtain(Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data).parent
     with complete(folder) as unfinished:
         unfinished.mkdir()
         if source is None:
@@ -70,9 +69,8 @@ def _fetch_roberta(folder: Path, data: Path) -> None:
 def _convert(source: Path, folder: Path) -> None:
     """Convert a BERT of Hugging Face."""
     program = Path(__file__).with_name("convert_bert.py")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     command = [sys.executable, str(program), "to-fairseq", str(source), str(folder)]
-    if subprocess.run(command, env=environment, check=False).returncode:
+    if subprocess.run(command, check=False).returncode:
         fail(f"--from {source}: {program} cannot read it; its own words stand above")
 
 

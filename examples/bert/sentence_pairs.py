@@ -157,7 +157,7 @@ class SentencePairs(FairseqDataset):
         return np.concatenate(parts)
 
     def _candidate(self, start: int, room: int, rng: np.random.Generator) -> Tuple[int, int]:
-        """Find a B of at most `room` tokens from unit `start` on; return the unit before which it stops, and its length.
+        """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops before, and its length.
 
         If the document ends before that, B ends at random within the document's last unit.
         """

@@ -7,10 +7,10 @@ import torch
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from torch import Tensor
 
-from mixhead_plugin.models.bert import NEXT_SENTENCE
+from bert.model import NEXT_SENTENCE
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import PositionWiseMixing
-from mixhead_plugin.modules.span_head import install_span_head
+from bert.span_head import install_span_head
 from tests.helpers import build, dictionary, shake, tokens
 
 PAD = dictionary().pad()

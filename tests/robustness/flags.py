@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
-from mixhead_plugin.models.bert import BERT_ARCHITECTURES
+from bert.model import BERT_ARCHITECTURES
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS

@@ -20,8 +20,8 @@ from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
-from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
-from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
+from bert.squad_task import SquadTask, SquadTaskConfig
 from tests.criterions.cases import CASES, criterion
 from tests.criterions.cases import model as regularized_model
 from tests.helpers import VOCABULARY, build, shake, tokens

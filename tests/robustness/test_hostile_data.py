@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from mixhead_plugin import untrusted
-from mixhead_plugin.data.answers import read_spans
-from mixhead_plugin.data.squad import SquadError, read_squad
-from mixhead_plugin.data.wordpiece import WordPiece
+from bert.answers import read_spans
+from bert.squad_data import SquadError, read_squad
+from bert.wordpiece import WordPiece
 from mixhead_plugin.errors import OptionError
 from tests.commands import PLUGIN, run
 from tests.robustness.conftest import LM_TRAIN, TRANSLATION_TRAIN, USE
@@ -432,7 +432,7 @@ def test_a_malformed_squad_is_refused(kind, tmp_path):
 
 
 def test_an_answer_far_outside_its_context_is_nowhere(tmp_path):
-    from mixhead_plugin.data.squad import locate
+    from bert.squad_data import locate
 
     path = tmp_path / "train.json"
     path.write_bytes(as_json(squad_with()).replace(b'start": 0', b'start": ' + b"9" * 100))

@@ -1,4 +1,4 @@
-"""The tasks of GLUE and a pre-trained model for fairseq: the files of $DATA/<model>; `examples/bert/glue/prepare.sh`."""
+"""The tasks of GLUE and a pre-trained model for fairseq, in $DATA/<model>; `examples/bert/glue/prepare.sh`."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -71,8 +71,8 @@ def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary:
             fail(f"{split}: has {numbers['documents']} documents, random segments need two{advice}")
         if numbers["unknown"] > MOST_UNKNOWN * numbers["pieces"]:
             fail(
-                f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of {split} are unknown, must "
-                f"be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language (--vocab), or --learn-vocab"
+                f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of {split} are unknown, "
+                f"must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language (--vocab), or --learn-vocab"
             )
 
 
@@ -142,12 +142,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         "--hold-out",
         type=int,
         metavar="N",
-        help=f"validate on one of every N documents of --text (default: {HOLD_OUT})",
+        help=f"one of every N documents of --text is for validation (default: {HOLD_OUT})",
     )
     vocabulary = flags.add_mutually_exclusive_group()
-    vocabulary.add_argument(
-        "--vocab", type=Path, metavar="FILE", help="vocab.txt of a BERT (default: bert-base-uncased's)"
-    )
+    vocabulary.add_argument("--vocab", type=Path, metavar="FILE", help="a vocab.txt (default: bert-base-uncased's)")
     vocabulary.add_argument("--learn-vocab", type=int, metavar="N", help="learn N pieces from the training text")
     flags.add_argument("--cased", action="store_true", help="keep upper case and accents")
     args = flags.parse_args(arguments)

@@ -1,4 +1,6 @@
-"""Exact match and F1 from the file of fairseq-validate --nbest-file: `python -m bert.squad.evaluate DATA SPANS [FLAG ...]`.
+"""Exact match and F1 from the file of fairseq-validate --nbest-file.
+
+`python -m bert.squad.evaluate DATA SPANS [FLAG ...]`:
 
 FLAG is one of fairseq-validate; --nbest-file, --valid-subset and --n-best-size count here too. Beside SPANS it writes
 predictions.json, as the official evaluation reads it, and nbest_predictions.json.

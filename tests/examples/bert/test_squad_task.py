@@ -5,15 +5,15 @@ from argparse import Namespace
 
 import pytest
 import torch
+from bert.answers import predictions, read_spans
+from bert.criterions import SquadCriterion
+from bert.span_head import SpanHead, install_span_head
+from bert.squad_data import read_squad, score
+from bert.squad_task import SquadTask, SquadTaskConfig
+from bert.squad_windows import IGNORED
 from fairseq.logging import metrics
 
-from mixhead_plugin.criterions.squad import SquadCriterion
-from mixhead_plugin.data.answers import predictions, read_spans
-from mixhead_plugin.data.squad import read_squad, score
-from mixhead_plugin.data.squad_windows import IGNORED
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.span_head import SpanHead, install_span_head
-from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.commands import PLUGIN, WHOLE_SETS, as_flags, logged, run, several
 from tests.helpers import build, shake
 from tests.squad import DROPOUT, SIZES, WINDOWS, content, write_data

@@ -11,7 +11,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 
-from mixhead_plugin.models.bert import NEXT_SENTENCE
+from bert.model import NEXT_SENTENCE
 from mixhead_plugin.modules.attention import MixheadAttention
 from tests.commands import losses, run, train
 

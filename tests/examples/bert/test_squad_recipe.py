@@ -6,6 +6,8 @@ from shutil import rmtree
 
 import pytest
 import torch
+from bert.answers import NBestFile, Span
+from bert.squad_task import SquadTask, SquadTaskConfig
 from fairseq.models import build_model
 from recipes import ROOT, dry_run, parse, refusal, script
 from squad import trained
@@ -13,8 +15,6 @@ from squad.evaluate import main as evaluate
 from squad.prepare import check_set
 from squad.prepare import main as prepare
 
-from mixhead_plugin.data.answers import NBestFile, Span
-from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.commands import as_flags
 from tests.squad import DROPOUT, SIZES, TEXTS, WINDOWS, content, dictionary, vocabulary, write_data
 

@@ -19,12 +19,12 @@ from fairseq.data import Dictionary
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 
-from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion
-from mixhead_plugin.data.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
+from bert.criterions import BertPretrainingCriterion
+from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.models.bert import NEXT_SENTENCE, infer_segments
-from mixhead_plugin.tasks import BertPretrainingTask
-from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig
+from bert.model import NEXT_SENTENCE, infer_segments
+
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
 from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several
 from tests.models.test_bert import build, pairs
 from tests.topics import binarise, write_documents, write_kinds

@@ -24,7 +24,7 @@ from glue.pieces import encoder
 from recipes import ROOT, dry_run, parse, refusal, script, train_here
 from test_wikitext import preprocess_here
 
-from mixhead_plugin.data.wordpiece import SPECIAL, UNKNOWN, WordPiece
+from bert.wordpiece import SPECIAL, UNKNOWN, WordPiece
 from tests.squad import content
 
 REAL = ROOT.parent / "shared" / "data"

@@ -4,18 +4,18 @@ import json
 
 import numpy as np
 import pytest
-import torch
+from bert.squad_data import Answer, Question, Squad, read_squad
+from bert.squad_windows import IGNORED, Sizes, SquadWindows, has_most_context
+from bert.wordpiece import characters_of, wordpiece
+from tokenizers import processors
 
-from mixhead_plugin.data.squad import Answer, Question, Squad, read_squad
-from mixhead_plugin.data.squad_windows import IGNORED, Sizes, SquadWindows, has_most_context, windows_of
-from mixhead_plugin.data.wordpiece import WordPiece
-from tests.squad import content, dictionary, vocabulary
+from tests.squad import content, dictionary
 
 SIZES = Sizes(max_seq_length=40, doc_stride=12, max_query_length=16)
 
 
 def windows(squad, sizes=SIZES, **settings):
-    return SquadWindows(squad, dictionary(), WordPiece(vocabulary()), sizes, **settings)
+    return SquadWindows(squad, dictionary(), wordpiece(dictionary(), lowercase=True), sizes, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -31,13 +31,6 @@ def of_question(data, number):
 
 def asked(context, *answers, text="who?"):
     return Squad([context], [Question("1", text, 0, tuple(Answer(a, context.index(a)) for a in answers))])
-
-
-def test_the_windows_of_a_text():
-    assert windows_of(10, 10, 3) == [(0, 10)]
-    assert windows_of(11, 10, 3) == [(0, 10), (3, 8)]
-    assert windows_of(16, 10, 3) == [(0, 10), (3, 10), (6, 10)]
-    assert windows_of(0, 10, 3) == [(0, 0)]
 
 
 def test_every_token_has_most_context_in_one_window():
@@ -93,6 +86,7 @@ def test_answers_point_back_to_their_exact_characters(squad):
         ("one  two\t\tthree", "two\t\tthree"),
         ("zero\u200bwidth ok", "zero\u200bwidth"),
         ("한글 ok", "한글"),
+        ("the owner's", "owner"),
     ],
 )
 def test_an_answer_of_odd_characters_comes_back(context, answer):
@@ -102,31 +96,34 @@ def test_an_answer_of_odd_characters_comes_back(context, answer):
     assert context[start:end] == answer
 
 
-def test_an_answer_inside_a_word_is_the_pieces_that_have_it():
-    (sample,) = of_question(windows(asked("the owner's", "wn")), 0)
-    first, last = sample["target"].tolist()
-    assert "the owner's"[sample["places"][first, 0] : sample["places"][last, 1]] == "owner"
-
-
-def test_windows_without_the_whole_answer_say_cls(squad):
+def test_windows_are_those_of_the_tokeniser(squad):
+    """The library cuts a pair of texts into windows itself, with an overlap in place of our stride."""
     data = windows(squad)
-    context = data._contexts[2]
-    samples = of_question(data, 7)  # of the long text
-    assert len(samples) == len(windows_of(len(context.ids), 40 - 3 - len(data._queries[7]), 12)) > 3
-    start, end = data._answers[7]
-    for (_, first, length), sample in zip(data._windows[data._windows[:, 0] == 7], samples):
-        inside = first <= start and end < first + length
-        assert (sample["target"].tolist() != [0, 0]) == inside
-        assert sample["tokens"][sample["ends"]].tolist() == context.ids[first : first + length].tolist()
-    assert 0 < sum(sample["target"].tolist() != [0, 0] for sample in samples) < len(samples)
-
-
-def test_all_of_a_context_is_read_and_every_token_is_a_start_once(squad):
-    data = windows(squad)
+    tokeniser = wordpiece(dictionary(), lowercase=True)
+    tokeniser.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
     for number, question in enumerate(squad.questions):
-        starts = torch.cat([sample["places"][sample["starts"]] for sample in of_question(data, number)])
-        expected = torch.from_numpy(data._contexts[question.context].places).long()
-        assert sorted(starts.tolist()) == sorted(expected.tolist())
+        context, samples = squad.contexts[question.context], of_question(data, number)
+        room = SIZES.max_seq_length - 3 - len(tokeniser.encode(question.text, add_special_tokens=False).ids)
+        tokeniser.enable_truncation(SIZES.max_seq_length, stride=room - SIZES.doc_stride, strategy="only_second")
+        first = tokeniser.encode(question.text, context)
+        tokeniser.no_truncation()
+        expected = [first, *first.overflowing]
+        assert [sample["tokens"].tolist() for sample in samples] == [window.ids for window in expected]
+        assert [sample["segments"].tolist() for sample in samples] == [window.type_ids for window in expected]
+        answer = question.answers[0].start, question.answers[0].start + len(question.gold[0])
+        starts = []
+        for sample, window in zip(samples, expected):
+            inside = [i for i, part in enumerate(window.sequence_ids) if part == 1]
+            assert sample["places"][inside, 0].tolist() == [window.offsets[i][0] for i in inside]
+            assert sample["ends"].nonzero().flatten().tolist() == inside
+            covered = [i for i in inside if window.offsets[i][0] < answer[1] and window.offsets[i][1] > answer[0]]
+            edges = [window.offsets[i] for i in covered[:1] + covered[-1:]]
+            has_all = bool(edges) and edges[0][0] <= answer[0] and edges[1][1] >= answer[1]
+            assert sample["target"].tolist() == ([covered[0], covered[-1]] if has_all else [0, 0])
+            starts += sample["places"][sample["starts"]].tolist()
+        # every token of the context is a start in exactly one window
+        everything = tokeniser.encode(context, add_special_tokens=False)
+        assert sorted(starts) == sorted(map(list, characters_of(context, everything)))
 
 
 def test_long_questions_are_cut_and_counted():
@@ -134,12 +131,6 @@ def test_long_questions_are_cut_and_counted():
     (sample,) = of_question(data, 0)
     assert data.cut == 1
     assert int((~sample["segments"].bool()).sum()) == SIZES.max_query_length + 2
-
-
-def test_no_window_is_too_long(squad):
-    data = windows(squad)
-    assert data.sizes.max() == SIZES.max_seq_length
-    assert [len(data[index]["tokens"]) for index in range(len(data))] == data.sizes.tolist()
 
 
 @pytest.mark.parametrize("context", ["", " \t\n"])

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models import bert, roberta
-from mixhead_plugin.models.bert import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
+from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES
 from tests.helpers import TINY, shake, task
