@@ -14,6 +14,7 @@ from tests.helpers import TINY
 from tests.warm_start import WarmStart
 
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
+BERT = str(Path(PLUGIN).parent / "examples" / "bert")  # registers the plugin, too
 
 
 def as_flags(values, prefix=""):

@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import build_model
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import bert  # noqa: F401 (registers its architectures and those of mixhead_plugin)
 from mixhead_plugin.modules.attention import MixheadAttention
 
 VOCABULARY = 29

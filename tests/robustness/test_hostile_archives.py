@@ -216,8 +216,8 @@ PREPARATIONS = {
         [],
     ),
     "multi30k_de_en": ("train.de.gz", None, []),
-    "glue": ("CoLA.zip", "CoLA/train.tsv", ["--tasks", "CoLA", "--from", "model"]),
-    "squad": ("train-v1.1.json", None, ["--from", "model"]),
+    "bert.glue": ("CoLA.zip", "CoLA/train.tsv", ["--tasks", "CoLA", "--from", "model"]),
+    "bert.squad": ("train-v1.1.json", None, ["--from", "model"]),
 }
 
 

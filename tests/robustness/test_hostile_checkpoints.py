@@ -164,7 +164,7 @@ def translating(command, lab, bad, tmp_path):
         "validate": ["fairseq-validate", data, *USE, "--task", "translation", "--path", bad],
         "interactive": ["fairseq-interactive", data, "--user-dir", PLUGIN, "--cpu", "--path", bad],
         "analysis": ["-m mixhead_plugin.analysis", "mixing", bad, "--cpu", "--output", tmp_path / "out"],
-        "convert": [str(ROOT / "scripts" / "convert_bert.py"), "to-huggingface", bad, tmp_path / "out"],
+        "convert": [str(ROOT / "examples" / "bert" / "convert_bert.py"), "to-huggingface", bad, tmp_path / "out"],
     }[command]
 
 

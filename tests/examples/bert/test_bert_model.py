@@ -1,19 +1,21 @@
 """BERT: token types, pooler and heads; sizes and counts of the papers; that mixing starts as the stock model."""
 
 import copy
+import itertools
 from argparse import Namespace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from bert import model as bert
+from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.roberta import model as stock
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.models import bert, roberta
-from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
+from mixhead_plugin.models import roberta
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES
 from tests.helpers import TINY, shake, task
@@ -84,12 +86,10 @@ def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
     assert {(m.num_heads, m.head_dim) for m in attentions} == {(sizes.encoder_attention_heads, sizes.head_dim or 64)}
 
 
-def test_every_size_is_counted():
-    assert set(COUNTS) == set(BERT_ARCHITECTURES) - {"bert"}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", BERT_ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name, family",
+    [*zip(BERT_ARCHITECTURES, itertools.cycle(FAMILIES)), *(("bert_base", family) for family in FAMILIES)],
+)
 def test_every_architecture_trains_in_every_family(name, family):
     model = build(f"{family}_{name}", head_dim=6)
     assert type(model) is ARCH_MODEL_REGISTRY[f"{family}_{name}"]
@@ -106,7 +106,7 @@ def command(arch, *flags):
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
 
 
-@pytest.mark.parametrize("name", BERT_ARCHITECTURES)
+@pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
 def test_the_command_line_gets_the_sizes_and_a_flag_overrides_them(name):
     sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
     args = command(f"mixhead_{name}")
@@ -140,15 +140,6 @@ def test_token_types_change_after_the_first_separator():
     assert found.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
     single = torch.tensor([[BOS, 5, 6, EOS, PAD]])
     assert infer_segments(single, EOS, PAD).sum() == 0
-
-
-@torch.no_grad()
-def test_token_types_are_inferred_where_none_are_given():
-    model = build().eval()
-    types = infer_segments(pairs(), EOS, PAD)
-    torch.testing.assert_close(model(pairs())[0], model(pairs(), segments=types)[0], rtol=0, atol=0)
-    real = pairs().ne(PAD)
-    assert (model(pairs(), segments=1 - types)[0] - model(pairs())[0])[real].abs().amax(-1).min() > 1e-4
 
 
 @torch.no_grad()
@@ -202,23 +193,6 @@ def test_a_fine_tuned_model_starts_as_bert_and_its_first_loss_and_gradients_are_
     assert any(".head_mixing." in name and gradient.abs().sum() > 0 for name, gradient in found[mixing][1].items())
 
 
-def test_the_mixing_has_its_own_learning_rate():
-    steps = {}
-    for factor in (1, 20):
-        model = build(mixing_lr_scale=factor)
-        model.register_classification_head("kinds", num_classes=2)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-        model(pairs(), classification_head_name="kinds")[0][:, 0].sum().backward()
-        optimizer.step()
-        steps[factor] = {name: p.detach() - before[name] for name, p in model.named_parameters()}
-    mixed = [name for name in steps[1] if ".head_mixing." in name]
-    assert len(mixed) == 4
-    for name, step in steps[1].items():
-        torch.testing.assert_close(steps[20][name], (20 if name in mixed else 1) * step, rtol=1e-3, atol=1e-6, msg=name)
-    assert min(steps[1][name].abs().max() for name in mixed) > 5e-5
-
-
 def with_heads(**heads):
     model = build(seed=3)
     for name, classes in heads.items():
@@ -249,7 +223,7 @@ def test_a_checkpoint_gives_what_fits(trained, wanted, kept, caplog):
         elif name.startswith("pooler"):
             assert torch.equal(value, state[name] if trained else before[name]), name
     assert torch.equal(model.encoder.lm_head.dense.weight, state["encoder.lm_head.dense.weight"])
-    assert ("starts anew" in caplog.text) == (
+    assert (any(words in caplog.text for words in ("another shape", "no pooler"))) == (
         bool(wanted) and (not trained or trained.keys() == wanted.keys()) and not kept
     )
     assert ("left out" in caplog.text) == (bool(trained) and not kept)
@@ -270,17 +244,6 @@ def test_without_heads_every_parameter_is_trained():
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@torch.no_grad()
-def test_half_precision_is_finite_and_close(dtype):
-    model = with_heads(kinds=2).eval()
-    expected, extra = shake(model)(pairs(), beside="kinds")
-    found, half = model.to(dtype)(pairs(), beside="kinds")
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(half["beside"].float(), extra["beside"], rtol=0.05, atol=0.05)
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -294,8 +257,3 @@ def test_a_wrong_flag_is_refused_in_one_line(flags, message):
     with pytest.raises(OptionError, match=message) as error:
         build(**flags)
     assert "\n" not in str(error.value)
-
-
-def test_other_sizes_than_the_poolers_are_refused():
-    with pytest.raises(ValueError, match="inner_dim 7: the pooler of BERT gives 16"):
-        build().register_classification_head("kinds", 2, inner_dim=7)

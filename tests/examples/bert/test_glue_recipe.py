@@ -12,19 +12,18 @@ from pathlib import Path
 
 import numpy
 import pytest
-import sweep
 import torch
+from bert.glue import evaluate, prepare
+from bert.glue.metrics import METRICS
+from bert.glue.pieces import LAYOUTS, shorten
+from bert.glue.rows import read_table
+from bert.glue.tasks import TASKS
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq_cli.train import cli_main as fairseq_train
-from glue import evaluate, median, prepare
-from glue.metrics import METRICS, measure
-from glue.pieces import LAYOUTS, shorten
-from glue.rows import read_table
-from glue.tasks import TASKS
-from recipes import EXAMPLES, dry_run, parse, refusal, script
+from recipes import dry_run, parse, script
 
 WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
@@ -111,7 +110,7 @@ def pretrained_bert(folder, weights=True):
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
     (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in VOCABULARY[5:]))
     if weights:
-        line = dry_run(f"examples/glue/train.sh {TINY} --head-mixing none", DATA=folder)[0]
+        line = dry_run(f"examples/bert/glue/train.sh {TINY} --head-mixing none", DATA=folder)[0]
         args = parse(line)
         dictionary = Dictionary.load(str(folder / "dict.txt"))
         task = SentencePredictionTask(SentencePredictionConfig(), dictionary, None)
@@ -171,7 +170,7 @@ def refuses(capsys, function, *arguments, **settings):
 
 def read_by_fairseq(name, subset, model="bert"):
     """The examples as fairseq's task puts them together with the flags of train.sh: (tokens, label)."""
-    (command,) = dry_run("examples/glue/train.sh", VARIANT=name, MODEL=model)
+    (command,) = dry_run("examples/bert/glue/train.sh", VARIANT=name, MODEL=model)
     args = parse(command)
     fields = {key: getattr(args, key) for key in ("data", "num_classes", "init_token", "separator_token", "seed")}
     cfg = SentencePredictionConfig(**fields, no_shuffle=True, regression_target=args.regression_target)
@@ -192,11 +191,13 @@ def read_by_fairseq(name, subset, model="bert"):
 
 def test_the_nine_tasks_and_what_train_sh_says_of_them():
     assert len(TASKS) == 9
-    commands = shlex.join(["bash", "-c", 'for VARIANT in "$@"; do VARIANT=$VARIANT examples/glue/train.sh; done', "-"])
+    commands = shlex.join(
+        ["bash", "-c", 'for VARIANT in "$@"; do VARIANT=$VARIANT examples/bert/glue/train.sh; done', "-"]
+    )
     for (name, task), command in zip(TASKS.items(), dry_run(f"{commands} {' '.join(TASKS)}")):
         args = parse(command)
         assert args.data == str(data() / "bert" / name)
-        assert args.save_dir.endswith(f"checkpoints/glue/{name}/mixhead_bert_base")
+        assert args.save_dir.endswith(f"checkpoints/bert/glue/{name}/mixhead_bert_base")
         assert args.num_classes == task.classes
         assert args.regression_target == (not task.labels)
         assert args.maximize_best_checkpoint_metric == bool(task.labels)
@@ -208,17 +209,10 @@ def test_the_nine_tasks_and_what_train_sh_says_of_them():
 
 
 def test_an_update_has_as_many_examples_on_any_number_of_gpus():
-    commands = [dry_run("examples/glue/train.sh", VARIANT="SST-2", GPUS=gpus)[0] for gpus in (1, 4, 16)]
+    commands = [dry_run("examples/bert/glue/train.sh", VARIANT="SST-2", GPUS=gpus)[0] for gpus in (1, 4, 16)]
     flags = [parse(command) for command in commands]
     assert [args.batch_size * args.distributed_world_size for args in flags] == [32, 32, 32]
     assert flags[2].max_tokens >= 512
-
-
-def test_the_learning_rate_of_the_mixing_can_be_its_own_on_gpus():
-    """Else the plugin refuses --mixing-lr-scale with --fp16."""
-    (command,) = dry_run("examples/glue/train.sh --mixing-lr-scale 10", GPUS=1)
-    args = parse(command)
-    assert args.fp16 and args.fp16_no_flatten_grads and args.mixing_lr_scale == 10
 
 
 # ---- preparing -------------------------------------------------------------------------------------------------------
@@ -256,7 +250,7 @@ def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert
     assert second == ("<s> <unk> </s> cat </s>", "entailment")
     labels = (data() / "bert" / "RTE" / "label" / "dict.txt").read_text().split()[::2]
     assert tuple(labels) == TASKS["RTE"].labels
-    found = json.loads((data() / "bert" / "RTE" / "statistics.json").read_text())["sets"]["train"]
+    found = json.loads((data() / "bert" / "RTE" / "settings.json").read_text())["sets"]["train"]
     assert (found["examples"], found["pieces"], found["unknown pieces"]) == (2, 10, 3)
 
 
@@ -306,37 +300,34 @@ def test_the_longer_text_is_shortened_first():
 
 def test_another_preparation_of_the_same_folder_is_refused(bert, capsys):
     run("--from", bert, "--tasks", "RTE")
-    before = (data() / "bert" / "RTE" / "statistics.json").stat().st_mtime_ns
+    before = (data() / "bert" / "RTE" / "settings.json").stat().st_mtime_ns
     run("--tasks", "RTE")
-    assert (data() / "bert" / "RTE" / "statistics.json").stat().st_mtime_ns == before
+    assert (data() / "bert" / "RTE" / "settings.json").stat().st_mtime_ns == before
     message = refuses(capsys, run, "--tasks", "RTE", "--max-length", "64")
     assert "RTE: made with max_length 128, not 64; remove it" in message
     message = refuses(capsys, prepare.main, ["--tasks", "RTE"])
     assert "made with --any-counts" in message
     message = refuses(capsys, run, "--from", data().parent)
-    assert f"is of {bert}; remove" in message
+    assert f"/bert/model: made with from {bert}, not {data().parent}; remove it, or" in message
     run("--from", bert, "--tasks", "RTE")
     with (bert / "model.pt").open("ab") as file:
         file.write(b"trained on")
     message = refuses(capsys, run, "--from", bert, "--tasks", "RTE")
-    assert f"--from {bert}: has changed since {data()}/bert/model was made of it; remove {data()}/bert, or" in message
+    assert f"{data()}/bert/model: made with sha256" in message
 
 
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--max-length", "3"], "--max-length 3: must be 8 to 512, which the models have positions for"),
-        (["--max-length", "513"], "--max-length 513: must be 8 to 512, which the models have positions for"),
-        (
-            ["--model", "roberta", "--cased"],
-            "--cased: has no meaning with --model roberta, whose pieces keep it anyway",
-        ),
+        (["--max-length", "3"], "--max-length 3: must be 8 to 512"),
+        (["--max-length", "513"], "--max-length 513: must be 8 to 512"),
+        (["--model", "roberta", "--cased"], "--cased: only --model bert has uncased pieces, not roberta"),
         (["--from", "/no/where"], "--from /no/where: no such folder"),
         (["--from", "/dev"], "--from /dev: has no model.pt, dict.txt, vocab.txt"),
     ],
 )
 def test_what_prepare_sh_refuses(flags, message, capsys):
-    assert refuses(capsys, run, *flags) == f"prepare: error: {message}"
+    assert refuses(capsys, run, *flags).startswith(f"prepare: error: {message}")
 
 
 def test_a_vocabulary_that_is_not_the_dictionarys_is_refused(bert, capsys):
@@ -344,13 +335,6 @@ def test_a_vocabulary_that_is_not_the_dictionarys_is_refused(bert, capsys):
     message = refuses(capsys, run, "--from", bert, "--tasks", "RTE")
     assert re.search(r"vocab.txt: has \d+ pieces that dict.txt beside it lacks, such as '##a'$", message)
     assert not (data() / "bert" / "RTE").exists()
-
-
-def test_the_models_own_word_on_case_is_heard(bert, capsys):
-    (bert / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    assert refuses(capsys, run, "--from", bert).endswith("do_lower_case is false; give --cased")
-    (bert / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    assert refuses(capsys, run, "--from", bert, "--cased").endswith("do_lower_case is true; leave out --cased")
 
 
 def test_the_vocabulary_says_whether_it_is_cased(bert, capsys):
@@ -361,17 +345,15 @@ def test_the_vocabulary_says_whether_it_is_cased(bert, capsys):
     assert message == f"prepare: error: {bert}/vocab.txt: has no pieces with upper-case letters; leave out --cased"
     (bert / "vocab.txt").write_text("\n".join([*VOCABULARY, "[UNUSED7]", "##É", "Hat"]), encoding="utf-8")
     message = refuses(capsys, run, "--from", bert)
-    assert message.endswith("vocab.txt: has 2 pieces like '##É' with an upper-case letter; give --cased")
+    assert message.endswith("vocab.txt: has 2 pieces with an upper-case letter, such as '##É'; give --cased")
 
 
 def test_numbers_of_examples_are_checked(bert, capsys, environment):
     message = refuses(capsys, prepare.main, ["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
     assert "RTE: train has 40 examples, must have 2,490; valid has 9 examples, must have 277; test has" in message
-    right = TASKS["RTE"]._replace(counts={"train": range(39, 42), "valid": range(9, 10), "test": range(7, 8)})
+    right = TASKS["RTE"]._replace(examples={"train": range(39, 42), "valid": range(9, 10), "test": range(7, 8)})
     environment.setattr(prepare, "TASKS", {**TASKS, "RTE": right})
     prepare.main(["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
-    message = refuses(capsys, prepare.check_counts, "RTE", right, {"train": 38, "valid": 9})
-    assert message == "prepare: error: RTE: train has 38 examples, must have 39 to 41"
 
 
 # ---- rows that are broken --------------------------------------------------------------------------------------------
@@ -385,57 +367,27 @@ def rows_of(tmp_path, content, name="QQP", labelled=True):
     return read_table(path, TASKS[name], labelled)
 
 
-def test_a_row_that_a_line_break_has_cut_is_joined(tmp_path):
-    content = f"{HEAD}1\ta\tb\tone\n more\n\nyet\ttwo\t0\n2\ta\tb\tthree\tfour\nfive\t1\n3\ta\tb\tsix\tseven\t1\n"
-    found = rows_of(tmp_path, content)
-    assert [example.texts for example in found.examples] == [
-        ("one  more  yet", "two"),
-        ("three", "four five"),
-        ("six", "seven"),
+def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
+    rows = ["good\tgood\t1", "cut off", "good\tgood\t0", "too\tmany\tcolumns\t1", "no\tlabel\t", "no\tsuch label\t2"]
+    found = rows_of(tmp_path, HEAD + "".join(f"1\ta\tb\t{row}\n" for row in rows))
+    assert [example.label for example in found.examples] == ["1", "0"]
+    assert found.left_out == [
+        "line 3: 4 columns, not 6",
+        "line 5: 7 columns, not 6",
+        "line 6: is_duplicate is ''",
+        "line 7: is_duplicate is '2'",
     ]
-    assert [example.label for example in found.examples] == ["0", "1", "1"]
-    assert (found.joined, found.left_out) == (2, [])
-
-
-def test_rows_that_cannot_be_made_out_are_listed(tmp_path):
-    rows = [
-        "1\ta\tb\tgood\tgood\t1",
-        "2\ta\tb\tcut off",  # and nothing goes on with it
-        "3\ta\tb\tgood\tgood\t0",
-        "4\ta\tb\ttoo\tmany\tcolumns\t1",
-        "5\ta\tb\tno\tlabel\t",
-        "6\ta\tb\tno\tsuch label\t2",
-        "7\ta\tb\tcut",
-        "8\ta\tb\tcut\ttoo",  # more than what is missing
-        "9\ta\tb\tgood\tgood\t1",
-        "10\ta",
-    ]
-    found = rows_of(tmp_path, HEAD + "".join(f"{row}\n" for row in rows))
-    assert [example.label for example in found.examples] == ["1", "0", "1"]
-    assert [(left.line, left.reason) for left in found.left_out] == [
-        (3, "4 columns, not 6"),
-        (5, "7 columns, not 6"),
-        (6, "is_duplicate is ''"),
-        (7, "is_duplicate is '2'"),
-        (8, "4 columns, not 6"),
-        (9, "5 columns, not 6"),
-        (11, "2 columns, not 6"),
-    ]
-    assert len(found.examples) + len(found.left_out) == len(rows)
-    assert found.left_out[1].row == rows[3]
 
 
 def test_no_row_of_a_test_set_is_left_out(tmp_path):
-    content = "id\tquestion1\tquestion2\n0\tone\ttwo\n1\tthree\tfour\tfive\n2\tsix\n3\tseven\teight\nnine\n4\t\t\n"
+    content = "id\tquestion1\tquestion2\n0\tone\ttwo\n1\tthree\tfour\tfive\n2\tsix\n\n4\t\t\n"
     found = rows_of(tmp_path, content, labelled=False)
     assert [(example.index, example.texts) for example in found.examples] == [
         ("0", ("one", "two")),
         ("1", ("three", "four five")),
         ("2", ("six", "")),
-        ("3", ("seven", "eight nine")),
         ("4", ("", "")),
     ]
-    assert (found.patched, found.joined, found.left_out) == (2, 1, [])
 
 
 def test_similarities_are_from_0_to_5(tmp_path):
@@ -451,19 +403,6 @@ def test_a_file_without_its_columns_is_refused(tmp_path, capsys):
     message = refuses(capsys, rows_of, tmp_path, "index\tsentence\n0\tone\nx\ttwo\n", "CoLA", False)
     assert message.endswith("line 3: index 'x' is not a number")
     assert refuses(capsys, rows_of, tmp_path, "", "RTE").endswith("table.tsv: is empty")
-
-
-def test_broken_rows_are_counted_and_kept_beside_the_data(bert, tmp_path, capsys):
-    text = table("QQP", "train", 6) + "7\tx\tx\tbroken\n" + "8\tx\tx\tc\nd\te\t1\n"
-    os.environ["ARCHIVES"] = str(pack(tmp_path / "own", QQP_train=text))
-    run("--from", bert, "--tasks", "QQP")
-    printed = capsys.readouterr().err
-    line = "train: 7 examples; 1 that a line break had cut, joined; 1 left out, listed in left_out.tsv"
-    assert line in printed
-    folder = data() / "bert" / "QQP"
-    found = json.loads((folder / "statistics.json").read_text())["sets"]["train"]
-    assert (found["examples"], found["joined"], found["left out"]) == (7, 1, 1)
-    assert (folder / "left_out.tsv").read_text() == "QQP/train.tsv\t8\t4 columns, not 6\t7\tx\tx\tbroken\n"
 
 
 # ---- metrics and predictions -----------------------------------------------------------------------------------------
@@ -483,19 +422,6 @@ def test_the_metrics_are_as_defined():
     assert METRICS["Pearson correlation"](x, y) == pytest.approx(numpy.corrcoef(x, y)[0, 1])
     ranks = [values.argsort().argsort() for values in (x, numpy.exp(y))]
     assert METRICS["Spearman correlation"](x, numpy.exp(y)) == pytest.approx(numpy.corrcoef(*ranks)[0, 1])
-
-
-def test_each_task_has_its_metrics():
-    last = {name: task.metrics[-1] for name, task in TASKS.items()}
-    assert last == {
-        **dict.fromkeys(("SST-2", "MNLI", "QNLI", "RTE", "WNLI"), "accuracy"),
-        **dict.fromkeys(("MRPC", "QQP"), "F1"),
-        "CoLA": "Matthews correlation",
-        "STS-B": "Spearman correlation",
-    }
-    assert measure(TASKS["MRPC"], [1, 0, 1, 1], [1, 1, 1, 0]) == pytest.approx({"accuracy": 50, "F1": 200 / 3})
-    assert measure(TASKS["CoLA"], [1, 0, 1], [1, 1, 1])["Matthews correlation"] == 0  # always the same: no skill
-    assert numpy.isnan(measure(TASKS["STS-B"], [1.0, 2.0], [3.0, 3.0])["Pearson correlation"])
 
 
 def test_predictions_are_as_the_server_takes_them(tmp_path):
@@ -531,21 +457,23 @@ FAST += " --validate-interval 20 --save-interval 20 --no-last-checkpoints"
 
 def test_a_fine_tuned_model_beats_the_majority(pretrained, environment, capsys):
     run("--from", pretrained, "--tasks", "RTE")
-    call(environment, fairseq_train, f"examples/glue/train.sh {FAST} --mixing-lr-scale 10")
+    call(environment, fairseq_train, f"examples/bert/glue/train.sh {FAST} --mixing-lr-scale 10")
     capsys.readouterr()
-    call(environment, evaluate.main, "examples/glue/evaluate.sh --num-workers 0")
+    call(environment, evaluate.main, "examples/bert/glue/evaluate.sh --num-workers 0")
     title, where, result = capsys.readouterr().out.splitlines()
     assert title == "RTE, valid: 9 examples"
     name, _, value = result.partition(" = ")
     assert name == "accuracy" and float(value) > 100 * 5 / 9  # 5 of the 9 are entailments
-    path = Path(where.split(":")[0])
+    path = Path(where.removeprefix("predictions: "))
     predicted = [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
     gold = [line.split("\t")[-1] for line in table("RTE", "dev", 9).splitlines()[1:]]
     assert float(value) == pytest.approx(100 * sum(map(str.__eq__, predicted, gold)) / 9, abs=0.01)
     # the test set has no labels, but what is good stands in its texts
     environment.chdir(pretrained.parent)
     call(
-        environment, evaluate.main, "examples/glue/evaluate.sh --valid-subset test --results-path here --num-workers 0"
+        environment,
+        evaluate.main,
+        "examples/bert/glue/evaluate.sh --valid-subset test --results-path here --num-workers 0",
     )
     lines = (pretrained.parent / "here" / "RTE.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and [line.split("\t")[0] for line in lines[1:]] == [*"0123456"]
@@ -554,85 +482,25 @@ def test_a_fine_tuned_model_beats_the_majority(pretrained, environment, capsys):
 
 
 def test_what_evaluate_sh_refuses(pretrained, environment, capsys, tmp_path):
-    line = "examples/glue/evaluate.sh"
+    line = "examples/bert/glue/evaluate.sh"
     run("--from", pretrained, "--tasks", "RTE", "MNLI", "STS-B")
     environment.setenv("CHECKPOINT", str(pretrained / "model.pt"))
     message = refuses(capsys, call, environment, evaluate.main, f"{line} --valid-subset train")
     assert message == "evaluate: error: --valid-subset train: RTE has valid, test; one at a time"
     message = refuses(capsys, call, environment, evaluate.main, f"{line} --valid-subset valid,valid1")
     assert message.startswith("evaluate: error: --valid-subset valid,valid1: RTE has")
-    message = refuses(capsys, call, environment, evaluate.main, f"{line} --model-overrides dropout=0")
-    assert message.startswith("evaluate: error: --model-overrides dropout=0: must be a dictionary such as")
     message = refuses(capsys, call, environment, evaluate.main, line, VARIANT="MNLI")
-    assert message.endswith("model.pt: has 2 classes, not 3; is it of another VARIANT?")
+    assert "model.pt: has 2 classes, not 3" in message
     message = refuses(capsys, call, environment, evaluate.main, line, VARIANT="STS-B")
-    assert message.endswith("model.pt: has 2 classes, not 1; is it of another VARIANT?")
+    assert "model.pt: has 2 classes, not 1" in message
     environment.setenv("CHECKPOINT", "LICENSE")
     message = refuses(capsys, call, environment, evaluate.main, line)
     assert re.search("LICENSE: (holds other than tensors|is damaged)", message)
     message = refuses(capsys, call, environment, evaluate.main, line, DATA=tmp_path)
-    assert message.endswith("has no statistics.json of a task; examples/glue/prepare.sh makes it")
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        (
-            "VARIANT=SNLI DRY_RUN=1 examples/glue/{}.sh",
-            "VARIANT=SNLI: must be CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI",
-        ),
-        ("MODEL=gpt DRY_RUN=1 examples/glue/{}.sh", "MODEL=gpt: must be bert or roberta"),
-        (
-            "DATA=/nowhere MODEL=roberta VARIANT=MRPC examples/glue/{}.sh",
-            "/nowhere/roberta/MRPC: no such folder; examples/glue/prepare.sh --model roberta --tasks MRPC makes it",
-        ),
-    ],
-)
-def test_what_cannot_be_is_refused_in_one_line(line, message):
-    for step in ("train", "evaluate"):
-        assert refusal(script(line.format(step), check=False)) == f"{step}: error: {message}"
+    assert message.endswith("has no settings.json of a task; examples/bert/glue/prepare.sh makes it")
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_grid_has_five_seeds_for_each_rate():
-    grid = sweep.read_grid(EXAMPLES / "grids" / "glue.toml")
-    assert len(grid.axes["seed"]) == 5
-    factors = {re.sub(r".*--mixing-lr-scale ", "", point.train) for point in grid.axes["mixing"].values()}
-    assert factors >= {"10", "100"} and "--head-mixing none" in factors
-    assert {"2e-5", "3e-5", "5e-5"} == {*grid.axes["lr"]}
-
-
-def test_the_median_of_the_seeds(tmp_path, capsys, monkeypatch):
-    rows = [
-        {"mixing": mixing, "lr": lr, "seed": str(seed), "valid": value, "published": "", "folder": "x"}
-        for mixing, lr, values in [
-            ("softmax", "2e-5", (60.0, 64.0, 61.0)),
-            ("softmax", "5e-5", (63.0, 61.5, 62.0)),
-            ("B", "2e-5", (70.0, None, 90.0)),
-            ("B", "5e-5", (66.0, 65.0, 67.5)),
-            ("C", "2e-5", (None, None, None)),
-        ]
-        for seed, value in enumerate(values, 1)
-    ]
-    path = tmp_path / "glue" / "table.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"title": "GLUE", "rows": rows}))
-    monkeypatch.setattr(sys, "argv", ["median", str(path)])
-    median.main()
-    assert capsys.readouterr().out.splitlines()[4:] == [
-        "| softmax | 2e-5 | 61.00 | 60.00 | 64.00 | 3 |",
-        "| softmax | 5e-5 | **62.00** | 61.50 | 63.00 | 3 |",
-        "| B | 2e-5 | 80.00 | 70.00 | 90.00 | 2, 1 missing |",
-        "| B | 5e-5 | **66.00** | 65.00 | 67.50 | 3 |",
-        "| C | 2e-5 | - | - | - | 0, 3 missing |",
-        "",
-    ]
-    monkeypatch.setattr(sys, "argv", ["median", str(path), "--over", "dropout"])
-    assert "--over dropout" in refuses(capsys, median.main)
-    path.write_text("{}")
-    assert refuses(capsys, median.main).endswith("is no table.json of examples/sweep.py")
 
 
 # ---- as users do it --------------------------------------------------------------------------------------------------
@@ -643,16 +511,16 @@ def test_the_three_commands(pretrained, tmp_path):
     """With several processes that cut the text; a task with classes and one with similarities."""
     big = {f"RTE_{split}": table("RTE", split, 1100) for split in ("train", "dev")}
     os.environ["ARCHIVES"] = str(pack(tmp_path / "own", **big))
-    script(f"examples/glue/prepare.sh --any-counts --workers 2 --from {pretrained} --tasks RTE STS-B")
+    script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {pretrained} --tasks RTE STS-B")
     assert [tokens for tokens, _ in read_by_fairseq("RTE", "train")][:2] == [
         "<s> {} </s> {} </s>".format(*line.split("\t")[1:3]) for line in big["RTE_train"].splitlines()[1:3]
     ]
     for name, more, least in (("RTE", "--mixing-lr-scale 10", 80), ("STS-B", "--arch l2_bert_base", 40)):
         own = {"VARIANT": name, "SAVE": tmp_path / name}
-        script(f"examples/glue/train.sh {FAST} {more}", **own)
-        last = script("examples/glue/evaluate.sh", **own).stdout.splitlines()[-1]
+        script(f"examples/bert/glue/train.sh {FAST} {more}", **own)
+        last = script("examples/bert/glue/evaluate.sh", **own).stdout.splitlines()[-1]
         metric, _, value = last.partition(" = ")
         assert metric == TASKS[name].metrics[-1] and float(value) > least
-    script(f"examples/glue/evaluate.sh --valid-subset test --results-path {tmp_path}/server", **own)
+    script(f"examples/bert/glue/evaluate.sh --valid-subset test --results-path {tmp_path}/server", **own)
     lines = (tmp_path / "server" / "STS-B.tsv").read_text().splitlines()
     assert len(lines) == 8 and all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])

@@ -4,32 +4,25 @@ import gc
 import math
 import multiprocessing
 import random
-import re
 import time
-from argparse import Namespace
 from itertools import islice, pairwise
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fairseq import checkpoint_utils
-from fairseq.data import Dictionary
-from fairseq.models import build_model
-from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
-
 from bert.criterions import BertPretrainingCriterion
-from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
-from mixhead_plugin.errors import OptionError
-from bert.model import NEXT_SENTENCE, infer_segments
-
+from bert.model import infer_segments
 from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
-from tests.commands import PLUGIN, ROBERTA_SIZES, WHOLE_SETS, logged, run, several
-from tests.models.test_bert import build, pairs
-from tests.topics import binarise, write_documents, write_kinds
+from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
+from fairseq.data import Dictionary
+
+from mixhead_plugin.errors import OptionError
+from tests.helpers import build
+from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
+PAIRS = torch.tensor([[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]])
 LENGTH = 24
 
 
@@ -83,12 +76,8 @@ def test_spans_cover_every_word_once_and_stay_within_a_document():
     for index in range(len(found)):
         start, stop = found.span_start[index], found.span_stop[index]
         seen += found._tokens(start, stop).tolist()
-        assert stop_length(found, start, stop) + 3 <= found.sizes[index] <= LENGTH
+        assert found.unit_length[start:stop].sum() + 3 <= found.sizes[index] <= LENGTH
     assert seen == [word for line in lines for word in line[:-1]]
-
-
-def stop_length(found, start, stop):
-    return int(found.unit_length[start:stop].sum())
 
 
 def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
@@ -137,18 +126,6 @@ def test_neither_length_nor_ending_tells_whether_b_follows(longest_document, len
     assert np.abs(shares[0] - shares[1]).max() < 0.1
     assert max(np.mean(stops[kind]) for kind in stops) < 0.01
     assert min(np.mean(lengths[kind]) for kind in lengths) > length / 6
-
-
-def test_lines_are_cut_whole_where_possible():
-    """A begins where a line, or the part of one that is longer than half a pair, begins; A and B part there too."""
-    lines = documents(100)
-    found = dataset(lines)
-    beginnings = {line[i] for line in lines for i in range(0, len(line) - 1, (LENGTH - 3) // 2)}
-    after = max(beginning for line in lines for beginning in line) + 1
-    for index in range(len(found)):
-        a, b = whole(found[index])
-        assert a[0] in beginnings
-        assert b[0] in beginnings and a[-1] + 1 in beginnings | {after}
 
 
 def test_masking_is_that_of_bert():
@@ -251,13 +228,6 @@ def test_readers_stay_for_all_epochs_or_end_with_their_own(buffer):
         gc.enable()
 
 
-def test_some_pairs_are_short():
-    lines = [line for line in documents(400) if len(line) != 2]
-    full, short = dataset(lines, short_probability=0.0), dataset(lines, short_probability=1.0)
-    assert short.sizes.mean() < 0.85 * full.sizes.mean()
-    assert short.sizes.max() <= LENGTH
-
-
 def test_text_without_empty_lines_has_documents_of_so_many_lines():
     lines = [line for line in documents() if len(line) > 1]
     assert dataset(lines).documents == 1
@@ -281,11 +251,11 @@ def test_batches_are_padded_on_the_right_and_grouped_by_length():
 
 
 def test_the_loss_is_the_sum_of_both_means_where_pairs_have_as_many_masked_words():
-    model = build().eval()
+    model = build("mixhead_bert_base", pooler_dropout=0.0).eval()
     model.register_classification_head("next_sentence", num_classes=2)
-    target = torch.full_like(pairs(), PAD)
+    target = torch.full_like(PAIRS, PAD)
     target[0, 2], target[0, 5], target[1, 1], target[1, 3] = 6, 8, 10, 11
-    net_input = {"src_tokens": pairs(), "segments": infer_segments(pairs(), EOS, PAD)}
+    net_input = {"src_tokens": PAIRS, "segments": infer_segments(PAIRS, EOS, PAD)}
     sample = {"net_input": net_input, "target": target, "next_sentence": torch.tensor([0, 1])}
     sample |= {"ntokens": 13, "nsentences": 2}
     task = type("Task", (), {"target_dictionary": type("Words", (), {"pad": lambda self: PAD})()})()
@@ -313,8 +283,9 @@ def test_the_loss_is_the_sum_of_both_means_where_pairs_have_as_many_masked_words
     assert alone[0][1] + alone[1][1] == size
 
 
+@pytest.mark.slow
 def test_both_objectives_are_learned_by_heart():
-    model = build(max_positions=LENGTH, tokens_per_sample=LENGTH, encoder_embed_dim=32).train()
+    model = build("mixhead_bert_base", max_positions=LENGTH, tokens_per_sample=LENGTH, encoder_embed_dim=32).train()
     model.register_classification_head("next_sentence", num_classes=2, dropout=0.0)
     lines = [[4 + word % 20 for word in line[:-1]] + [EOS] for line in documents(6)]
     found = dataset(lines, masking=Masking(28))
@@ -330,172 +301,6 @@ def test_both_objectives_are_learned_by_heart():
     assert 0 < batch["next_sentence"].sum() < 12
     assert log["nsp_correct"] == 12
     assert log["mlm_loss"] / size < 1
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_documents(tmp_path_factory.mktemp("pretraining"))
-
-
-@pytest.fixture(scope="module")
-def sentences(data):
-    return write_kinds(data.parent / "kinds", data / "dict.txt")
-
-
-@pytest.mark.slow
-def test_next_sentences_of_unseen_documents_are_told_by_their_topic():
-    """Documents of twenty topics, each with words of its own; a broken path to the head would leave 50 %."""
-    words, rng = Dictionary(), random.Random(1)
-    topics = [[words.add_symbol(f"t{topic}w{i}") for i in range(15)] for topic in range(20)]
-    common = [words.add_symbol(f"c{i}") for i in range(9)]
-    masking = Masking(words.add_symbol("<mask>"))
-
-    def documents_of_topics(number):
-        lines = []
-        for topic in rng.choices(topics, k=number):
-            for _ in range(rng.randint(10, 25)):
-                kinds = rng.choices([common, topic], [0.4, 0.6], k=rng.randint(6, 14))
-                lines.append(torch.tensor([*map(rng.choice, kinds), EOS]))
-            lines.append(torch.tensor([EOS]))
-        return SentencePairs(lines, [len(line) for line in lines], words, 64, masking, 1)
-
-    train, valid = documents_of_topics(1500), documents_of_topics(150)
-    torch.manual_seed(1)
-    sizes = dict(
-        encoder_layers=2,
-        encoder_embed_dim=128,
-        encoder_ffn_embed_dim=512,
-        encoder_attention_heads=4,
-        attention_dropout=0.0,
-    )
-    args = Namespace(
-        arch="fixhead_bert_base", head_dim=32, max_positions=64, tokens_per_sample=64, dropout=0.0, **sizes
-    )
-    model = build_model(args, SimpleNamespace(source_dictionary=words))
-    model.register_classification_head(NEXT_SENTENCE, num_classes=2, dropout=0.0)
-    criterion = BertPretrainingCriterion(SimpleNamespace(target_dictionary=words))
-    updates = 600
-    adam = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.999), eps=1e-6)
-    rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min((step + 1) / 100, 1 - step / updates))
-    order, epoch = [], 0
-    for _ in range(updates):
-        if len(order) < 32:
-            epoch += 1
-            train.set_epoch(epoch)
-            order = np.random.default_rng(epoch).permutation(len(train)).tolist()
-        loss, size, _ = criterion(model, train.collater([train[order.pop()] for _ in range(32)]))
-        adam.zero_grad()
-        (loss / size).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        rate.step()
-    model.eval()
-    with torch.no_grad():
-        batches = [valid.collater([valid[i + j] for j in range(64)]) for i in range(0, 512, 64)]
-        right = sum(int(criterion(model, batch)[2]["nsp_correct"]) for batch in batches)
-    assert right / 512 >= 0.85
-
-
-SHORT = ["--max-positions", "32", "--dropout", "0.1", "--arch", "mixhead_bert_base", *ROBERTA_SIZES]
-OPTIMISER = ["--optimizer", "adam", "--seed", "1", "--cpu", "--num-workers", "0", "--log-format", "json"]
-OPTIMISER += ["--log-interval", "1", "--no-epoch-checkpoints", "--user-dir", PLUGIN, *WHOLE_SETS]
-OPTIMISER += ["--ddp-backend", "legacy_ddp"]
-TASK = ["--task", "bert_pretraining", "--tokens-per-sample", "24"]
-PRETRAINING = [*TASK, "--criterion", "bert_pretraining", *SHORT, *OPTIMISER, "--lr", "0.01", "--batch-size", "16"]
-FINETUNING = ["--task", "sentence_prediction", "--criterion", "sentence_prediction", "--num-classes", "2"]
-FINETUNING += ["--init-token", "0", "--batch-size", "16", *SHORT, *OPTIMISER]
-RESET = "--reset-optimizer --reset-dataloader --reset-meters --reset-lr-scheduler".split()
-
-
-@pytest.fixture(scope="module")
-def outputs(data, sentences):
-    """What fairseq's commands say, by name; those of training keep their checkpoints under that name."""
-
-    def train(name, *flags, folder=data):
-        return ["fairseq-train", folder, *flags, "--save-dir", data.parent / name]
-
-    def pretrain(name, *flags):
-        return train(name, *PRETRAINING, *flags)
-
-    pretrained = data.parent / "whole" / "checkpoint_last.pt"
-    restored = ["--restore-file", pretrained, *RESET]
-    valid = ["--path", pretrained, "--batch-size", "16", "--cpu", "--log-format", "json", *WHOLE_SETS]
-    finetuning = [*FINETUNING, *restored, "--lr", "0.01", "--mixing-lr-scale", "3", "--max-epoch", "10"]
-    commands = {
-        "whole": pretrain("whole", "--max-update", "60"),
-        "longer": pretrain("longer", "--tokens-per-sample", "32", *restored, "--max-update", "4"),
-        "masked_lm": pretrain(
-            "masked", "--task", "masked_lm", "--criterion", "orthogonal_masked_lm", "--max-update", "4"
-        ),
-        "penalties": pretrain("penalties", "--criterion", "orthogonal_bert_pretraining", "--max-update", "4"),
-        "finetuned": train("finetuned", *finetuning, folder=sentences),
-        "validate": ["fairseq-validate", data, "--user-dir", PLUGIN, *TASK, *valid],
-    }
-    return dict(zip(commands, several(*commands.values()), strict=True))
-
-
-def numbers(output, name, kind="train_inner"):
-    prefix = {"train_inner": "", "valid": "valid_", "train": "train_"}[kind]
-    return [float(log[prefix + name]) for log in logged(output, kind)]
-
-
-@pytest.mark.slow
-def test_pretraining_learns_words(outputs):
-    words = numbers(outputs["whole"], "mlm_loss", "valid")
-    assert words[-1] < 0.75 * words[0]
-    for log in logged(outputs["whole"], "valid"):
-        assert float(log["valid_ppl"]) == pytest.approx(2 ** float(log["valid_mlm_loss"]), rel=0.01)
-
-
-def test_a_second_stage_has_longer_pairs(outputs, data):
-    first = numbers(outputs["longer"], "mlm_loss")[0]
-    assert first < 0.95 * numbers(outputs["whole"], "mlm_loss")[0]  # it goes on from the checkpoint
-    assert len(numbers(outputs["longer"], "mlm_loss")) == 4
-
-
-def test_fairseqs_masked_lm_trains_the_same_model(outputs):
-    assert len(numbers(outputs["masked_lm"], "loss")) == 4
-    assert numbers(outputs["masked_lm"], "orthogonal_loss")[-1] > 0
-
-
-def test_the_penalties_act(outputs):
-    plain, regularized = (numbers(outputs[name], "loss") for name in ("whole", "penalties"))
-    assert regularized[0] == plain[0]  # the loss of the logs is the criterion's own
-    first, *_, last = numbers(outputs["penalties"], "orthogonal_loss")
-    assert first == 0 < last
-
-
-def test_a_fine_tuned_model_beats_the_majority(outputs):
-    accuracies = numbers(outputs["finetuned"], "accuracy", "valid")
-    assert accuracies[-1] > 85  # the larger class has 66.7
-
-
-def test_fairseqs_pairs_of_sentences_are_berts_without_a_separator_token(sentences, tmp_path):
-    """fairseq-preprocess has closed both with </s> already; RoBERTa's --separator-token would be a second one."""
-    (tmp_path / "input1").symlink_to(sentences / "input0")
-    for part in ("input0", "label"):
-        (tmp_path / part).symlink_to(sentences / part)
-    cfg = SentencePredictionConfig(data=str(tmp_path), num_classes=2, init_token=BOS, no_shuffle=True)
-    cfg.regression_target, cfg.seed = False, 1
-    task = SentencePredictionTask.setup_task(cfg)
-    task.load_dataset("valid")
-    row = task.datasets["valid"][0]["net_input.src_tokens"].tolist()
-    one = row[1 : row.index(EOS)]
-    assert row == [BOS, *one, EOS, *one, EOS]
-
-
-def test_validate_gives_the_losses_of_training(outputs):
-    (found,) = logged(outputs["validate"], "valid")
-    for name in ("loss", "mlm_loss", "nsp_loss", "nsp_accuracy"):
-        assert float(found[f"valid_{name}"]) == pytest.approx(numbers(outputs["whole"], name, "valid")[-1], abs=2e-3)
-
-
-def test_a_checkpoint_is_loaded_with_its_task(outputs, data):
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(data.parent / "whole" / "checkpoint_last.pt")]
-    )
-    assert isinstance(task, BertPretrainingTask)
-    assert model.classification_heads["next_sentence"].out_proj.out_features == 2
 
 
 def config(**flags):
@@ -519,13 +324,14 @@ def config(**flags):
         ({"data": "nowhere"}, "data nowhere: has no dict.txt"),
     ],
 )
-def test_a_wrong_flag_is_refused_in_one_line(flags, message, data):
+def test_a_wrong_flag_is_refused_in_one_line(flags, message, tmp_path):
+    (tmp_path / "dict.txt").write_text("a 1\n")
     with pytest.raises(OptionError, match=message) as error:
-        BertPretrainingTask.setup_task(config(**{"data": str(data), **flags}))
+        BertPretrainingTask.setup_task(config(**{"data": str(tmp_path), **flags}))
     assert "\n" not in str(error.value)
 
 
-def test_text_of_one_document_is_refused_in_one_line(data, tmp_path):
+def test_text_of_one_document_is_refused_in_one_line(tmp_path):
     (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
     binarise({"train": tmp_path / "train"}, tmp_path / "bin")
     task = BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin")))
@@ -534,40 +340,3 @@ def test_text_of_one_document_is_refused_in_one_line(data, tmp_path):
     BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin"), lines_per_document=3)).load_dataset("train")
     with pytest.raises(OptionError, match="has no elsewhere"):
         task.load_dataset("elsewhere")
-
-
-@pytest.mark.slow
-def test_another_model_is_refused_before_training(data, tmp_path):
-    flags = [*PRETRAINING, "--arch", "mixhead_roberta_base", "--save-dir", tmp_path / "save"]
-    result = run("fairseq-train", data, *flags, check=False)
-    assert result.returncode != 0
-    line = "fairseq-train: error: --arch mixhead_roberta_base: --task bert_pretraining needs an architecture *_bert*"
-    assert result.stderr.splitlines()[-1] == line and "Traceback" not in result.stderr
-
-
-YAML = """
-common: {{user_dir: {plugin}, cpu: true, bf16: true, log_format: json, log_interval: 1}}
-task: {{_name: bert_pretraining, data: {data}, tokens_per_sample: 24}}
-model: {{_name: l2_bert_base, encoder_layers: 2, encoder_embed_dim: 16, encoder_ffn_embed_dim: 24,
-  encoder_attention_heads: 4, max_positions: 32, head_mixing: position-independent, mixing_lr_scale: 2.0}}
-criterion: {{_name: orthogonal_bert_pretraining, orthogonal_weight: 0.1}}
-optimizer: {{_name: adam}}
-lr_scheduler: {{_name: fixed}}
-optimization: {{lr: [0.01], max_update: 12}}
-dataset: {{batch_size: 16, num_workers: 0}}
-checkpoint: {{save_dir: {save}}}
-"""
-
-
-@pytest.mark.slow
-def test_hydra_trains_in_bf16(data, tmp_path):
-    (tmp_path / "bert.yaml").write_text(YAML.format(plugin=PLUGIN, data=data, save=tmp_path / "save"))
-    run("fairseq-hydra-train", "--config-dir", tmp_path, "--config-name", "bert", f"hydra.run.dir={tmp_path}/out")
-    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
-    assert state["optimizer_history"][-1]["num_updates"] == 12
-    for value in state["model"].values():
-        assert value.isfinite().all()
-        assert torch.equal(value, value.bfloat16().to(value.dtype))  # saved in float32
-    log = (tmp_path / "out" / "hydra_train.log").read_text()
-    found = [float(loss) for loss in re.findall(r"\[train_inner\].*\"mlm_loss\": \"([\d.]+)\"", log)]
-    assert len(found) == 12 and np.mean(found[-3:]) < np.mean(found[:3])

@@ -1,7 +1,5 @@
 """Pieces are those of `transformers`, and each points to the characters that it stands for."""
 
-# ruff: noqa: RUF001 (letters that look like others are meant)
-
 import pickle
 
 import pytest
