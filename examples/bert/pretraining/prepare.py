@@ -98,6 +98,7 @@ def binarise(args: Any, data: Path) -> None:
     folder = data / "binary"
     files = [*(args.text or ()), *([args.vocab] if args.vocab else ())]
     hold_out = (args.hold_out or HOLD_OUT) if args.text else None
+    text = own_text(args.text, hold_out) if args.text else None
     settings = {
         "text": [str(path.resolve()) for path in args.text] if args.text else WIKITEXT2.name,
         "hold-out": hold_out,
@@ -105,7 +106,6 @@ def binarise(args: Any, data: Path) -> None:
         "cased": args.cased,
         "sha256": [sha256(path) for path in files],
     }
-    text = own_text(args.text, hold_out) if args.text else None
     if is_ready(folder, settings, ["dict.txt", "vocab.txt"], args.any_counts):
         return
     from bert.wordpiece import write_dictionary

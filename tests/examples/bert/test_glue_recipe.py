@@ -15,11 +15,12 @@ import pytest
 import torch
 from bert.glue import evaluate, prepare
 from bert.glue.metrics import METRICS
-from bert.glue.pieces import LAYOUTS, shorten
+from bert.glue.pieces import LAYOUTS, Encoder, shorten
 from bert.glue.rows import read_table
 from bert.glue.tasks import TASKS
+from bert.pretrained import FILES
 from fairseq.data import Dictionary
-from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq_cli.train import cli_main as fairseq_train
@@ -249,7 +250,7 @@ def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert
     assert first == ("<s> cat ##s , cat ##s </s> the <unk> <unk> </s>", "not_entailment")
     assert second == ("<s> <unk> </s> cat </s>", "entailment")
     labels = (data() / "bert" / "RTE" / "label" / "dict.txt").read_text().split()[::2]
-    assert tuple(labels) == TASKS["RTE"].labels
+    assert labels == TASKS["RTE"].labels
     found = json.loads((data() / "bert" / "RTE" / "settings.json").read_text())["sets"]["train"]
     assert (found["examples"], found["pieces"], found["unknown pieces"]) == (2, 10, 3)
 
@@ -263,6 +264,35 @@ def pretrained_roberta(folder):
     (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(len(letters))))
     (folder / "model.pt").touch()
     return folder
+
+
+def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
+    """Byte pairs with merges, as GPT-2's files have them."""
+    folder, dice = pretrained_roberta(tmp_path / "roberta"), random.Random(1)
+    merges = ["t h", "th e", "\u0120 the", "\u0120 c", "a t", "\u0120c at", "\u00c3 \u00a9", "! !"]
+    vocabulary = json.loads((folder / "encoder.json").read_text())
+    vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
+    (folder / "encoder.json").write_text(json.dumps(vocabulary))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in reversed(range(len(vocabulary)))))
+    encode, fairseqs = Encoder("roberta", folder, True), get_encoder(*(str(folder / name) for name in FILES["roberta"]))
+    words = [
+        "the",
+        " cat",
+        "  the!!!",
+        "Caf\u00e9",
+        "\n\n",
+        " \u6771\u4eac",
+        "it's",
+        " 3.14",
+        "\u00a0",
+        "they'LL",
+        "\t ",
+        "\U0001f5fb",
+    ]
+    texts = ["".join(dice.choices(words, k=dice.randrange(12))) for _ in range(300)]
+    expected = [[encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)] for text in texts]
+    assert encode(texts) == expected
 
 
 def test_roberta_has_two_separators(bert, tmp_path):
@@ -451,8 +481,8 @@ def call(environment, function, line, **variables):
     function()
 
 
-FAST = f"{TINY} --lr 0.01 --warmup-updates 5 --max-update 60 --max-epoch 60 --dropout 0 --num-workers 0"
-FAST += " --validate-interval 20 --save-interval 20 --no-last-checkpoints"
+FAST = f"{TINY} --lr 0.02 --warmup-updates 2 --max-update 30 --max-epoch 60 --dropout 0 --num-workers 0"
+FAST += " --validate-interval 10 --save-interval 10 --no-last-checkpoints"
 
 
 def test_a_fine_tuned_model_beats_the_majority(pretrained, environment, capsys):

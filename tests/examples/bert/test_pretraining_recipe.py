@@ -217,10 +217,10 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
         ("--hold-out 100", "--hold-out 100: needs --text"),
         ("--learn-vocab 0", "--learn-vocab 0: "),
         ("--vocab /no/where", "--vocab /no/where: no such file"),
-        ("--text /no/where --learn-vocab 80", "--text /no/where: no such file"),
-        ("--text {old} --learn-vocab 80", "--text {old}: its lines end in carriage returns alone"),
+        ("--text /no/where --learn-vocab 70", "--text /no/where: no such file"),
+        ("--text {old} --learn-vocab 70", "--text {old}: its lines end in carriage returns alone"),
         ("--cased", "--cased: needs --vocab or --learn-vocab"),
-        ("--text {text} --learn-vocab 80", "valid: has 0 documents, random segments need two"),
+        ("--text {text} --learn-vocab 70", "valid: has 0 documents, random segments need two"),
         ("--text {text} --vocab {text}", "{text}: has no [CLS], [PAD], [SEP], [UNK], [MASK]; must be the vocab.txt of"),
         (
             "--text {text} --hold-out 6 --vocab {other} --workers 1",
@@ -243,7 +243,7 @@ def test_what_cannot_be_prepared_is_refused_in_one_line(arguments, message, tmp_
 
 def test_a_text_that_has_changed_is_not_taken_for_the_prepared_one(tmp_path, capsys):
     text = own(tmp_path / "text")
-    flags = ["--text", text, "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"]
+    flags = ["--text", text, "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"]
     for _ in range(2):
         prepare.main(list(map(str, flags)))
     assert capsys.readouterr().err.endswith("binary is there already\n")
@@ -308,7 +308,7 @@ def state(path):
 @pytest.mark.slow
 def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, capsys):
     """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
-    prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "80", "--workers", "1"])
+    prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"])
     train(128, monkeypatch, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
     capsys.readouterr()
     train(512, monkeypatch, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
