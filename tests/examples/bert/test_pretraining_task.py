@@ -5,20 +5,22 @@ import math
 import multiprocessing
 import random
 import time
+from argparse import Namespace
 from itertools import islice, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from bert.criterions import BertPretrainingCriterion
-from bert.model import infer_segments
-from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
+from bert.model import NEXT_SENTENCE, infer_segments
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask, check
 from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
 from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
-from tests.helpers import build
+from tests.helpers import TINY, build
 from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
@@ -250,93 +252,42 @@ def test_batches_are_padded_on_the_right_and_grouped_by_length():
         assert batch["target"][row].tolist() == item["target"].tolist() + [PAD for _ in fill]
 
 
-def test_the_loss_is_the_sum_of_both_means_where_pairs_have_as_many_masked_words():
+def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_words():
     model = build("mixhead_bert_base", pooler_dropout=0.0).eval()
-    model.register_classification_head("next_sentence", num_classes=2)
+    model.register_classification_head(NEXT_SENTENCE, num_classes=2)
     target = torch.full_like(PAIRS, PAD)
-    target[0, 2], target[0, 5], target[1, 1], target[1, 3] = 6, 8, 10, 11
-    net_input = {"src_tokens": PAIRS, "segments": infer_segments(PAIRS, EOS, PAD)}
-    sample = {"net_input": net_input, "target": target, "next_sentence": torch.tensor([0, 1])}
-    sample |= {"ntokens": 13, "nsentences": 2}
-    task = type("Task", (), {"target_dictionary": type("Words", (), {"pad": lambda self: PAD})()})()
-    loss, size, log = BertPretrainingCriterion(task)(model, sample)
-    words, extra = model(**net_input, beside="next_sentence")
-    word_loss = F.cross_entropy(words[target.ne(PAD)], target[target.ne(PAD)])
-    relation_loss = F.cross_entropy(extra["beside"], sample["next_sentence"])
-    torch.testing.assert_close(loss / size, word_loss + relation_loss)
-    torch.testing.assert_close(log["mlm_loss"] / size, word_loss)
-    torch.testing.assert_close(log["nsp_loss"] / 2, relation_loss)
-    assert log["nsp_correct"] == extra["beside"].argmax(1).eq(torch.tensor([0, 1])).sum()
-    alone = [
-        BertPretrainingCriterion(task)(
-            model,
-            {
-                **sample,
-                "net_input": {name: value[i : i + 1] for name, value in net_input.items()},
-                "target": target[i : i + 1],
-                "next_sentence": sample["next_sentence"][i : i + 1],
-            },
-        )
-        for i in (0, 1)
-    ]
-    torch.testing.assert_close(alone[0][0] + alone[1][0], loss)  # one by one is the same sum
-    assert alone[0][1] + alone[1][1] == size
-
-
-@pytest.mark.slow
-def test_both_objectives_are_learned_by_heart():
-    model = build("mixhead_bert_base", max_positions=LENGTH, tokens_per_sample=LENGTH, encoder_embed_dim=32).train()
-    model.register_classification_head("next_sentence", num_classes=2, dropout=0.0)
-    lines = [[4 + word % 20 for word in line[:-1]] + [EOS] for line in documents(6)]
-    found = dataset(lines, masking=Masking(28))
-    found.words = range(4, 24)
-    batch = found.collater([found[i] for i in range(12)])
-    task = type("Task", (), {"target_dictionary": vocabulary(0)})()
-    optimizer, log = torch.optim.Adam(model.parameters(), lr=3e-3), None
-    for _ in range(150):
-        loss, size, log = BertPretrainingCriterion(task)(model, batch)
-        optimizer.zero_grad()
-        (loss / size).backward()
-        optimizer.step()
-    assert 0 < batch["next_sentence"].sum() < 12
-    assert log["nsp_correct"] == 12
-    assert log["mlm_loss"] / size < 1
-
-
-def config(**flags):
-    values = dict(tokens_per_sample=24, lines_per_document=0, short_prob=0.1, mask_prob=0.15)
-    values |= dict(leave_unmasked_prob=0.1, random_token_prob=0.1, seed=1)
-    return type("Config", (), {**values, **flags})()
+    target[0, 2], target[0, 5], target[1, 1] = 6, 8, 10
+    relations = torch.tensor([FOLLOWS, RANDOM])
+    sample = {"net_input": {"src_tokens": PAIRS}, "target": target, "next_sentence": relations}
+    criterion = BertPretrainingCriterion(SimpleNamespace(target_dictionary=vocabulary()))
+    loss, size, log = criterion(model, {**sample, "ntokens": 13, "nsentences": 2})
+    words, extra = model(PAIRS, beside=NEXT_SENTENCE)
+    logarithms = extra["beside"].log_softmax(1)
+    word_loss = F.cross_entropy(words[target.ne(PAD)], target[target.ne(PAD)], reduction="sum")
+    torch.testing.assert_close(loss, word_loss - 2 * logarithms[0, FOLLOWS] - logarithms[1, RANDOM])
+    torch.testing.assert_close(log["nsp_loss"], -logarithms[0, FOLLOWS] - logarithms[1, RANDOM])
+    assert size == 3 and log["nsp_correct"] == logarithms.argmax(1).eq(relations).sum()
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"mask_prob": 1.5}, "--mask-prob 1.5: must be between 0 and 1"),
-        ({"mask_prob": 0.0}, "--mask-prob 0.0: must be more than 0"),
-        ({"short_prob": -1}, "--short-prob -1: must be between 0 and 1"),
-        (
-            {"random_token_prob": 0.95},
-            "--random-token-prob 0.95: must be at most 1 with --leave-unmasked-prob 0.1 added",
-        ),
-        ({"tokens_per_sample": 4}, "--tokens-per-sample 4: must be at least 5"),
-        ({"lines_per_document": -3}, "--lines-per-document -3: must be at least 1"),
-        ({"data": "nowhere"}, "data nowhere: has no dict.txt"),
-    ],
+    "name, value",
+    [("mask_prob", 1.5), ("mask_prob", 0.0), ("short_prob", -1), ("random_token_prob", 0.95)]
+    + [("tokens_per_sample", 4), ("lines_per_document", -3)],
 )
-def test_a_wrong_flag_is_refused_in_one_line(flags, message, tmp_path):
-    (tmp_path / "dict.txt").write_text("a 1\n")
-    with pytest.raises(OptionError, match=message) as error:
-        BertPretrainingTask.setup_task(config(**{"data": str(tmp_path), **flags}))
-    assert "\n" not in str(error.value)
+def test_a_wrong_flag_is_refused(name, value):
+    with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be .*$"):
+        check(BertPretrainingConfig(**{name: value}))
 
 
-def test_text_of_one_document_is_refused_in_one_line(tmp_path):
+def test_text_of_one_document_and_other_models_are_refused(tmp_path):
     (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
-    binarise({"train": tmp_path / "train"}, tmp_path / "bin")
-    task = BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin")))
+    folder = str(binarise({"train": tmp_path / "train"}, tmp_path / "bin"))
+    task = BertPretrainingTask.setup_task(BertPretrainingConfig(data=folder, seed=1))
     with pytest.raises(OptionError, match=r"has 1 documents, random segments need two; .* --lines-per-document"):
         task.load_dataset("train")
-    BertPretrainingTask.setup_task(config(data=str(tmp_path / "bin"), lines_per_document=3)).load_dataset("train")
+    task.cfg.lines_per_document = 3
+    task.load_dataset("train")
     with pytest.raises(OptionError, match="has no elsewhere"):
         task.load_dataset("elsewhere")
+    with pytest.raises(OptionError, match=r"^--arch roberta_base: --task bert_pretraining needs .*$"):
+        task.build_model(Namespace(arch="roberta_base", **TINY["roberta_base"]))

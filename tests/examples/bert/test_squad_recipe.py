@@ -83,13 +83,6 @@ def test_a_cased_model_is_told_to_the_training(tmp_path):
     assert "--cased" in dry_run(line)[0]
 
 
-def test_case_is_the_vocabularys(source, capsys):
-    with pytest.raises(SystemExit):
-        prepare(["--from", str(source), "--cased"])
-    said = capsys.readouterr().err
-    assert said == f"prepare: error: {source}/vocab.txt: has no pieces with upper-case letters; leave out --cased\n"
-
-
 def test_text_of_another_models_pieces_is_refused(source, tmp_path, monkeypatch, capsys):
     for name, value in {"DATA": tmp_path / "data", "ARCHIVES": tmp_path}.items():
         monkeypatch.setenv(name, str(value))
@@ -103,21 +96,6 @@ def test_text_of_another_models_pieces_is_refused(source, tmp_path, monkeypatch,
         prepare(["--from", str(source), "--any-counts"])
     *_, said = capsys.readouterr().err.splitlines()
     assert said.startswith(f"prepare: error: {tmp_path}/data/text: made with dict.txt ")
-
-
-def test_files_of_another_size_are_refused(tmp_path, capsys):
-    path = tmp_path / "train.json"
-    path.write_text(json.dumps(content()), encoding="utf-8")
-    with pytest.raises(SystemExit):
-        check_set(path, "train-v1.1.json", 87_599)
-    assert capsys.readouterr().err.splitlines() == [
-        "prepare: train-v1.1.json: 12 questions about 4 contexts",
-        "prepare: error: train-v1.1.json: 12 questions, must be 87,599",
-    ]
-    path.write_text("{}")
-    with pytest.raises(SystemExit):
-        check_set(path, "train-v1.1.json", None)
-    assert capsys.readouterr().err == "prepare: error: train-v1.1.json: the file: has no data\n"
 
 
 def spans_of_gold(path, answers):
@@ -145,28 +123,24 @@ def test_the_evaluation_ends_in_both_metrics(tmp_path, capsys):
     assert found["3-1"] == [{"text": "🗻", "probability": pytest.approx(0.9048, abs=1e-4)}]
 
 
-def test_an_evaluation_that_cannot_be_is_refused(tmp_path, capsys):
-    data = write_data(tmp_path / "data", test=content())
-    spans = tmp_path / "spans.jsonl"
-
-    def refused(*flags):
-        with pytest.raises(SystemExit, match=r"^1$"):
-            evaluate([str(data), str(spans), *flags])
-
-    refused()
-    spans.write_text("")
-    refused()
+def test_what_cannot_be_evaluated_or_prepared_is_refused(source, tmp_path, capsys):
+    data, spans = write_data(tmp_path / "data"), tmp_path / "spans.jsonl"
+    asked = json.loads(json.dumps(content()).replace("answers", "none"))
+    (data / "test.json").write_text(json.dumps(asked), encoding="utf-8")
     spans_of_gold(spans, GOLD)
-    refused("--valid-subset", "test")
-    asked = content()
-    for paragraph in asked["data"][0]["paragraphs"]:
-        for question in paragraph["qas"]:
-            del question["answers"]
-    (data / "valid.json").write_text(json.dumps(asked), encoding="utf-8")
-    refused()
-    assert (tmp_path / "predictions.json").exists()
-    errors = capsys.readouterr().err.splitlines()
-    assert [error.startswith("evaluate: error: ") for error in errors] == [True] * 4
+    (tmp_path / "empty").touch()
+    for function, *arguments in (
+        (evaluate, [str(data), str(tmp_path / "none")]),
+        (evaluate, [str(data), str(tmp_path / "empty")]),
+        (evaluate, [str(data), str(spans), "--valid-subset", "test"]),
+        (prepare, ["--from", str(source), "--cased"]),
+        (check_set, data / "valid.json", "dev-v1.1.json", 10_570),
+    ):
+        with pytest.raises(SystemExit, match=r"^1$"):
+            function(*arguments)
+    errors = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
+    assert len(errors) == 5
     assert errors[1].endswith("lacks 12 of 12 questions, and has 0 of other data")
-    assert errors[2].endswith("data/test.json: No such file or directory")
-    assert errors[3] == "evaluate: error: valid: has no answers to compare with"
+    assert errors[2] == "evaluate: error: test: has no answers to compare with"
+    assert errors[3].endswith("has no pieces with upper-case letters; leave out --cased")
+    assert errors[4] == "prepare: error: dev-v1.1.json: 12 questions, must be 10,570"

@@ -4,7 +4,6 @@ import pickle
 
 import pytest
 from bert.wordpiece import SPECIAL, characters_of, read_vocabulary, wordpiece, write_dictionary
-from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
 
@@ -100,11 +99,6 @@ def test_a_piece_knows_its_characters(text, expected, tokenisers):
     assert pieces(tokenisers, text) == expected
 
 
-def test_case_and_accents_stay_with_a_cased_vocabulary(tokenisers):
-    assert [name for name, _, _ in pieces(tokenisers, "Über é", lowercase=False)] == ["Über", "é"]
-    assert [name for name, _, _ in pieces(tokenisers, "Über é")] == ["u", "##b", "##er", "e"]
-
-
 def test_a_tokeniser_goes_to_other_processes(tokenisers):
     copy = pickle.loads(pickle.dumps(tokenisers[1][True]))
     assert copy.encode("Über é").ids == tokenisers[1][True].encode("Über é").ids
@@ -126,9 +120,3 @@ def test_another_file_is_no_vocabulary(content, tmp_path):
     (tmp_path / "vocab.txt").write_bytes(content)
     with pytest.raises(OptionError, match=r"has no \[PAD\], \[UNK\], \[MASK\]|is not UTF-8"):
         read_vocabulary(tmp_path / "vocab.txt")
-
-
-def test_the_dictionary_has_the_words_in_their_order(tmp_path):
-    write_dictionary(VOCABULARY, tmp_path / "dict.txt", "vocab.txt")
-    words = Dictionary.load(str(tmp_path / "dict.txt")).symbols
-    assert words == ["<s>", "<pad>", "</s>", "<unk>", *(word for word in VOCABULARY if word not in SPECIAL)]
