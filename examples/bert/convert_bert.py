@@ -19,7 +19,7 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package bert is
@@ -58,43 +58,49 @@ SIZES = {
     "hidden_dropout_prob": "dropout",
     "attention_probs_dropout_prob": "attention_dropout",
 }
+LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+BIAS = "cls.predictions.bias"
 POSITION_OFFSET = 2  # fairseq's first position follows that of padding, 1
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 LARGEST = 1 << 20  # the limit of all sizes in a config
 COPIED = ("vocab.txt", "tokenizer_config.json")
 
 
-def modules(layers: int) -> Iterator[Tuple[str, str]]:
-    """Yield the names in `transformers` and in fairseq of all modules with a weight and a bias."""
-    yield "bert.embeddings.LayerNorm", f"{ENCODER}layernorm_embedding"
-    for number in range(layers):
-        theirs, ours = f"bert.encoder.layer.{number}.", f"{ENCODER}layers.{number}."
-        for their, our in (
-            ("attention.self.query", "self_attn.q_proj"),
-            ("attention.self.key", "self_attn.k_proj"),
-            ("attention.self.value", "self_attn.v_proj"),
-            ("attention.output.dense", "self_attn.out_proj"),
-            ("attention.output.LayerNorm", "self_attn_layer_norm"),
-            ("intermediate.dense", "fc1"),
-            ("output.dense", "fc2"),
-            ("output.LayerNorm", "final_layer_norm"),
-        ):
-            yield theirs + their, ours + our
-    yield "bert.pooler.dense", "pooler.dense"
-    yield "cls.predictions.transform.dense", "encoder.lm_head.dense"
-    yield "cls.predictions.transform.LayerNorm", "encoder.lm_head.layer_norm"
-    for theirs, name in HEADS.items():
-        yield theirs, f"classification_heads.{name}.out_proj"
+def names_of(layers: int) -> Dict[str, str]:
+    """Return the names in `transformers` and in fairseq of all tensors with equal values."""
+    pairs = {
+        "bert.embeddings.LayerNorm": f"{ENCODER}layernorm_embedding",
+        "bert.pooler.dense": "pooler.dense",
+        "cls.predictions.transform.dense": "encoder.lm_head.dense",
+        "cls.predictions.transform.LayerNorm": "encoder.lm_head.layer_norm",
+        **{theirs: f"classification_heads.{name}.out_proj" for theirs, name in HEADS.items()},
+    }
+    for layer in range(layers):
+        for theirs, ours in LAYER.items():
+            pairs[f"bert.encoder.layer.{layer}.{theirs}"] = f"{ENCODER}layers.{layer}.{ours}"
+    names = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
+    return {**names, "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
 
 
-def rename(state: State, layers: int, back: bool = False) -> State:
-    """Return the tensors that are equal on both sides, under their names on the other side."""
-    names = {"bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
-    for theirs, ours in modules(layers):
-        names |= {f"{theirs}.{kind}": f"{ours}.{kind}" for kind in ("weight", "bias")}
-    if back:
-        names = {ours: theirs for theirs, ours in names.items()}
-    return {names[name]: tensor for name, tensor in state.items() if name in names}
+def take(state: State, names: Dict[str, str]) -> State:
+    """Move the tensors of `names` out of `state`, under their new names."""
+    return {new: state.pop(old) for old, new in names.items() if old in state}
+
+
+def report_left_out(where: Path, state: State) -> None:
+    if state:
+        print(f"convert_bert.py: of {where} left out: {', '.join(sorted(state))}")
 
 
 def read_tensors(folder: Path) -> State:
@@ -142,15 +148,16 @@ def read_config(path: Path) -> Dict[str, Any]:
 def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
     """Return the flags of fairseq-train that describe the model of config.json."""
 
-    def demand(name: str, valid: Any, default: Any) -> None:
-        if config.get(name, default) not in valid:
-            raise OptionError(f"{path}: {name} {config[name]}, must be {' or '.join(map(str, valid))}")
-
-    demand("model_type", ["bert"], "bert")
-    demand("position_embedding_type", ["absolute"], "absolute")
-    demand("type_vocab_size", [TOKEN_TYPES], TOKEN_TYPES)
-    demand("hidden_act", list(ACTIVATIONS), "gelu")
-    demand("is_decoder", [False], False)
+    valid = {
+        "model_type": ["bert"],
+        "position_embedding_type": ["absolute"],
+        "type_vocab_size": [TOKEN_TYPES],
+        "hidden_act": list(ACTIVATIONS),
+        "is_decoder": [False],
+    }
+    for name, values in valid.items():
+        if config.get(name, values[0]) not in values:
+            raise OptionError(f"{path}: {name} {config[name]}, must be {' or '.join(map(str, values))}")
     missing = [name for name in SIZES if name not in config]
     if missing:
         raise OptionError(f"{path}: has no {', '.join(missing)}")
@@ -163,77 +170,75 @@ def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
 
 
 def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
-    config_path = folder / "config.json"
-    for path in (config_path, folder / "vocab.txt"):
+    config_path, vocabulary = folder / "config.json", folder / "vocab.txt"
+    for path in (config_path, vocabulary):
         if not path.exists():
             raise OptionError(f"{folder}: has no {path.name}")
     config = read_config(config_path)
     own_flags = flags_of(config, config_path)
-    words = read_vocabulary(folder / "vocab.txt")
+    words = read_vocabulary(vocabulary)
     theirs = read_tensors(folder)
-    embedding = _take(theirs, "bert.embeddings.word_embeddings.weight", folder)
-    if embedding.shape[1:] != (config["hidden_size"],):
-        raise OptionError(f"{config_path}: hidden_size {config['hidden_size']}, the model has {embedding.shape[1:]}")
-    if config["num_hidden_layers"] > len(theirs):
-        raise OptionError(f"{config_path}: num_hidden_layers {config['num_hidden_layers']}, more than the model has")
+    for name in (EMBEDDINGS, POSITIONS):
+        if theirs.get(name, torch.empty(0)).shape[1:] != (config["hidden_size"],):
+            raise OptionError(f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a BERT")
+    layers, embedding, positions = config["num_hidden_layers"], theirs.pop(EMBEDDINGS), theirs.pop(POSITIONS)
+    if layers > len(theirs):
+        raise OptionError(f"{config_path}: num_hidden_layers {layers}, more than the model has")
     if len(words) != len(embedding):
-        raise OptionError(f"{folder / 'vocab.txt'}: has {len(words)} words, the model {len(embedding)}")
+        raise OptionError(f"{vocabulary}: has {len(words)} words, the model {len(embedding)}")
+    if not torch.equal(theirs.pop("cls.predictions.decoder.weight", embedding), embedding):
+        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them")
 
     out.mkdir(parents=True, exist_ok=True)
-    dictionary = write_dictionary(words, out / "dict.txt", folder / "vocab.txt")
-    order = torch.tensor([words.index(word) for word in OPENING] + [i for i, w in enumerate(words) if w not in SPECIAL])
-    order = torch.cat([order, torch.tensor([words.index(word) for word in CLOSING])])  # [V], fairseq's index -> theirs
+    write_dictionary(words, out / "dict.txt", vocabulary)
+    index = {word: number for number, word in enumerate(words)}
+    order = torch.tensor([index[word] for word in fairseqs_order(words)])  # [V], fairseq's index -> theirs
 
     # --data is set later, because the folder has no text, and the plugin checks the text of the command line.
     arguments = ["", "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", arch]
     args = options.parse_args_and_arch(options.get_training_parser(), [*arguments, *own_flags, *flags])
     args.data = str(out)
     cfg = convert_namespace_to_omegaconf(args)
-    task = tasks.setup_task(cfg.task)
-    assert task.source_dictionary.symbols == dictionary.symbols
-    model = task.build_model(cfg.model)
-
-    layers = config["num_hidden_layers"]
-    ours = rename(theirs, layers)
-    positions = _take(theirs, "bert.embeddings.position_embeddings.weight", folder)
-    ours[f"{ENCODER}embed_positions.weight"] = torch.cat(
-        [positions.new_zeros(POSITION_OFFSET, len(positions[0])), positions]
-    )
-    ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
-    for name in ("cls.predictions.bias", "cls.predictions.decoder.bias"):  # two names of one tensor
-        if name in theirs:
-            ours["encoder.lm_head.bias"] = theirs[name][order]
-    if not torch.equal(theirs.get("cls.predictions.decoder.weight", embedding), embedding):
-        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them")
+    model = tasks.setup_task(cfg.task).build_model(cfg.model)
     if "classifier.weight" in theirs:
         model.register_classification_head(SENTENCE_HEAD, len(theirs["classifier.weight"]))
+
+    ours = take(theirs, names_of(layers))
+    ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
+    empty = positions.new_zeros(POSITION_OFFSET, positions.shape[1])
+    ours[f"{ENCODER}embed_positions.weight"] = torch.cat([empty, positions])
+    for name in ("cls.predictions.decoder.bias", BIAS):  # two names of one tensor
+        if name in theirs:
+            ours["encoder.lm_head.bias"] = theirs.pop(name)[order]
+    theirs.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
     load(model, ours, folder)
-    _say_left_out(folder, set(theirs) - _known_names(layers))
+    report_left_out(folder, theirs)
 
     state = model.state_dict()
     if HEAD_MIXINGS[args.head_mixing].trained or args.head_mixing == "none":
         # without a record of the attention, as in checkpoints of fairseq's own models
         state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
     save(state, cfg, out / "model.pt")
-    _copy(folder, out)
+    for name in COPIED:
+        if (folder / name).exists() and folder.resolve() != out.resolve():
+            shutil.copy(folder / name, out)
+
+
+def fairseqs_order(words: List[str]) -> List[str]:
+    return [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
 
 
 def load(model: BertModel, ours: State, folder: Path) -> None:
     """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial values."""
     own = model.state_dict()
     fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
-    missing = [name for name in own if name not in ours and name not in fresh and ".head_mixing." not in name]
-    missing = [name for name in missing if not name.endswith(".version")]
-    if missing:
-        raise OptionError(
-            f"{folder}: lacks what becomes {missing[0]}" + f" and {len(missing) - 1} more" * (len(missing) > 1)
-        )
+    needed = {name for name in own if ".head_mixing." not in name and not name.endswith(".version")} - set(fresh)
+    if missing := sorted(needed - ours.keys()):
+        raise OptionError(f"{folder}: lacks what becomes {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
         if tensor.shape != own[name].shape:
-            raise OptionError(
-                f"{folder}: what becomes {name} has the shape {list(tensor.shape)}, "
-                f"the flags ask for {list(own[name].shape)}"
-            )
+            found, asked = list(tensor.shape), list(own[name].shape)
+            raise OptionError(f"{folder}: what becomes {name} has the shape {found}, the flags ask for {asked}")
     anew = [name for name in fresh if name not in ours]
     if anew:
         print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their initial values")
@@ -246,9 +251,7 @@ def save(state: State, cfg: Any, path: Path) -> None:
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": state,
-        "optimizer_history": [
-            {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},
-        ],
+        "optimizer_history": [dict(criterion_name="", optimizer_name="", lr_scheduler_state={}, num_updates=0)],
         "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
     }
     torch.save(checkpoint, path)
@@ -262,28 +265,25 @@ def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab
         raise OptionError(f"{checkpoint}: has no config of a model; must be a checkpoint that fairseq-train wrote")
     state = {name: tensor.float() for name, tensor in loaded["model"].items()}
     args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
-    words = theirs_order(
-        dict_path or checkpoint.parent / "dict.txt", vocab_path or checkpoint.parent / "vocab.txt", state
-    )
-    symbols = [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
-    place = {word: index for index, word in enumerate(symbols)}
-    order = torch.tensor([place[word] for word in words])  # [V], their index -> fairseq's
+    beside = checkpoint.parent
+    words = theirs_order(dict_path or beside / "dict.txt", vocab_path or beside / "vocab.txt", state)
+    index = {word: number for number, word in enumerate(fairseqs_order(words))}
+    order = torch.tensor([index[word] for word in words])  # [V], their index -> fairseq's
 
-    theirs = rename(state, args.encoder_layers, back=True)
-    theirs["bert.embeddings.word_embeddings.weight"] = state[f"{ENCODER}embed_tokens.weight"][order]
-    theirs["bert.embeddings.position_embeddings.weight"] = state[f"{ENCODER}embed_positions.weight"][POSITION_OFFSET:]
-    theirs["cls.predictions.bias"] = state["encoder.lm_head.bias"][order]
-    known = set(rename(theirs, args.encoder_layers)) | {"encoder.lm_head.weight", "encoder.lm_head.bias"}
-    known |= {f"{ENCODER}{name}" for name in ("version", "embed_tokens.weight", "embed_positions.weight")}
-    _say_left_out(checkpoint, {name for name in state if ".head_mixing." not in name} - known)
+    theirs = take(state, {ours: name for name, ours in names_of(args.encoder_layers).items()})
+    theirs[EMBEDDINGS] = state.pop(f"{ENCODER}embed_tokens.weight")[order]
+    theirs[POSITIONS] = state.pop(f"{ENCODER}embed_positions.weight")[POSITION_OFFSET:]
+    theirs[BIAS] = state.pop("encoder.lm_head.bias")[order]
+    for name in ("encoder.lm_head.weight", f"{ENCODER}version"):  # the embeddings once more; a mark of fairseq
+        state.pop(name, None)
+    report_left_out(checkpoint, {name: state[name] for name in state if ".head_mixing." not in name})
 
     out.mkdir(parents=True, exist_ok=True)
     config = config_of(args, theirs, words)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     (out / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
-    tokenizer = checkpoint.parent / "tokenizer_config.json"
-    if tokenizer.exists():
-        shutil.copy(tokenizer, out)
+    if (beside / "tokenizer_config.json").exists():
+        shutil.copy(beside / "tokenizer_config.json", out)
     theirs = {name: tensor.contiguous() for name, tensor in theirs.items()}
     save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
 
@@ -324,10 +324,9 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
         raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
     dictionary = Dictionary.load(str(dict_path))
     own = [word for word in dictionary.symbols[dictionary.nspecial :] if word != SPECIAL["[MASK]"]]
-    if len(own) + len(SPECIAL) != len(state["encoder.lm_head.bias"]):
-        raise OptionError(
-            f"--dict {dict_path}: has {len(own) + len(SPECIAL)} symbols, the model {len(state['encoder.lm_head.bias'])}"
-        )
+    symbols, known = len(own) + len(SPECIAL), len(state["encoder.lm_head.bias"])
+    if symbols != known:
+        raise OptionError(f"--dict {dict_path}: has {symbols} symbols, the model {known}")
     if not vocab_path.exists():
         return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
     words = read_vocabulary(vocab_path)
@@ -340,7 +339,7 @@ def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any
     activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
     config = {"model_type": "bert", "vocab_size": len(words), "hidden_act": activation, "type_vocab_size": TOKEN_TYPES}
     config |= {name: getattr(args, flag) for name, flag in SIZES.items()}
-    config["max_position_embeddings"] = len(theirs["bert.embeddings.position_embeddings.weight"])
+    config["max_position_embeddings"] = len(theirs[POSITIONS])
     config |= {"classifier_dropout": args.pooler_dropout, "initializer_range": 0.02}
     config["pad_token_id"] = words.index("[PAD]")
     architecture = "BertForMaskedLM"
@@ -351,30 +350,6 @@ def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any
     if "classifier.weight" in theirs:
         config["id2label"] = {str(i): f"LABEL_{i}" for i in range(len(theirs["classifier.weight"]))}
     return {"architectures": [architecture], **config}
-
-
-def _take(state: State, name: str, folder: Path) -> Tensor:
-    if name not in state:
-        raise OptionError(f"{folder}: its model has no {name}; must be a BERT")
-    return state[name]
-
-
-def _known_names(layers: int) -> set:
-    names = {f"{theirs}.{kind}" for theirs, _ in modules(layers) for kind in ("weight", "bias")}
-    names |= {f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")}
-    names |= {f"cls.predictions.{name}" for name in ("bias", "decoder.weight", "decoder.bias")}
-    return names | {"bert.embeddings.position_ids"}  # 0, 1, 2, ...
-
-
-def _say_left_out(where: Path, names: set) -> None:
-    if names:
-        print(f"convert_bert.py: of {where} left out: {', '.join(sorted(names))}")
-
-
-def _copy(folder: Path, out: Path) -> None:
-    for name in COPIED:
-        if (folder / name).exists() and folder.resolve() != out.resolve():
-            shutil.copy(folder / name, out)
 
 
 def main(arguments: Optional[List[str]] = None) -> int:

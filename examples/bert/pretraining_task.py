@@ -12,7 +12,7 @@ from fairseq.tasks import register_task
 from omegaconf import II, MISSING
 from torch import nn
 
-from bert.epoch_iterator import Task
+from bert.bases import Task
 from bert.model import NEXT_SENTENCE, BertModel
 from bert.sentence_pairs import SPECIAL, Masking, SentencePairs
 from mixhead_plugin.errors import OptionError, option_name

@@ -4,8 +4,10 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset, data_utils
+from fairseq.data import Dictionary, data_utils
 from torch import Tensor
+
+from bert.bases import SizedDataset
 
 SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 TRIES = 10  # for a random B that is long enough
@@ -37,7 +39,7 @@ class Masking(NamedTuple):
         return chosen
 
 
-class SentencePairs(FairseqDataset):
+class SentencePairs(SizedDataset):
     """Spans of documents, each cut into A and B; half of the B come from another document instead.
 
     The spans are the same in all epochs: as many whole lines of one document as fit, and the beginning of the next.
@@ -129,18 +131,6 @@ class SentencePairs(FairseqDataset):
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
 
     def ordered_indices(self) -> np.ndarray:
         """Sort by length, for little padding; pairs of equal length are in random order."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from bert import squad_data
 from bert.answers import NBestFile, Span, spans_of
-from bert.epoch_iterator import Task
+from bert.bases import Task
 from bert.span_head import install_span_head
 from bert.squad_windows import SPECIAL, Sizes, SquadWindows
 from bert.wordpiece import CONTINUATION, wordpiece

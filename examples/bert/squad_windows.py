@@ -4,10 +4,11 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bert.bases import SizedDataset
 from bert.squad_data import Squad, locate
 from bert.wordpiece import characters_of
 
@@ -61,7 +62,7 @@ def has_most_context(windows: Sequence[Tuple[int, int]], number: int) -> np.ndar
     return context.argmax(0) == number
 
 
-class SquadWindows(FairseqDataset):
+class SquadWindows(SizedDataset):
     """All windows of all questions.
 
     Args:
@@ -114,18 +115,6 @@ class SquadWindows(FairseqDataset):
         encoding = self.tokeniser.encode(text, add_special_tokens=False)
         characters = np.array(characters_of(text, encoding), dtype=np.int32).reshape(-1, 2)
         return Pieces(np.array(encoding.ids, dtype=np.int32), characters)
-
-    def __len__(self) -> int:
-        return len(self._windows)
-
-    def num_tokens(self, index: int) -> int:
-        return int(self.sizes[index])
-
-    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
-        return self.sizes[indices]
-
-    def size(self, index: int) -> int:
-        return int(self.sizes[index])
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -140,7 +140,7 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
     assert scores == [numbers(outputs["squad"], name, "valid")[-1] for name in ("exact_match", "f1")]
     for answers in found.values():
         probabilities = [answer["probability"] for answer in answers]
-        assert len(answers) == 20 and probabilities == sorted(probabilities, reverse=True)
+        assert 0 < len(answers) <= 20 and probabilities == sorted(probabilities, reverse=True)
 
 
 @pytest.mark.slow

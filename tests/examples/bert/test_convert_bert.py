@@ -192,7 +192,7 @@ REFUSALS = {
     "other activation": (lambda f: edited(f, hidden_act="silu"), "hidden_act silu, must be gelu or relu"),
     "other layers": (lambda f: edited(f, num_hidden_layers=4), "lacks what becomes encoder.sentence_encoder.layers.3."),
     "other heads": (lambda f: edited(f, num_attention_heads=5), "--encoder-attention-heads 5"),
-    "other inner size": (lambda f: edited(f, intermediate_size=41), "the flags ask for [41]"),
+    "other inner size": (lambda f: edited(f, intermediate_size=41), "the flags ask for [41, 24]"),
     "no size": (lambda f: edited(f, hidden_size=True), "hidden_size True, must be a whole number"),
     "fewer words": (lambda f: (f / "vocab.txt").write_text("\n".join(WORDS[:-1])), "has 13 words, the model 14"),
     "no vocabulary": (lambda f: (f / "vocab.txt").write_text("[PAD]\n[UNK]"), "has no [CLS], [SEP], [MASK]"),

@@ -271,8 +271,13 @@ def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_wo
 
 @pytest.mark.parametrize(
     "name, value",
-    [("mask_prob", 1.5), ("mask_prob", 0.0), ("short_prob", -1), ("random_token_prob", 0.95)]
-    + [("tokens_per_sample", 4), ("lines_per_document", -3)],
+    [
+        ("mask_prob", 1.5),
+        ("mask_prob", 0.0),
+        ("short_prob", -1),
+        ("random_token_prob", 0.95),
+        ("lines_per_document", -3),
+    ],
 )
 def test_a_wrong_flag_is_refused(name, value):
     with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be .*$"):

@@ -1,11 +1,34 @@
-"""The base class of the tasks: epochs whose worker processes end with their iterator."""
+"""The base classes of the tasks and of their data sets."""
 
 from typing import Any, List
 from weakref import ref
 
+import numpy as np
 from fairseq.data import FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.tasks import FairseqTask
+
+
+class SizedDataset(FairseqDataset):
+    """A data set that knows the length of each example.
+
+    Attributes:
+        sizes: int64 [examples]
+    """
+
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def size(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    def num_tokens_vec(self, indices: np.ndarray) -> np.ndarray:
+        return self.sizes[indices]
 
 
 class Task(FairseqTask):
