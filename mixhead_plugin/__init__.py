@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def _register_names() -> None:
-    from mixhead_plugin import criterions, models, tasks  # noqa: F401 (each registers its names when imported)
+    from mixhead_plugin import criterions, models  # noqa: F401 (each registers its names when imported)
 
 
 def _is_this_folder(path: object) -> bool:

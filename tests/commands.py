@@ -14,6 +14,7 @@ from tests.launcher import LIMIT, ONE_THREAD, Launcher, locate
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
+BERT = str(Path(PLUGIN).parent / "examples" / "bert")  # registers the plugin, too
 
 
 def as_flags(values, prefix=""):

@@ -48,7 +48,7 @@ PROGRAM = re.compile(
     r"|curl|wget|sudo|apt-get|conda|docker|make|nvidia-smi|tensorboard|huggingface-cli"
 )
 # Names of something that would be a command with more words.
-MENTIONS = {"pip install", "scripts/convert_bert.py", "scripts/convert_bert.py to-huggingface"}
+MENTIONS = {"pip install", "examples/bert/convert_bert.py", "examples/bert/convert_bert.py to-huggingface"}
 
 
 class Said(NamedTuple):
@@ -180,7 +180,7 @@ PROGRAMS = [
     "examples/position_probe/run.py",
     "examples/sweep.py",
     "scripts/benchmark.py",
-    "scripts/convert_bert.py",
+    "examples/bert/convert_bert.py",
 ]
 # Of hydra and pip-audit, and what ends the flags.
 FOREIGN = {"--", "--config-name", "--config-dir", "--strict"}

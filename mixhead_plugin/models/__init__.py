@@ -1,7 +1,6 @@
 """fairseq's models with the plugin's attention; importing this package registers them."""
 
 from mixhead_plugin.models.architectures import ARCHITECTURES
-from mixhead_plugin.models.bert import BertModel
 from mixhead_plugin.models.roberta import RobertaModel
 from mixhead_plugin.models.synthesizer import SynthesizerLanguageModel
 from mixhead_plugin.models.transformer import TransformerModel
@@ -10,7 +9,6 @@ from mixhead_plugin.models.transformer_xl import TransformerXLModel
 
 __all__ = [
     "ARCHITECTURES",
-    "BertModel",
     "RobertaModel",
     "SynthesizerLanguageModel",
     "TransformerLanguageModel",

@@ -208,11 +208,11 @@ def of_a_word(model: Size, flags: Mapping[str, Sequence[str]]) -> int:
 
 
 def pretraining(run: Run) -> Optional[Pretraining]:
-    """Of examples/bert_pretraining, both phases; None for what does not begin with a model of it."""
+    """Of examples/bert/pretraining, both phases; None for what does not begin with a model of it."""
     flags = flags_of(run)
-    if "/bert_pretraining/" not in flags.get("--finetune-from-model", [""])[0]:
+    if "/bert/pretraining/" not in flags.get("--finetune-from-model", [""])[0]:
         return None
     arch = flags["--arch"][0]
-    phases = [estimate(Run("bert_pretraining", {}, (f"VARIANT={v}", "--arch", arch), {})) for v in (128, 512)]
-    script = f"examples/bert_pretraining/train.sh --arch {arch}"
+    phases = [estimate(Run("bert/pretraining", {}, (f"VARIANT={v}", "--arch", arch), {})) for v in (128, 512)]
+    script = f"examples/bert/pretraining/train.sh --arch {arch}"
     return Pretraining(arch, sum(phase.gpu_hours for phase in phases if phase), (script, f"VARIANT=512 {script}"))

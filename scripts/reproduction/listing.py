@@ -199,7 +199,7 @@ def pretrainings(content: Sequence[Mapping[str, Any]]) -> list[str]:
     names = ", ".join(table["table"] for table in content if any(row["pretraining"] for row in table["rows"]))
     said = f"Pre-training of the models of {names}, once for all of them: hours of both phases, the second of which is"
     found = textwrap.wrap(f"{said} the same command after VARIANT=512", WIDTH)
-    lines = [["", "hours", "examples/bert_pretraining/train.sh ..."]]
+    lines = [["", "hours", "examples/bert/pretraining/train.sh ..."]]
     for arch, row in models.items():
         lines.append(["/".join(row["labels"]), f"{row['pretraining']['gpu_hours']:.0f}", f"--arch {arch}"])
     return found + columns(lines)

@@ -38,8 +38,8 @@ MEASURES = {  # by recipe
     "lm1b": PERPLEXITY,
     "multi30k_de_en": Measure("BLEU", 1),
     "iwslt14_de_en": Measure("BLEU", 1),
-    "glue": Measure("score", 1),
-    "squad": Measure("F1", 1),
+    "bert/glue": Measure("score", 1),
+    "bert/squad": Measure("F1", 1),
 }
 
 # Mixhead table 5, of the test sets: softmax, B. MNLI's are matched/mismatched.
@@ -70,9 +70,9 @@ TEXTS = {
 
 # Beside the rows: what a table begins with, and what its paper says without numbers.
 NOTES = {
-    "table5": "Begins with the published bert-base-uncased, which examples/glue/prepare.sh fetches and converts. "
+    "table5": "Begins with the published bert-base-uncased, which examples/bert/glue/prepare.sh fetches and converts. "
     "MNLI's cells are of its matched/mismatched sets.",
-    "table6": "Begins with the published bert-base-uncased, which examples/squad/prepare.sh fetches and converts.",
+    "table6": "Begins with the published bert-base-uncased, which examples/bert/squad/prepare.sh fetches and converts.",
     "low_rank_figure_1": "What the figures say: Fixhead at d 256 beats the baseline at d 512, and is better with every "
     "head more; the baseline is worse beyond 16 heads (figure 4).",
     **dict.fromkeys(

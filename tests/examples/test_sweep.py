@@ -841,7 +841,7 @@ def test_the_published_numbers_of_pretrained_models_are_the_papers(task, columns
     for run in sweep.runs(grid):
         flags = canonical(run.train)
         (arch,), (label,) = flags["--arch"], run.labels.values()
-        checkpoint = f"{{root}}/checkpoints/bert_pretraining/{arch}/512/checkpoint_last.pt"
+        checkpoint = f"{{root}}/checkpoints/bert/pretraining/{arch}/512/checkpoint_last.pt"
         assert flags["--finetune-from-model"] == [checkpoint]
         numbers = dict(re.findall(r"(d|h|d_k) (\d+)", label))
         found[arch.removeprefix("fixhead_")] = grid.published[label]
@@ -884,7 +884,7 @@ def test_the_numbers_in_the_readmes_are_the_papers():
     assert found == paper("mixhead_table_4")
     assert concatenated[1:4] == ["< 1", "", "34.5 (A or B is not said)"]
 
-    prose = (EXAMPLES / "squad" / "README.md").read_text()
+    prose = (EXAMPLES / "bert" / "squad" / "README.md").read_text()
     stock, mixed = re.search(r"\| BERT \| (\S+) \|.*\n\| Mixhead B \| (\S+) \|", prose).groups()
     assert {("squad", "softmax"): stock, ("squad", "B"): mixed} == paper("mixhead_table_6")
 

@@ -24,12 +24,12 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin import saving
 from mixhead_plugin.errors import OptionError
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
+from tests.commands import BERT, LM_SIZES, SIZES, TRAINING, logged, run
 from tests.robustness.faults import ROOT, Trainings, events
 from tests.robustness.test_equality import TASKS
 from tests.xl import XL_SIZES
 
-COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
+COMMON = ["--user-dir", BERT, *TRAINING, "--save-interval-updates", "3"]
 DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2"]
 # fairseq takes the last of a flag that comes twice
 TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, *COMMON, *DROPOUT, "--max-tokens", "100"]

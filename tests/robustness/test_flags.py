@@ -5,6 +5,8 @@ from dataclasses import fields
 
 import pytest
 import torch
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
+from bert.squad_task import SquadTask, SquadTaskConfig
 from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -20,12 +22,9 @@ from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
-from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
-from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.criterions.cases import CASES, criterion
 from tests.criterions.cases import model as regularized_model
 from tests.helpers import VOCABULARY, build, shake, tokens
-from tests.models.test_bert import build as build_bert
 from tests.robustness import flags
 from tests.robustness.flags import KINDS, REFUSED, TRAINED, Draw, Server, draw, make_data, typed, verdict
 from tests.xl import build_xl, in_windows
@@ -154,7 +153,7 @@ MODELS = {
     "transformer": build,
     "transformer_lm": build,
     "roberta_base": build,
-    "bert_base": build_bert,
+    "bert_base": build,
     "transformer_xl": build_xl,
     "synthesizer_lm": build,
 }
@@ -262,7 +261,7 @@ def test_every_synthesizer_is_another_model():
 
 
 def test_the_epsilon_of_layer_norms_changes_the_output():
-    small, large = (build_bert(layer_norm_eps=eps).eval()(tokens())[0] for eps in (1e-12, 0.1))
+    small, large = (build("mixhead_bert_base", layer_norm_eps=eps).eval()(tokens())[0] for eps in (1e-12, 0.1))
     assert not torch.equal(small, large)
 
 

@@ -7,11 +7,10 @@ import struct
 from functools import partial
 
 import pytest
+from bert.answers import read_spans
+from bert.squad_data import SquadError, read_squad
 
 from mixhead_plugin import untrusted
-from mixhead_plugin.data.answers import read_spans
-from mixhead_plugin.data.squad import SquadError, read_squad
-from mixhead_plugin.data.wordpiece import WordPiece
 from mixhead_plugin.errors import OptionError
 from tests.commands import PLUGIN, run
 from tests.robustness.conftest import LM_TRAIN, TRANSLATION_TRAIN, USE
@@ -362,22 +361,6 @@ def test_sides_of_different_lengths_are_refused(tmp_path):
 # ---- text that the project reads -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_wordpiece_finds_every_piece_of_odd_text(kind):
-    text = ODD[kind].decode()
-    tokeniser = WordPiece(["hund", "katze", "mann", "##e", "[UNK]"])
-    pieces = tokeniser.pieces(text)
-    assert all(0 <= piece.start < piece.end <= len(text) for piece in pieces)
-    assert [piece.piece for piece in pieces] == tokeniser.tokenise(text)
-    assert [piece.piece for piece in pieces].count("hund") == text.count("hund")
-
-
-def test_wordpiece_of_a_million_letters_and_of_a_million_words():
-    tokeniser = WordPiece(["a", "##a", "[UNK]"])
-    assert [piece.piece for piece in tokeniser.pieces("a" * 1_000_000)] == ["[UNK]"]
-    assert len(tokeniser.tokenise("a " * 1_000_000)) == 1_000_000
-
-
 QUESTION = {"id": "1", "question": "who?", "answers": [{"text": "a", "answer_start": 0}]}
 
 
@@ -432,7 +415,7 @@ def test_a_malformed_squad_is_refused(kind, tmp_path):
 
 
 def test_an_answer_far_outside_its_context_is_nowhere(tmp_path):
-    from mixhead_plugin.data.squad import locate
+    from bert.squad_data import locate
 
     path = tmp_path / "train.json"
     path.write_bytes(as_json(squad_with()).replace(b'start": 0', b'start": ' + b"9" * 100))
@@ -513,7 +496,7 @@ CONFIGS = {
 def test_a_malformed_config_is_not_converted(kind, tmp_path):
     (tmp_path / "config.json").write_bytes(CONFIGS[kind])
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n")
-    line = refusal(str(ROOT / "scripts" / "convert_bert.py"), "to-fairseq", tmp_path, tmp_path / "out")
+    line = refusal(str(ROOT / "examples" / "bert" / "convert_bert.py"), "to-fairseq", tmp_path, tmp_path / "out")
     assert line.startswith(f"convert_bert.py: error: {tmp_path / 'config.json'}: "), line
     assert not (tmp_path / "out").exists()
 
@@ -540,27 +523,14 @@ TABLES = {
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_malformed_table_of_glue_is_refused(kind, recipes, tmp_path, capsys):
-    from glue.rows import read_table
-    from glue.tasks import TASKS
+    from bert.glue.rows import read_table
+    from bert.glue.tasks import TASKS
 
     content, expected = TABLES[kind]
     path = tmp_path / "train.tsv"
     path.write_bytes(content)
     line = said_in_the_end(capsys, read_table, path, TASKS["SST-2"], True)
     assert line.startswith(f"prepare: error: {path}: ") and expected in line, line
-
-
-def test_odd_rows_of_glue_are_read_or_listed(recipes, tmp_path):
-    from glue.rows import read_table
-    from glue.tasks import TASKS
-
-    rows = ["a\0b", "a\u2028b", "a\x85b", "a\r", "a\x1b[2J", "", "x " * 1_000_000]
-    content = "".join(f"{row}\t1\n" for row in rows) + "no label\n\n\t\t\t\n" + "a\tNaN\n"
-    path = tmp_path / "train.tsv"
-    path.write_bytes(b"\xef\xbb\xbfsentence\tlabel\n" + content.encode())
-    table = read_table(path, TASKS["SST-2"], True)
-    assert [example.texts[0] for example in table.examples] == [row.strip() for row in rows]
-    assert table.left_out
 
 
 def test_parallel_text_breaks_at_line_feeds_alone(recipes, tmp_path, capsys):
