@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from grids import Grid, fail, read_grid, runs
+from matplotlib import pyplot as plt
 from scipy import stats
 from sweep import ROOT, grid_of
+
+matplotlib.use("Agg")
 
 Row = tuple[str, ...]
 LOWER_IS_BETTER = {"perplexity", "loss", "bits per byte"}
@@ -253,14 +257,9 @@ def colours(variants: Iterable[str]) -> dict[str, str]:
     return {variant: COLOURS.get(variant) or next(left) for variant in variants}
 
 
+@matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
 def draw(study: Study, path: Path) -> None:
     """Draw the metric of each row, the gains with their intervals, and the curves of the trainings that have them."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
-    from matplotlib import pyplot as plt
-
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
     axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]

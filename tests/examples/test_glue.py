@@ -12,19 +12,18 @@ from pathlib import Path
 
 import numpy
 import pytest
-import sweep
 import torch
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from fairseq_cli.train import cli_main as fairseq_train
-from glue import evaluate, median, prepare
+from glue import evaluate, prepare
 from glue.metrics import METRICS, measure
 from glue.pieces import LAYOUTS, shorten
 from glue.rows import read_table
 from glue.tasks import TASKS
-from recipes import EXAMPLES, dry_run, parse, refusal, script
+from recipes import dry_run, parse, refusal, script
 
 WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
@@ -591,48 +590,6 @@ def test_what_evaluate_sh_refuses(pretrained, environment, capsys, tmp_path):
 def test_what_cannot_be_is_refused_in_one_line(line, message):
     for step in ("train", "evaluate"):
         assert refusal(script(line.format(step), check=False)) == f"{step}: error: {message}"
-
-
-# ---- grids -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_grid_has_five_seeds_for_each_rate():
-    grid = sweep.read_grid(EXAMPLES / "grids" / "glue.toml")
-    assert len(grid.axes["seed"]) == 5
-    factors = {re.sub(r".*--mixing-lr-scale ", "", point.train) for point in grid.axes["mixing"].values()}
-    assert factors >= {"10", "100"} and "--head-mixing none" in factors
-    assert {"2e-5", "3e-5", "5e-5"} == {*grid.axes["lr"]}
-
-
-def test_the_median_of_the_seeds(tmp_path, capsys, monkeypatch):
-    rows = [
-        {"mixing": mixing, "lr": lr, "seed": str(seed), "valid": value, "published": "", "folder": "x"}
-        for mixing, lr, values in [
-            ("softmax", "2e-5", (60.0, 64.0, 61.0)),
-            ("softmax", "5e-5", (63.0, 61.5, 62.0)),
-            ("B", "2e-5", (70.0, None, 90.0)),
-            ("B", "5e-5", (66.0, 65.0, 67.5)),
-            ("C", "2e-5", (None, None, None)),
-        ]
-        for seed, value in enumerate(values, 1)
-    ]
-    path = tmp_path / "glue" / "table.json"
-    path.parent.mkdir()
-    path.write_text(json.dumps({"title": "GLUE", "rows": rows}))
-    monkeypatch.setattr(sys, "argv", ["median", str(path)])
-    median.main()
-    assert capsys.readouterr().out.splitlines()[4:] == [
-        "| softmax | 2e-5 | 61.00 | 60.00 | 64.00 | 3 |",
-        "| softmax | 5e-5 | **62.00** | 61.50 | 63.00 | 3 |",
-        "| B | 2e-5 | 80.00 | 70.00 | 90.00 | 2, 1 missing |",
-        "| B | 5e-5 | **66.00** | 65.00 | 67.50 | 3 |",
-        "| C | 2e-5 | - | - | - | 0, 3 missing |",
-        "",
-    ]
-    monkeypatch.setattr(sys, "argv", ["median", str(path), "--over", "dropout"])
-    assert "--over dropout" in refuses(capsys, median.main)
-    path.write_text("{}")
-    assert refuses(capsys, median.main).endswith("is no table.json of examples/sweep.py")
 
 
 # ---- as users do it --------------------------------------------------------------------------------------------------
