@@ -178,6 +178,7 @@ PROGRAMS = [
     "examples/demo/corpus.py",
     "examples/low_rank_bottleneck/run.py",
     "examples/position_probe/run.py",
+    "scripts/report.py",
     "scripts/sweep.py",
     "scripts/benchmark.py",
     "scripts/convert_bert.py",
