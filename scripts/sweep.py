@@ -125,7 +125,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 @functools.cache
 def about() -> dict[str, Any]:
-    """Return what is the same for all runs of this command: the machine, the versions, the commit."""
+    """Return what is the same for all runs of this command: the machine and the versions."""
     own = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
     python = str(own if own.exists() else beside_fairseq)
@@ -137,7 +137,7 @@ print(json.dumps({{"python": platform.python_version(), **found}}))"""
     source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
     version = source.partition('__version__ = "')[2].partition('"')[0]
     versions = {**json.loads(printed or "{}"), "mixhead_plugin": version}
-    return {"device": f"{processor()}, {CORES} cores", "versions": versions, "commit": commit()}
+    return {"device": f"{processor()}, {CORES} cores", "versions": versions}
 
 
 def processor() -> str:
@@ -148,8 +148,9 @@ def processor() -> str:
     return platform.machine()
 
 
-def commit() -> str | None:
-    """Return the commit, with + where the code is not as committed; None outside of git."""
+@functools.cache
+def commit() -> str:
+    """Return the commit, with + where the code is not as committed; empty outside of git."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -158,7 +159,12 @@ def commit() -> str | None:
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return ""
+
+
+def add_commit(record: dict[str, Any]) -> None:
+    """Note that this commit had a part in a run."""
+    record["commit"] = ", ".join(dict.fromkeys(filter(None, (*record.get("commit", "").split(", "), commit()))))
 
 
 @functools.cache
@@ -227,7 +233,13 @@ class Runner:
         place = {**share, "SAVE": str(folder / "checkpoints")}
         record = self.known(run)
         if not record.get("trained"):
-            record = {**start_of(run, place), **record, **about()}
+            now = start_of(run, place)
+            if record and record["data"] != now["data"]:
+                raise Failure(
+                    f"began with another text (SHA-256 {record['data']}, now {now['data']}); folder: {folder}"
+                )
+            record = {**now, **record}
+            add_commit(record)
             progress = Progress(record["points"])
             try:
                 used = self.script(run, "train", run.train, place, folder / "train.log", lock, progress)
@@ -249,6 +261,7 @@ class Runner:
             if used["status"] or not number:
                 why = "failed" if used["status"] else "ended in a line without a number"
                 raise Failure(f"evaluate.sh {why} ({last[:200]}); log: {log}")
+            add_commit(record)
             record["measure"] = re.split(r"[|=:]", last)[0].strip()
             record["metrics"][metric] = float(number[1])
             record["evaluate"][metric] = canonical(run.evaluate[metric])
@@ -290,14 +303,17 @@ class Runner:
 
     def wait(self, process: subprocess.Popen, run: Run, lines: Iterable[str], progress: Progress | None) -> Any:
         """Read the log as it grows, pass a stop signal on, and return what the process used."""
-        killed_at = 0.0
+        killed_at, begun = 0.0, ""
         while True:
             cpu = cpu_seconds(process.pid)
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             for line in lines:
-                point = progress.read(line, cpu) if progress else None
-                if point and "valid_loss" in point:
-                    print(f"{run.title}: update {point['update']}, valid loss {point['valid_loss']:g}", flush=True)
+                begun += line
+                if begun.endswith("\n"):  # else the script has not written the rest of it
+                    point = progress.read(begun, cpu) if progress else None
+                    begun = ""
+                    if point and "valid_loss" in point:
+                        print(f"{run.title}: update {point['update']}, valid loss {point['valid_loss']:g}", flush=True)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if status:
@@ -362,6 +378,7 @@ def start_of(run: Run, place: Mapping[str, str]) -> dict[str, Any]:
     own = {"labels": dict(run.labels), "seed": run.seed, "digest": run.digest, "example": run.example}
     return {
         **own,
+        **about(),
         "train": canonical(run.train),
         "flags": {name: values for name, values in canonical(flags).items() if name not in {*OF_ONE_MACHINE, ""}},
         "data": checksum(data) if data else None,

@@ -1,7 +1,6 @@
 """Grids of runs: trained, evaluated, resumed; with scripts that stand in for fairseq."""
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -341,14 +340,14 @@ def test_nothing_is_trained_beside_what_a_killed_sweep_left(start, calls, run, t
     assert run(grid=grid)[0] == 0
 
 
-def test_what_another_sweep_holds_is_left_to_it(run, calls, tmp_path):
-    run("--only", "2,B")
+def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path):
+    bad = GRID.replace("--heads 2", "--heads 2 --fail")
+    run("--only", "2,B", grid=bad)
     calls()
-    (folder,) = (tmp_path / "out").iterdir()
-    (folder / "run.json").unlink()
-    with (folder / "lock").open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert run("--only", "2,B")[0] == 1 and calls() == []
+    (tmp_path / "data" / "dict.txt").write_text("b 1\n")
+    sweep.checksum.cache_clear()
+    status, _, errors = run("--only", "2,B", grid=bad)
+    assert status == 1 and "began with another text" in errors and calls() == []
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
