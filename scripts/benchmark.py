@@ -1,204 +1,159 @@
 #!/usr/bin/env python
-"""How fast attention is, and how much memory it takes, side by side in one run.
+"""Measure how fast attention is, and how much memory it takes.
 
-    scripts/benchmark.py                          everything that suits a CPU, a quarter of an hour on two cores
-    scripts/benchmark.py core memory --tokens 4096
-    scripts/benchmark.py core --busy              with another process busy on the same cores
-    scripts/benchmark.py gpu                      what fused kernels are for: grid, module and wiki103 in bfloat16
-    scripts/benchmark.py grid --device cuda --dtype bfloat16 --grid-lengths 1024 --providers triton
+    scripts/benchmark.py                     all cases, on a CPU
+    scripts/benchmark.py core module         two of them
+    scripts/benchmark.py --device cuda       all cases on a GPU, in bfloat16
 
-Levels: `core` is the attention alone, from queries, keys and values; `module` the multi-head attention around it;
-`step` a training step of a language model; `decoding` a beam search; `memory` what core, module and step need beyond
-what was there; `grid` the attention alone, time and memory beside FlashAttention's, for one --batch at every
---grid-lengths and --grid-head-dims; `wiki103` the training step of mixhead_transformer_lm_wiki103 beside that of
-transformer_lm_wiki103, by fairseq's trainer. `gpu` stands for grid, module and wiki103, and for other defaults:
---device cuda --dtype bfloat16 --rounds 31 --tokens 16384.
-In the grid `speedup_over_eager` says how many times as fast as the formula in PyTorch, `memory_ratio_statistics` the
-peak of Mixhead B by that of FlashAttention and [batch, length, heads, heads] numbers, which its mixing's gradient has.
-Every contender first has to give the right values and gradients; where one does not, it is not timed. Contenders take
-turns, so that a change in the machine's speed meets all of them; percentiles are over the rounds. Results go to
-`benchmark.csv` and `benchmark.svg` in --out and, as a table, to the terminal; what cannot run here is there too, with
-the reason. `module`, `step`, `decoding` and `wiki103` need fairseq.
+Cases:
+  core      the attention alone, from queries, keys and values, with a causal mask
+  module    the multi-head attention with its projections: short padded sentences, and long rows with a causal mask
+  training  one update of a language model by fairseq's trainer
+  memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
-The CSV is written after each table, and in the grid after each check, so that a command that is stopped keeps what it
-had. A grid that is too long for one command is split by --providers and --grid-lengths, each part with its own --out,
-or it would write over the others':
-
-    scripts/benchmark.py grid --device cuda --dtype bfloat16 --grid-lengths 1024 --providers triton eager --out runs/a
-    scripts/benchmark.py grid --device cuda --dtype bfloat16 --grid-lengths 4096 --providers triton --out runs/b
-
-torch's own are measured in each part, so every part has its ratios; `speedup_over_eager` needs eager in the same part.
-The files have the same columns: all but the first without its first line, one after the other, are the CSV of all.
+Forward and backward pass are timed together. Each contender first has to give the right values and gradients; if one is
+wrong, the command ends and prints no time. Then the contenders take turns, round by round. `by upstream` is the time by
+that of torch or fairseq, `by softmax` by that of the plugin's own softmax: medians over the rounds. The rows go to the
+terminal and to benchmark.csv in --out.
 """
 
 import argparse
+import csv
 import json
 import logging
-import multiprocessing
+import os
+import platform
+import subprocess
 import sys
-from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from benchmarks import cases, core, grid, memory, models, modules, wiki103
-from benchmarks.cases import Row, Shape, Unfinished
-from benchmarks.output import machine, print_table, write_csv
-from benchmarks.plot import draw
+from benchmarks import core  # noqa: E402
+from benchmarks.measure import Case, measure, peak_of_process  # noqa: E402
 
-LEVELS = {
-    "grid": grid.tables,
-    "core": core.tables,
-    "module": modules.tables,
-    "step": models.step_table,
-    "decoding": models.decoding_table,
-    "wiki103": wiki103.tables,
-    "memory": memory.tables,
-}
-ON_A_CPU = ("core", "module", "step", "decoding", "memory")  # all, if none is named
-ON_A_GPU = ("grid", "module", "wiki103")  # `gpu`
-NEED_FAIRSEQ = ("module", "step", "decoding", "wiki103")
-IN_FLOAT32 = ("step", "decoding")
-DEFAULTS = {"device": "cpu", "dtype": "float32", "rounds": 11, "tokens": 2048}
-GPU_DEFAULTS = {"device": "cuda", "dtype": "bfloat16", "rounds": 31, "tokens": 16384}
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+CASES = ("core", "module", "training", "memory")
+COLUMNS = ("case", "size", "name", "ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
+SHORT = [(heads, length) for heads in (8, 32) for length in (10, 16, 25, 64)]  # of 256 dimensions
 
 
-def parse(arguments: Optional[List[str]]) -> Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "levels", nargs="*", metavar="LEVEL", help=f"{', '.join(LEVELS)}, gpu; if none {', '.join(ON_A_CPU)}"
-    )
-    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 256, 512, 1024, 2048], help="of the core")
-    parser.add_argument("--tokens", type=int, help=f"batch x length, not of grid and wiki103 ({DEFAULTS['tokens']})")
-    parser.add_argument("--memory-lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="at batch 1")
-    parser.add_argument("--eager-up-to", type=int, default=2048, help="length beyond which the formula is left out")
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--head-dim", type=int, default=64)
-    parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--rounds", type=int, help=f"({DEFAULTS['rounds']})")
-    parser.add_argument("--device", choices=["cpu", "cuda"], help=f"({DEFAULTS['device']})")
-    parser.add_argument("--dtype", choices=DTYPES, help=f"({DEFAULTS['dtype']})")
-    parser.add_argument("--busy", action="store_true", help="another process computes on all cores meanwhile")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"))
-    of_grid = parser.add_argument_group("grid")
-    of_grid.add_argument("--batch", type=int, default=16, help="(%(default)s)")
-    of_grid.add_argument("--grid-lengths", type=int, nargs="+", default=[1024, 4096], help="(1024 4096)")
-    of_grid.add_argument("--grid-head-dims", type=int, nargs="+", default=[64, 128], help="(64 128)")
-    of_grid.add_argument(
-        "--providers",
-        nargs="+",
-        choices=grid.PROVIDERS,
-        default=grid.PROVIDERS,
-        help="beside torch's own; all if not given",
-    )
-    of_step = parser.add_argument_group("wiki103")
-    of_step.add_argument("--step-batch", type=int, default=8, help="sentences of a training step (%(default)s)")
-    of_step.add_argument("--step-tokens", type=int, default=512, help="of a sentence (%(default)s)")
-    of_step.add_argument("--step-dtypes", nargs="+", choices=DTYPES, default=["bfloat16", "float16"])
-    of_step.add_argument("--step-flags", default="", help="of fairseq-train, for all, as '--decoder-layers 4'")
-    of_step.add_argument("--vocabulary", type=int, default=267744, help="(%(default)s, WikiText-103's)")
-    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-
-    for_gpu = "gpu" in options.levels
-    if for_gpu and len(options.levels) > 1:
-        parser.error(f"{' '.join(options.levels)}: gpu stands for {', '.join(ON_A_GPU)}, and alone")
-    unknown = set(options.levels) - {*LEVELS, "gpu"}
-    if unknown:
-        parser.error(f"{', '.join(sorted(unknown))}: levels are {', '.join(LEVELS)}, gpu")
-    for name, value in (GPU_DEFAULTS if for_gpu else DEFAULTS).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        hint = "; with --device cpu, what needs one is named, and the rest timed" if for_gpu else ""
-        parser.error(f"--device cuda: no CUDA device is visible{hint}")
-    if "memory" in options.levels and options.device == "cpu" and not Path("/proc/self/clear_refs").exists():
-        parser.error("memory: on a CPU it needs Linux's /proc/self/clear_refs")
-    at_least_one = (
-        "tokens heads head_dim lengths memory_lengths batch grid_lengths grid_head_dims step_batch step_tokens"
-    )
-    for flag in at_least_one.split():
-        given = getattr(options, flag)
-        if min(given if isinstance(given, list) else [given]) < 1:
-            parser.error(f"--{flag.replace('_', '-')} {given}: must be at least 1")
-    if not 0 < options.dropout < 1:
-        parser.error(f"--dropout {options.dropout}: must be between 0 and 1")
-    if options.rounds < 2:
-        parser.error(f"--rounds {options.rounds}: percentiles need at least 2")
-    if options.vocabulary < 64:
-        parser.error(f"--vocabulary {options.vocabulary}: must be at least 64")
-    needing = [level for level in options.levels if level in NEED_FAIRSEQ]
-    if needing and not cases.HAS_FAIRSEQ:
-        parser.error(f"{', '.join(needing)}: needs fairseq, which is not installed; core, grid and memory do not")
-    single = [level for level in options.levels if level in IN_FLOAT32]
-    if single and options.dtype != "float32":
-        parser.error(f"--dtype {options.dtype}: {' and '.join(single)} run in float32")
-    half = options.dtype in ("bfloat16", "float16")
-    if options.device == "cuda" and not half and {"grid", "gpu"} & set(options.levels):
-        parser.error(f"--dtype {options.dtype}: grid measures by FlashAttention, in bfloat16 or float16")
-
-    options.left_out = {}
-    if for_gpu or not options.levels:
-        wanted = ON_A_GPU if for_gpu else ON_A_CPU
-        for level in wanted:
-            if level in NEED_FAIRSEQ and not cases.HAS_FAIRSEQ:
-                options.left_out[level] = "needs fairseq, which is not installed"
-            elif level in IN_FLOAT32 and options.dtype != "float32":
-                options.left_out[level] = f"--dtype {options.dtype}: runs in float32"
-        options.levels = [level for level in wanted if level not in options.left_out]
-    return options
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__, formatter_class=raw)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="(default: float32; on a GPU bfloat16)")
+    parser.add_argument("--rounds", type=int, default=11, help="how often each contender runs (default: %(default)s)")
+    parser.add_argument("--dropout", type=float, default=0.1, help="on the attention weights (default: %(default)s)")
+    size = "sizes of `core` and `memory`: BATCHxHEADSxLENGTHxHEAD_SIZE"
+    parser.add_argument("--sizes", nargs="+", metavar="SIZE", help=size)
+    parser.add_argument("--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="(default: %(default)s)")
+    parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)  # one contender, in a process of its own
+    args = parser.parse_args(words)
+    if unknown := sorted(set(args.cases) - set(CASES)):
+        parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
+    if args.rounds < 1 or args.tokens < 64 or not 0 <= args.dropout < 1:
+        parser.error("--rounds must be at least 1, --tokens at least 64, --dropout at least 0 and below 1")
+    on_gpu = args.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        parser.error("--device cuda: no CUDA device is visible")
+    args.cases = args.cases or CASES
+    args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
+    default = ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"] if on_gpu else ["4x8x512x64", "1x8x2048x64"]
+    args.sizes = [tuple(map(int, size.split("x"))) for size in args.sizes or default if size.count("x") == 3]
+    if not args.sizes or min(map(min, args.sizes)) < 1:
+        parser.error("--sizes: must be four numbers each, such as 4x8x512x64")
+    return args
 
 
-def run(options: Namespace) -> Iterator[List[Row]]:
-    """The rows of one table after the other."""
-    for level, tables in LEVELS.items():
-        if level in options.levels:
-            yield from tables(options)
+def cases(args: argparse.Namespace) -> Iterator[Case]:
+    """Yield the cases, each when the one before has been measured."""
+    own = (args.device, args.dtype)
+    if "core" in args.cases:
+        for size in args.sizes:
+            yield from core.cases(size, *own, args.dropout)
+    if "module" in args.cases:
+        from benchmarks import module  # needs fairseq
+
+        for heads, length in SHORT:
+            yield module.case((max(2, args.tokens // length), heads, length, 256 // heads), False, args.dropout, *own)
+        for heads, length, head_dim in ((8, 512, 64), (16, 128, 8)):
+            yield module.case((max(1, args.tokens // length), heads, length, head_dim), True, args.dropout, *own)
+    if "training" in args.cases:
+        from benchmarks import model
+
+        large = (model.LARGE, 267744, 8)  # WikiText-103
+        yield model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own)
 
 
-def _burn() -> None:
-    a = torch.randn(1500, 1500)
-    while True:
-        a @ a
+def memory(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield a row for each contender of `core`; each runs in a fresh process."""
+    for size in args.sizes:
+        peaks: list[float] = []
+        for chosen in core.cores("cpu", args.dtype, args.dropout):
+            own = ["--dtype", args.dtype, "--dropout", str(args.dropout)]
+            command = [sys.executable, __file__, *own, "--memory-of", json.dumps(size), json.dumps(chosen)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                sys.exit(f"memory of {chosen.name}: {done.stderr.strip().splitlines()[-1]}")
+            peaks.append(float(done.stdout.splitlines()[-1]))
+            row = {"case": "memory", "size": core.title(size, args.dropout), "name": chosen.name}
+            yield {**row, "peak_mib": peaks[-1], "by_upstream": peaks[-1] / peaks[0]}
 
 
-def main(arguments: Optional[List[str]] = None) -> None:
-    options = parse(arguments)
-    if options.memory_of:
-        level, name, shape = json.loads(options.memory_of)
-        print(json.dumps(memory.peak_memory(level, name, options, Shape(*shape))))
+def memory_of(args: argparse.Namespace) -> float:
+    (b, h, n, d), chosen = json.loads(args.memory_of[0]), core.Core(*json.loads(args.memory_of[1]))
+    for size in ((1, h, min(256, n), d), (b, h, n, d)):  # in the first, libraries load and threads start
+        inputs = core.Inputs(size, "cpu", args.dtype, args.dropout)
+        peak = peak_of_process(lambda inputs=inputs: inputs.with_gradients(chosen))
+    return peak
+
+
+def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    for case in cases(args):
+        yield measure(case, args.rounds, args.device)
+    if "memory" in args.cases and args.device == "cpu":
+        yield list(memory(args))
+
+
+def machine(args: argparse.Namespace) -> dict[str, str]:
+    device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
+    own = {"dtype": args.dtype, "python": platform.python_version(), "torch": torch.__version__}
+    return {"device": device, **own, "load": f"{os.getloadavg()[0]:.1f}"}
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    columns = [column for column in COLUMNS[3:] if any(column in row for row in rows)]
+    print(f"\n{rows[0]['case']}: {rows[0]['size']}\n{'':32}" + "".join(f"{c.replace('_', ' '):>13}" for c in columns))
+    for row in rows:
+        cells = [f"{row[column]:13.3g}" if column in row else " " * 13 for column in columns]
+        print(f"  {row['name']:30}" + "".join(cells), flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = parse(words)
+    if args.memory_of:
+        print(memory_of(args))
         return
-    about = machine(options)
-    print(", ".join(f"{key} {value}" for key, value in about.items()))
-    for level, reason in options.left_out.items():
-        print(f"{level}: not measured ({reason})")
-    burner = multiprocessing.get_context("spawn").Process(target=_burn, daemon=True) if options.busy else None
-    if burner:
-        burner.start()
-    options.out.mkdir(parents=True, exist_ok=True)
-    rows: List[Row] = [cases.level_left_out(level, reason) for level, reason in options.left_out.items()]
-    path = options.out / "benchmark.csv"
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
-    try:
-        for table in run(options):
-            write_csv(path, rows + table, about)  # each time: a run that is stopped keeps what it has
-            if not isinstance(table, Unfinished):
-                print_table(table)
-                rows += table
-        draw(options.out / "benchmark.svg", rows, about)
-    finally:
-        if burner:
-            burner.kill()
-        logging.disable(logging.NOTSET)
-    print(f"\n{path}, {options.out}/benchmark.svg")
-    failed = [row for row in rows if row.get("reason", "").startswith(cases.FAILED)]
-    if failed:
-        raise SystemExit(f"{len(failed)} failed: {'; '.join(dict.fromkeys(row['name'] for row in failed))}")
+    about = machine(args)
+    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for found in tables(args):
+        show(found)
+        rows += found
+        with (args.out / "benchmark.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*COLUMNS, *about])
+            writer.writeheader()
+            writer.writerows({**about, **row} for row in rows)
+    print(f"\n{args.out}/benchmark.csv")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Writes the README's tables of values, from the tables that the code runs on; tests hold the README to them."""
+"""Write the README's tables of values from the tables that the code runs on."""
 
 import re
-import sys
 from pathlib import Path
 
 from mixhead_plugin.errors import option_name
@@ -12,9 +11,6 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "examples")]
-
-from reproduction import front_page  # noqa: E402
 
 # What every normalizer and every head mixing is tested for, and where.
 COLUMNS = {
@@ -72,13 +68,7 @@ def penalties() -> str:
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 
-def measured() -> str:
-    heads, *rows = front_page.table(ROOT / "results")
-    return f"{table(heads, rows)}\n\n{front_page.caption(ROOT / 'results')}"
-
-
 TABLES = {
-    "measured": measured,
     "families": families,
     "variants": variants,
     "scopes": scopes,
@@ -88,7 +78,7 @@ TABLES = {
 
 
 def place() -> str:
-    """The marks that a table stands between, for every table that there is."""
+    """Return the pattern of the marks that a table stands between."""
     return rf"(<!-- (?P<name>{'|'.join(TABLES)}) -->\n).*?(\n<!-- end -->)"
 
 

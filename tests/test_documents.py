@@ -17,9 +17,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Optional
 
+import grids
 import pytest
 import recipes
-import sweep
 import test_recipes
 from fairseq import options
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -178,7 +178,8 @@ PROGRAMS = [
     "examples/demo/corpus.py",
     "examples/low_rank_bottleneck/run.py",
     "examples/position_probe/run.py",
-    "examples/sweep.py",
+    "scripts/report.py",
+    "scripts/sweep.py",
     "scripts/benchmark.py",
     "examples/bert/convert_bert.py",
 ]
@@ -194,7 +195,7 @@ def actions() -> dict[str, list[argparse.Action]]:
     parsers = [fairseq_parser()]
     with pytest.MonkeyPatch.context() as patch:
         for program in [*PROGRAMS, *PREPARATIONS]:
-            words = ["wikitext2"] if program == "examples/sweep.py" else []
+            words = ["x.toml"] if program == "scripts/sweep.py" else []
             parsers.append(start(patch, program, words, EXAMPLES, check=False))
         for command in ANALYSES:
             parsers.append(start(patch, "mixhead_plugin.analysis", [command], check=False))
@@ -532,7 +533,7 @@ def test_python_runs(document, block):
 def test_a_grid_in_a_document_is_one(document, block, tmp_path):
     tomllib.loads(block)
     (tmp_path / "grid.toml").write_text(block)
-    assert sweep.runs(sweep.read_grid(tmp_path / "grid.toml"))
+    assert grids.runs(grids.read_grid(tmp_path / "grid.toml"))
 
 
 def anchors(document: Path) -> set[str]:

@@ -1,269 +1,123 @@
-"""The attention alone, from queries, keys and values, by every provider."""
+"""The attention alone, causal, from queries, keys and values, forward and backward pass."""
 
 import functools
-from argparse import Namespace
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from tqdm import tqdm
 
-from benchmarks.cases import Contender, Row, Shape, one_line, triton_problem, unmeasured
-from benchmarks.checks import exact_causal, must_be_right, must_be_zero, sentences_to_check
-from benchmarks.measuring import measure, rows_of
+from benchmarks.measure import Case, Wrong, check
 from mixhead_plugin.ops import NORMALIZERS, attention
 
-PROVIDERS = {
-    "torch": "torch's scaled_dot_product_attention, by what it chooses",
-    "flash": "the same, by FlashAttention",
-    "eager": "the formula in PyTorch",
-    "compiled": "the formula through torch.compile",
-    "flex": "torch's FlexAttention",
-    "mixhead_plugin": "mixhead_plugin, by what it chooses",
-    "blockwise": "mixhead_plugin, by blocks of queries",
-    "triton": "mixhead_plugin, by fused kernels",
-}
-VARIANTS = [*((name, "none") for name in ("softmax", "sigsoftmax", "l2")), ("softmax", "A"), ("softmax", "B")]
-_HALF = ("float16", "bfloat16")
+Size = tuple[int, int, int, int]  # batch, heads, length, head size
+VARIANTS = [("softmax", ""), ("softmax", "A"), ("softmax", "B"), ("sigsoftmax", ""), ("l2", "")]
+PARTS = ("output", *(f"gradient of {name}" for name in ("query", "key", "value", "the mixing")))
 
 
 class Core(NamedTuple):
-    """One kind of attention."""
+    """One way to compute one kind of attention."""
 
-    provider: str  # a key of PROVIDERS
+    provider: str  # mask, is_causal, flash: torch's; formula; an implementation of the plugin
     normalizer: str = "softmax"
-    mixing: str = "none"  # or A, B
-    dropout_p: float = 0.0
-    causal_flag: bool = False  # torch alone: is_causal instead of the mask
+    mixing: str = ""  # or A, B
 
     @property
     def name(self) -> str:
-        variant = self.normalizer if self.mixing == "none" else f"Mixhead {self.mixing}"
-        flag = ", is_causal" if self.causal_flag else ""
-        dropout = f", dropout {self.dropout_p}" if self.dropout_p else ""
-        return f"{self.provider}: {variant}{flag}{dropout}"
+        return f"{self.provider}: {f'Mixhead {self.mixing}' if self.mixing else self.normalizer}"
 
 
-def cores(dropout_p: float) -> List[Core]:
-    found = [Core("torch"), Core("torch", causal_flag=True)]
-    for provider in ("eager", "mixhead_plugin"):
-        found += [Core(provider, *variant) for variant in VARIANTS]
-    found += [Core("torch", dropout_p=dropout_p)]
-    for provider in ("eager", "mixhead_plugin"):
-        found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in ("none", "A", "B")]
-    found += [Core("flash", causal_flag=True, dropout_p=p) for p in (0.0, dropout_p)]
-    for provider in ("compiled", "flex", "triton"):
-        found += [Core(provider, *variant) for variant in VARIANTS]
-    for provider in ("compiled", "triton"):
-        found += [Core(provider, mixing=mixing, dropout_p=dropout_p) for mixing in "AB"]
-    return found
+def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
+    """Return the contenders, upstream's first; with dropout there is no formula."""
+    on_gpu, half = device == "cuda", dtype in ("float16", "bfloat16")
+    found = [Core("flash"), Core("mask")] if on_gpu and half else [Core("mask"), Core("is_causal")]
+    providers = [*([] if dropout_p else ["formula"]), "auto", *(["blockwise"] if on_gpu else [])]
+    return found + [Core(provider, *variant) for provider in providers for variant in VARIANTS]
 
 
-def problem(core: Core, device: str, dtype: str) -> str:
-    """Why it cannot be timed on this machine; empty if it can."""
-    if core.provider == "flex" and core.mixing != "none":
-        return "a score_mod sees one head at a time"
-    if core.provider == "triton":
-        return triton_problem(device)
-    if core.provider == "flash" and device == "cuda" and dtype not in _HALF:
-        return f"has no kernel for {dtype}"
-    if device == "cpu":
-        return {
-            "flash": "needs --device cuda; on a CPU it is torch's choice with is_causal anyway",
-            "compiled": "needs --device cuda; for a CPU it would compile for minutes",
-            "flex": "needs --device cuda; on a CPU it has no backward pass",
-        }.get(core.provider, "")
-    return ""
-
-
-def baseline(core: Core, device: str = "cpu", dtype: str = "float32") -> Core:
-    """What a contender is measured by"""
-    if device == "cuda" and dtype in _HALF:
-        return Core("flash", causal_flag=True, dropout_p=core.dropout_p)
-    return Core("torch", dropout_p=core.dropout_p)
-
-
-def eager(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mixing: Optional[Tensor],
-    normalizer: str,
-    mask: Tensor,
-    dropout_p: float,
+def formula(
+    query: Tensor, key: Tensor, value: Tensor, mixing: Tensor | None, normalizer: str, future: Tensor
 ) -> Tensor:
-    """The formula as one would write it, in the dtype of its inputs."""
-    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + mask  # [B, H, N, N]
+    """Compute the attention as one would write it, in the dtype of its inputs."""
+    scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + future  # [B, H, N, N]
     weights = torch.softmax(scores, -1) if normalizer == "softmax" else NORMALIZERS[normalizer].weights(scores)
     if mixing is not None:
-        pattern = "bjqk,ji->biqk" if mixing.dim() == 2 else "bjqk,bqji->biqk"
-        weights = torch.einsum(pattern, weights, mixing)
-    return F.dropout(weights, dropout_p) @ value
+        weights = torch.einsum("bjqk,ji->biqk" if mixing.dim() == 2 else "bjqk,bqji->biqk", weights, mixing)
+    return weights @ value
 
 
-@functools.lru_cache(None)
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    torch._dynamo.config.recompile_limit = 256  # one for each shape and variant
-    return torch.compile(function, dynamic=False, fullgraph=True)  # whole or not at all: no part of it runs as it is
+class Inputs:
+    """The tensors that all contenders of one size share."""
 
-
-@functools.lru_cache(None)
-def causal_blocks(length: int, device: str) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    return create_block_mask(_is_past, None, None, length, length, device=device)
-
-
-def _is_past(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return i >= j
-
-
-def _sigsoftmax(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    return score - F.softplus(-score)  # + logsigmoid(score), whose operator has two results, one of them empty on a GPU
-
-
-def flex(query: Tensor, key: Tensor, value: Tensor, normalizer: str) -> Tensor:
-    """Causal attention by FlexAttention, run as it is meant to be: compiled"""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    run = compiled(flex_attention) if query.is_cuda else flex_attention
-    blocks = causal_blocks(query.shape[2], query.device.type)
-    if normalizer == "sigsoftmax":
-        return run(query, key, value, score_mod=_sigsoftmax, block_mask=blocks)
-    if normalizer == "softmax":
-        return run(query, key, value, block_mask=blocks)
-    # exp(s) / sqrt(sum exp(2s)) is the softmax times exp(log sum exp(s) - log sum exp(2s) / 2)
-    out, of_sum = _with_lse(run, query, key, value, blocks)
-    # For the sums alone no values would do, but 16 numbers of each are the least that it multiplies.
-    _, of_squares = _with_lse(run, 2 * query, key, value.detach()[..., :16], blocks)
-    return out * torch.exp(of_sum - of_squares / 2)[..., None].to(out.dtype)
-
-
-def _with_lse(run: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, blocks: Any) -> Tuple[Tensor, Tensor]:
-    """The softmax attention [B, H, N, D], and the natural logarithm of its sums [B, H, N]"""
-    from torch.nn.attention import flex_attention as module
-
-    if not hasattr(module, "AuxRequest"):  # torch < 2.9
-        return run(query, key, value, block_mask=blocks, return_lse=True)
-    out, aux = run(query, key, value, block_mask=blocks, return_aux=module.AuxRequest(lse=True))
-    return out, aux.lse
-
-
-class CoreInputs:
-    def __init__(self, shape: Shape, device: str, dtype: torch.dtype, with_mask: bool = True):
-        b, h, n, d = shape
+    def __init__(self, size: Size, device: str, dtype: str, dropout_p: float):
+        b, h, n, d = size
         generator = torch.Generator().manual_seed(1)
 
-        def randn(*size: int) -> Tensor:
-            return torch.randn(size, generator=generator, dtype=torch.float64)
+        def tensor(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
 
-        tensors = {name: randn(b, h, n, d) for name in ("query", "key", "value")}
-        tensors["A"] = torch.eye(h, dtype=torch.float64) + 0.1 * randn(h, h)
-        tensors["B"] = torch.eye(h, dtype=torch.float64) + 0.1 * randn(b, n, h, h)
-        self.tensors = {name: t.to(device, dtype).requires_grad_() for name, t in tensors.items()}
-        self.d_output = randn(b, h, n, d).to(device, dtype)
-        self.future = torch.full((n, n), float("-inf"), device=device, dtype=dtype).triu(1) if with_mask else None
-        self.sentences = sentences_to_check(b, h, n)
-        self.known: Dict[Tuple[str, str], Tuple[List[Tensor], List[Tensor]]] = {}
+        tensors = {name: tensor(b, h, n, d) for name in ("query", "key", "value")}
+        tensors |= {"A": torch.eye(h) + 0.1 * tensor(h, h), "B": torch.eye(h) + 0.1 * tensor(b, n, h, h)}
+        own = {"device": device, "dtype": getattr(torch, dtype)}
+        self.tensors = {name: t.to(**own).requires_grad_() for name, t in tensors.items()}
+        self.d_output = tensor(b, h, n, d).to(**own)
+        self.future = torch.full((n, n), float("-inf"), **own).triu(1)
+        self.dropout_p = dropout_p
 
-    def of(self, core: Core) -> List[Tensor]:
-        names = ["query", "key", "value", *([core.mixing] if core.mixing != "none" else [])]
-        return [self.tensors[name] for name in names]
+    def of(self, core: Core) -> list[Tensor]:
+        return [self.tensors[name] for name in ("query", "key", "value", *core.mixing)]
 
-    def run(self, core: Core) -> Tensor:
-        """The output of the attention [B, H, N, D]"""
+    def run(self, core: Core, dropout_p: float) -> Tensor:
         query, key, value, mixing = (*self.of(core), None)[:4]
-        if core.provider in ("eager", "compiled"):
-            formula = compiled(eager) if core.provider == "compiled" else eager
-            return formula(query, key, value, mixing, core.normalizer, self.future, core.dropout_p)
-        if core.provider == "flash":
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-                return F.scaled_dot_product_attention(query, key, value, None, core.dropout_p, is_causal=True)
-        if core.provider == "flex":
-            return flex(query, key, value, core.normalizer)
-        if core.provider == "torch":
-            mask = None if core.causal_flag else self.future
-            return F.scaled_dot_product_attention(query, key, value, mask, core.dropout_p, is_causal=core.causal_flag)
-        options = dict(normalizer=core.normalizer, mixing=mixing, causal=True, dropout_p=core.dropout_p)
-        if core.provider != "mixhead_plugin":
-            options["impl"] = core.provider
-        return attention(query, key, value, **options)
+        if core.provider == "formula":
+            return formula(query, key, value, mixing, core.normalizer, self.future)
+        if core.provider == "mask":
+            return F.scaled_dot_product_attention(query, key, value, self.future, dropout_p)
+        if core.provider in ("is_causal", "flash"):
+            with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if core.provider == "flash" else nullcontext():
+                return F.scaled_dot_product_attention(query, key, value, None, dropout_p, is_causal=True)
+        options = {"normalizer": core.normalizer, "mixing": mixing, "causal": True, "dropout_p": dropout_p}
+        return attention(query, key, value, impl=core.provider, **options)
 
-    def with_gradients(self, core: Core, d_output: Optional[Tensor] = None) -> List[Tensor]:
-        out = self.run(core)
-        d_output = self.d_output if d_output is None else d_output
-        return [out.detach(), *torch.autograd.grad(out, self.of(core), d_output)]
-
-    def contender(self, core: Core) -> Contender:
-        return Contender(lambda: self.with_gradients(core), lambda: self.run(core))
+    def with_gradients(self, core: Core) -> list[Tensor]:
+        output = self.run(core, self.dropout_p)
+        return [output.detach(), *torch.autograd.grad(output, self.of(core), self.d_output)]
 
     def check(self, core: Core) -> None:
-        """Run at full size, and compare all heads and queries of the sentences that are checked with float64.
+        """Run at full size without dropout; compare the first and the last sentence with the formula in float64.
 
-        The output of the other sentences has no gradient here, so theirs are 0, and the sum over the batch that is the
-        gradient of a shared mixing is known too.
+        The other sentences get no gradient: theirs must be 0, and the gradient of a shared mixing is known.
         """
-        names = ["output", *(f"gradient of {name}" for name in ("query", "key", "value", "the mixing"))]
+        last = len(self.d_output) - 1
+        chosen = sorted({0, last})
         d_output = torch.zeros_like(self.d_output)
-        d_output[self.sentences] = self.d_output[self.sentences]
-        got = self.with_gradients(core._replace(dropout_p=0.0), d_output)
-        others = [b for b in range(len(d_output)) if b not in self.sentences]
-        per_sentence = [g.dim() == 4 for g in got]  # all but the gradient of the mixing [H, H]
-        if others:
-            must_be_zero(core.name, names[1:], [g[others] for g, is_ in zip(got[1:], per_sentence[1:]) if is_])
-        formula, exact = self._expected(core)
-        must_be_right(
-            core.name, names, [g[self.sentences] if is_ else g for g, is_ in zip(got, per_sentence)], formula, exact
-        )
-
-    def _expected(self, core: Core) -> Tuple[List[Tensor], List[Tensor]]:
-        """Output and gradients for the sentences to check, by the formula in the same dtype and in float64"""
-        key = (core.normalizer, core.mixing)
-        if key not in self.known:
-            d_output = self.d_output[self.sentences]
-            tensors = [t.detach()[self.sentences] if t.dim() == 4 else t.detach() for t in self.of(core)]
-            leaves = [t.requires_grad_() for t in tensors]
-            out = eager(*(*leaves, None)[:4], core.normalizer, self.future, 0.0)
-            formula = [out.detach(), *torch.autograd.grad(out, leaves, d_output)]
-            del out
-            self.known[key] = formula, exact_causal(eager, tensors, core.normalizer, d_output)
-        return self.known[key]
+        d_output[chosen] = self.d_output[chosen]
+        output = self.run(core, 0.0)
+        got = [output.detach(), *torch.autograd.grad(output, self.of(core), d_output)]
+        if any(g[1:last].any() for g in got[1:] if g.dim() == 4):
+            raise Wrong(f"{core.name}: a gradient comes from another sentence; nothing is timed")
+        found = []
+        for dtype in (self.d_output.dtype, torch.float64):
+            leaves = [(t[chosen] if t.dim() == 4 else t).detach().to(dtype).requires_grad_() for t in self.of(core)]
+            output = formula(*(*leaves, None)[:4], core.normalizer, self.future.to(dtype))
+            gradients = torch.autograd.grad(output, leaves, d_output[chosen].to(dtype))
+            found.append([output.detach(), *gradients])
+        check(core.name, PARTS, [g[chosen] if g.dim() == 4 else g for g in got], *found)
 
 
-def refusal(inputs: CoreInputs, core: Core) -> str:
-    """Why it does not run at this size, although nothing is wrong; empty if it runs and was checked."""
-    try:
-        inputs.check(core)
-        if core.dropout_p:
-            inputs.with_gradients(core)  # checked without it
-    except torch.OutOfMemoryError as error:
-        reason = one_line(error)
-    except RuntimeError as error:  # `ops.attention` says that an implementation does not serve, torch that flash does
-        if not str(error).startswith("impl '") and core.provider != "flash":
-            raise
-        reason = one_line(error)
-    else:
-        return ""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()  # here, where the error no longer holds what it was raised among
-    return reason
+def title(size: Size, dropout_p: float) -> str:
+    return "batch {}, heads {}, length {}, head size {}".format(*size) + f", dropout {dropout_p}"
 
 
-def tables(options: Namespace) -> Iterator[List[Row]]:
-    for length in options.lengths:
-        shape = Shape(max(1, options.tokens // length), options.heads, length, options.head_dim)
-        inputs = CoreInputs(shape, options.device, getattr(torch, options.dtype))
-        reasons, contenders, baselines = {}, {}, {}
-        for core in tqdm(cores(options.dropout), desc=f"core {length}: are all right?", leave=False, disable=None):
-            reason = problem(core, options.device, options.dtype)
-            if core.provider in ("eager", "compiled") and length > options.eager_up_to:
-                reason = reason or f"--eager-up-to {options.eager_up_to}"
-            if reason := reason or refusal(inputs, core):
-                reasons[core.name] = reason
-                continue
-            contenders[core.name] = inputs.contender(core)
-            baselines[core.name] = baseline(core, options.device, options.dtype).name
-        times = measure(contenders, options.rounds, options.device, f"core {length}")
-        yield rows_of("core", shape, times, baselines) + unmeasured("core", shape, reasons)
+def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Case]:
+    """Yield the checked contenders of one size, without dropout and with it."""
+    for p in dict.fromkeys([0.0, dropout_p]):
+        inputs = Inputs(size, device, dtype, p)
+        chosen = cores(device, dtype, p)
+        for core in chosen:
+            inputs.check(core)
+        contenders = {core.name: functools.partial(inputs.with_gradients, core) for core in chosen}
+        yield Case("core", title(size, p), contenders, chosen[0].name, Core("auto").name)

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 
 import pytest
 import sweep
@@ -14,7 +13,7 @@ from recipes import EXAMPLES, ROOT, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
-SCRIPT = re.compile(r"examples/(?:\w+/(?:prepare|train|evaluate)\.sh|sweep\.py|slurm\.sbatch)(?![\w/])")
+SCRIPT = re.compile(r"(?:examples/(?:\w+/(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])")
 
 HYDRA = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra is of version 1.0
 
@@ -96,8 +95,8 @@ def test_fairseq_takes_every_command_of_the_readmes(path, command, launchers, pl
     if "prepare.sh" in command:
         script(command, DRY_RUN=1)  # ends after the command line was read
     elif "sweep.py" in command:  # the commands of its runs: test_sweep.py
-        plain_environment.setattr(sys, "argv", shlex.split(command))
-        assert sweep.runs(sweep.grid_of(*sweep.arguments()))
+        args, extra = sweep.arguments(shlex.split(command)[1:])
+        assert sweep.runs(sweep.grid_of(ROOT / args.grid, extra), args.seeds, args.only)
     else:
         for words in dry_run(command):
             parse(words)

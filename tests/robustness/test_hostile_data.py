@@ -444,37 +444,6 @@ def test_malformed_spans_are_refused(line, tmp_path):
         read_spans(path, [])
 
 
-GRIDS = {
-    "nothing.toml": (b"", "the file: must be a table"),
-    "half.toml": (b'example = "wiki', "Illegal|Unterminated|closing|Unclosed"),
-    "twice.toml": (b'example = "a"\nexample = "b"\n', "Cannot overwrite"),
-    "not-utf8.toml": (b'example = "\xff"\n', "utf-8"),
-    "numbers.toml": (b'example = 3\n[axes.a]\nb = "--c"\n', "example: must be a text"),
-    "axes-of-numbers.toml": (b'example = "a"\naxes = 3\n', "axes: must be a table"),
-    "nothing.json": (b"", "Expecting value"),
-    "half.json": (b'{"example": "wikitext2", ', "Expecting"),
-    "a-list.json": (b"[]", "the file: must be a table"),
-    "twice.json": (b'{"example": "a", "example": "b"}', "'example' is there twice"),
-    "deep.json": (b"[" * 100_000, "nested too deeply"),
-    "nan.json": (b'{"example": "wikitext2", "axes": NaN}', "axes: must be a table"),
-    "null.json": (b'{"example": "wikitext2", "axes": {"a": {"b": null}}}', "must be flags, or train and evaluate"),
-    "digits.json": (b'{"example": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
-    "unknown.json": (b'{"example": "wikitext2", "axes": {"a": {"b": ""}}, "code": "x"}', "code: must be among"),
-    "leads-out.json": (b'{"example": "../../etc", "axes": {"a": {"b": ""}}}', "must be a file that ends in"),
-    "a-quote.json": (b'{"example": "wikitext2", "axes": {"a": {"b": "--c \\"d"}}}', "No closing quotation"),
-    "nul.json": (b'{"example": "wiki\\u0000text2", "axes": {"a": {"b": ""}}}', "must be a file that ends in"),
-}
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_a_malformed_grid_is_refused(name, tmp_path):
-    content, expected = GRIDS[name]
-    (tmp_path / name).write_bytes(content)
-    line = refusal(str(ROOT / "examples" / "sweep.py"), tmp_path / name, "--out", tmp_path / "out")
-    assert re.match("sweep: error: ", line) and re.search(expected, line), line
-    assert not list(tmp_path.glob("out/*"))
-
-
 CONFIGS = {
     "nothing": b"",
     "a list": b"[]",

@@ -1,0 +1,111 @@
+"""Check results first, then measure time and memory in turn."""
+
+import ctypes
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WARM_UP = {"cpu": 1, "cuda": 3}  # rounds; a GPU has to raise its clock
+FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
+
+
+class Wrong(SystemExit):
+    """Ends the command in one line: something computes other values than the formula."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Contenders for the same work; each was checked."""
+
+    name: str
+    size: str
+    contenders: Mapping[str, Callable[[], Any]]
+    upstream: str  # the contender of torch or fairseq
+    softmax: str  # the plugin's own softmax
+
+
+def check(name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor]):
+    """Allow twice the error that the formula has in the same dtype, and rounding. Raises Wrong."""
+    for part, value, by_formula, right in zip(parts, got, formula, exact):
+        rounding = torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
+        allowed = 2 * (by_formula - right).abs().max() + rounding * right.abs().max()
+        error = (value - right).abs().max()
+        if not error <= allowed:  # NaN too
+            raise Wrong(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")
+
+
+def shake(model: torch.nn.Module) -> None:
+    """Move the mixing away from the identity, where a wrong one would not be noticed."""
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if "head_mixing" in name:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def milliseconds(function: Callable[[], Any], filler: Tensor | None) -> float:
+    if filler is None:
+        began = time.perf_counter()
+        function()
+        return 1e3 * (time.perf_counter() - began)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    filler.zero_()  # empties the L2 cache, and lets Python get ahead with starting kernels
+    begin.record()
+    function()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+def measure(case: Case, rounds: int, device: str) -> list[dict[str, Any]]:
+    """Time the contenders in turn; return a row for each.
+
+    A ratio is the median over the rounds of two times of the same round. So a change in the machine's speed meets both.
+    """
+    filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
+    times: dict[str, list[float]] = {name: [] for name in case.contenders}
+    for i in range(-WARM_UP[device], rounds):
+        for name, function in case.contenders.items():
+            took = milliseconds(function, filler)
+            if i >= 0:
+                times[name].append(took)
+    rows = []
+    for name, values in times.items():
+        row = {"case": case.name, "size": case.size, "name": name, "ms": statistics.median(values)}
+        row |= {"ms_min": min(values), "ms_max": max(values)}
+        for column, base in (("by_upstream", case.upstream), ("by_softmax", case.softmax)):
+            row[column] = statistics.median(a / b for a, b in zip(values, times[base]))
+        if device == "cuda":
+            row["peak_mib"] = peak_on_gpu(case.contenders[name])
+        rows.append(row)
+    return rows
+
+
+def peak_on_gpu(function: Callable[[], Any]) -> float:
+    """Return the MiB at the peak beyond what was there, by torch's own account."""
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def peak_of_process(function: Callable[[], Any]) -> float:
+    """Return the same by Linux's account; for a fresh process that has run something small before."""
+    ctypes.CDLL(None).malloc_trim(0)  # memory that is free but kept would hide what is needed: malloc_trim(3)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
+    before = resident("VmRSS")
+    result = function()  # kept: the gradients are part of what is needed
+    peak = resident("VmHWM") - before
+    del result
+    return peak / 2**10
+
+
+def resident(field: str) -> int:
+    """Return the KiB of this process in memory, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))

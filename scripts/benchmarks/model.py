@@ -1,0 +1,103 @@
+"""One update of a language model by fairseq's trainer."""
+
+import copy
+import functools
+import shlex
+import tempfile
+import warnings
+from typing import Any
+
+import torch
+from fairseq import options, utils
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.trainer import Trainer
+
+import mixhead_plugin  # noqa: F401 (registers the architectures)
+from benchmarks.measure import Case, Wrong, shake
+from mixhead_plugin.modules.attention import MixheadAttention
+
+VARIANTS = {
+    "fairseq": "",
+    "softmax": "--head-mixing none",
+    "Mixhead A": "--head-mixing position-independent",
+    "Mixhead B": "",
+    "Mixhead B, orthogonal penalty": "--orthogonal-weight 0.01",
+    "Mixhead B, rank penalty": "--orthogonal-weight 0 --rank-weight 0.01",
+}
+SMALL = """transformer_lm --decoder-layers 4 --decoder-embed-dim 512 --decoder-ffn-embed-dim 2048
+    --decoder-attention-heads 8 --attention-dropout 0.1 --share-decoder-input-output-embed"""
+LARGE = "transformer_lm_wiki103"
+TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.0001 --ddp-backend legacy_ddp"
+
+
+def config(arch: str, flags: str, device: str, dtype: str) -> Any:
+    """Return what fairseq-train makes of the flags."""
+    folder = shlex.quote(tempfile.gettempdir())  # nothing is read from it or written to it
+    words = shlex.split(f"{folder} --arch {arch} {TRAINING} {flags}")
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Hydra's
+        cfg = convert_namespace_to_omegaconf(args)
+    cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: on the command line --bf16 means a TPU to fairseq
+    cfg.common.cpu = device == "cpu"
+    return cfg
+
+
+def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, Any]:
+    """Return a batch of words drawn by Zipf's law; an adaptive softmax is fast where frequent words are."""
+    ranks = torch.arange(1, len(dictionary) - dictionary.nspecial + 1, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    drawn = torch.multinomial(1 / ranks, sentences * (length + 1), replacement=True, generator=generator)
+    drawn = dictionary.nspecial + drawn.view(sentences, length + 1)
+    source = {"src_tokens": drawn[:, :-1].contiguous(), "src_lengths": torch.full((sentences,), length)}
+    counts = {"id": torch.arange(sentences), "nsentences": sentences, "ntokens": sentences * length}
+    return {**counts, "net_input": source, "target": drawn[:, 1:].contiguous()}
+
+
+def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:
+    """Return an update by each variant; loss and gradients of one sentence are checked."""
+    warnings.filterwarnings("ignore", ".*torch.cuda.amp", FutureWarning)  # fairseq calls it at every step
+    dictionary = Dictionary()
+    for i in range(vocabulary - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    contenders = {}
+    for name, flags in VARIANTS.items():
+        criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
+        criterion = f"orthogonal_{criterion}" if "penalty" in name else criterion
+        prefix = "" if name == "fairseq" else "mixhead_"
+        own = f"--criterion {criterion} --tokens-per-sample {length} {flags}"
+        cfg = config(f"{prefix}{arch}", own, device, dtype)
+        torch.manual_seed(1)
+        task = LanguageModelingTask(cfg.task, dictionary)
+        model, loss = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
+        shake(model)
+        if name != "fairseq":
+            check_update(name, model, loss, batch_of(dictionary, 1, length), device, dtype)
+        trainer = Trainer(cfg, task, model, loss)
+        contenders[name] = functools.partial(trainer.train_step, [batch_of(dictionary, batch, length)], raise_oom=True)
+    size = f"{arch.split()[0]}, batch {batch}, length {length}"
+    return Case("training", size, contenders, "fairseq", "softmax")
+
+
+def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str) -> None:
+    """Allow twice the error that `reference` has in the same dtype, as lengths of vectors; in float32 a thousandth."""
+    sample = utils.move_to_cuda(sample) if device == "cuda" else sample
+
+    def found(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        copied = copy.deepcopy(model).to(device, dtype).eval()
+        for module in copied.modules():
+            if isinstance(module, MixheadAttention):
+                module.impl = impl
+        loss, *_ = criterion(copied, sample)
+        gradients = torch.autograd.grad(loss, list(copied.parameters()), allow_unused=True, materialize_grads=True)
+        return [loss.detach().float(), torch.cat([gradient.flatten() for gradient in gradients]).float()]
+
+    own = getattr(torch, dtype)
+    exact = found("reference", torch.float32)
+    for part, got, formula, right in zip(("loss", "gradient"), found("auto", own), found("reference", own), exact):
+        rounding = 1e-3 if own == torch.float32 else torch.finfo(own).eps
+        error, allowed = (got - right).norm(), 2 * (formula - right).norm() + rounding * right.norm()
+        if not error <= allowed:
+            raise Wrong(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")

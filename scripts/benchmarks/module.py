@@ -1,0 +1,52 @@
+"""The multi-head attention with its projections, fairseq's and the plugin's, forward and backward pass."""
+
+import copy
+import functools
+from collections.abc import Sequence
+
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import Tensor
+
+from benchmarks.measure import Case, check, shake
+from mixhead_plugin.modules.attention import MixheadAttention
+
+MIXINGS = {"softmax": "none", "Mixhead A": "position-independent", "Mixhead B": "position-wise"}
+PARTS = ("output", "gradient of x", "gradient of the parameters")
+
+
+def case(size: tuple[int, int, int, int], causal: bool, dropout: float, device: str, dtype: str) -> Case:
+    """Return the checked contenders; without a causal mask the sentences have half to all of the length, padded."""
+    batch, heads, length, head_dim = size
+    torch.manual_seed(1)
+    upstream = MultiheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True)
+    modules: dict[str, torch.nn.Module] = {"fairseq": upstream}
+    for name, mixing in MIXINGS.items():
+        own = MixheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True, head_mixing=mixing)
+        own.load_state_dict(upstream.state_dict(), strict=False)
+        shake(own)
+        modules[name] = own
+    for module in modules.values():
+        module.to(device, getattr(torch, dtype)).eval()
+    x = torch.randn(length, batch, heads * head_dim).to(device, getattr(torch, dtype)).requires_grad_()  # [N, B, E]
+    lengths = torch.linspace((length + 1) // 2, length, batch, device=device).round()
+    padding = None if causal else torch.arange(length, device=device) >= lengths[:, None]  # [B, N]
+    future = torch.full((length, length), float("-inf"), device=device).triu(1) if causal else None
+
+    def results(module: torch.nn.Module, x: Tensor) -> Sequence[Tensor]:
+        mask = None if future is None else future.to(x.dtype)
+        output = module(x, x, x, key_padding_mask=padding, attn_mask=mask, need_weights=False)[0]
+        d_x, *gradients = torch.autograd.grad(output.sum(), [x, *module.parameters()])
+        # together, because some are nothing but rounding: a bias of the keys moves no softmax
+        return output.detach(), d_x, torch.cat([gradient.flatten() for gradient in gradients])
+
+    for name, module in modules.items():
+        reference = copy.deepcopy(modules["softmax"] if module is upstream else module)
+        reference.impl = "reference"
+        exact = copy.deepcopy(reference).double()
+        x64 = x.detach().double().requires_grad_()
+        check(name, PARTS, results(module, x), results(reference, x), results(exact, x64))
+    contenders = {name: functools.partial(results, module.train(), x) for name, module in modules.items()}
+    what = "causal" if causal else "padded"
+    title = "batch {}, heads {}, length {}, head size {}".format(*size)
+    return Case("module", f"{title}, {what}", contenders, "fairseq", "softmax")

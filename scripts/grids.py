@@ -1,0 +1,196 @@
+"""Grids of runs, as examples/grids/ has them, and what identifies a run."""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published"}
+# Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
+TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
+EVALUATION = ("AVERAGE",)
+
+
+def fail(message: str) -> NoReturn:
+    print(f"{Path(sys.argv[0]).stem}: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one value of an axis adds to the two commands; leading words like MODEL=vanilla set variables."""
+
+    train: str = ""
+    evaluate: str = ""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs of a sweep."""
+
+    example: str
+    title: str
+    base: Point
+    metrics: Mapping[str, str]  # name -> flags of evaluate.sh
+    axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
+    baseline: str  # the label that the others of its axis are compared with; may be no label of the grid
+    published: Mapping[str, str]  # "label/label" -> the paper's numbers
+    published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a TOML file; examples/README.md describes it."""
+    try:
+        return checked(tomllib.loads(path.read_text(encoding="utf-8")), path)
+    except (OSError, ValueError, RecursionError) as error:
+        fail(f"{path}: {error}")
+
+
+def checked(content: Mapping[str, Any], path: Path) -> Grid:
+    """Return the grid that a file means. Raises ValueError for one that makes no sense."""
+    if unknown := sorted(content.keys() - KEYS):
+        raise ValueError(f"{', '.join(unknown)}: must be among {', '.join(sorted(KEYS))}")
+    if not content.get("example") or not content.get("axes"):
+        raise ValueError("needs example and axes")
+    axes = {}
+    for axis in table(content, "axes"):
+        axes[axis] = {label: point(value, label) for label, value in table(content["axes"], axis).items()}
+    metrics = table(content, "metrics") if "metrics" in content else {"result": ""}
+    published, published_metrics = content.get("published", {}), list(metrics)
+    if isinstance(published, str):  # the grid that has the paper's rows
+        paper = read_grid(path.parent / published)
+        published, published_metrics = paper.published, paper.published_metrics
+    elif wrong := sorted(published.keys() - {"/".join(labels) for labels in itertools.product(*axes.values())}):
+        raise ValueError(f"published.{wrong[0]!r}: is no point of the grid")
+    return Grid(
+        text(content, "example"),
+        text(content, "title", path.stem),
+        Point(flags(content, "train"), flags(content, "evaluate")),
+        {metric: flags(metrics, metric) for metric in metrics},
+        axes,
+        text(content, "baseline", "softmax"),
+        {label: text(published, label) for label in published},
+        published_metrics,
+    )
+
+
+def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    if not isinstance(content[name], dict) or not content[name]:
+        raise ValueError(f"{name}: must be a table with something in it, not {content[name]!r}")
+    return content[name]
+
+
+def text(content: Mapping[str, Any], name: str, default: str = "") -> str:
+    value = content.get(name, default)
+    if not isinstance(value, str):
+        raise ValueError(f"{name}: must be a text, not {value!r}")
+    return value
+
+
+def flags(content: Mapping[str, Any], name: str) -> str:
+    value = text(content, name)
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"{name} = {value!r}: {error}") from error
+    return value
+
+
+def point(value: Any, label: str) -> Point:
+    value = {"train": value} if isinstance(value, str) else value
+    if not isinstance(value, dict) or not value.keys() <= {"train", "evaluate"}:
+        raise ValueError(f"{label}: must be flags, or train and evaluate")
+    return Point(flags(value, "train"), flags(value, "evaluate"))
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One point of the grid with one seed."""
+
+    example: str
+    labels: Mapping[str, str]  # axis -> label
+    seed: int
+    train: tuple[str, ...]
+    evaluate: Mapping[str, tuple[str, ...]]  # metric -> arguments
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of what the training depends on, in whatever order it was given."""
+        flags = {"example": self.example, "train": canonical(self.train)}
+        return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def title(self) -> str:
+        return f"{', '.join(self.labels.values())}, seed {self.seed}"
+
+    def folder(self, out: Path) -> Path:
+        """Return where the run is; a grid with other labels may have named the folder."""
+        name = f"{as_name(self.title)[:60]}-{self.digest}"  # a file's name has 255 bytes at most
+        return next(out.glob(f"*-{self.digest}"), out / name)
+
+
+def canonical(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return flag -> values; the last of several equal flags counts, as in fairseq."""
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            flags[name] = [value] if equals else []
+        elif is_variable(word) and not name:
+            flags[word.partition("=")[0]] = [word.partition("=")[2]]
+        else:
+            flags.setdefault(name, []).append(word)
+    return dict(sorted(flags.items()))
+
+
+def as_name(words: str) -> str:
+    return re.sub(r"[^\w.=+-]+", "_", words)
+
+
+def is_variable(word: str) -> bool:
+    return re.match(r"[A-Z][A-Z0-9_]*=", word) is not None
+
+
+def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> list[Run]:
+    """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one another."""
+    found = []
+    for labels in itertools.product(*grid.axes.values()):
+        if only and not any(set(chosen.split(",")) <= set(labels) for chosen in only):
+            continue
+        points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels))]
+        train = [word for point in points for word in shlex.split(point.train)]
+        shared = [word for point in points for word in shlex.split(point.evaluate)]
+        variables = [word for word in train if is_variable(word)]
+        evaluate = {
+            metric: in_order([*variables, *shared, *shlex.split(flags)]) for metric, flags in grid.metrics.items()
+        }
+        for seed in seeds:
+            words = in_order([*train, "--seed", str(seed)])
+            found.append(Run(grid.example, dict(zip(grid.axes, labels)), seed, words, evaluate))
+    digests = [run.digest for run in found]
+    if twice := [run for run in found if digests.count(run.digest) > 1]:
+        fail(f"two points of the grid are the same run: {twice[0].title}; {twice[1].title}")
+    return found
+
+
+def in_order(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the variables first, and DATA as an absolute path."""
+    found = []
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "SAVE" or (name == "CHECKPOINT" and "{save}" not in value):
+            fail(f"{word}: must not be set; sweep.py gives each run its own")
+        found.append(f"DATA={os.path.abspath(value)}" if name == "DATA" and value else word)
+    return tuple(sorted(found, key=lambda word: not is_variable(word)))

@@ -1,0 +1,363 @@
+#!/usr/bin/env python3
+"""Make tables and pictures of runs, beside the papers' numbers.
+
+    scripts/report.py                                        results/tables.md and results/*.svg from results/*.json
+    scripts/report.py examples/grids/mixhead_table_8.toml    print the table of a grid's finished runs
+    scripts/report.py examples/grids/mixhead_table_8.toml --save results/table8.json
+
+A number is the mean over seeds ± its standard deviation, with the number of seeds in brackets. The gain says how much
+better a row is than the baseline with the same seed; above 0 is better. For perplexities it is the difference of the
+logarithms in percent, for other metrics the difference. From three seeds on, its 95% interval and p are those of
+scipy's paired t-test. The paper's models and texts are larger, so its numbers are shown and not tested.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from grids import Grid, fail, read_grid, runs
+from matplotlib import pyplot as plt
+from scipy import stats
+from sweep import ROOT, grid_of
+
+matplotlib.use("Agg")
+
+Row = tuple[str, ...]
+LOWER_IS_BETTER = {"perplexity", "loss", "bits per byte"}
+# The colours of Okabe and Ito, which colour-blind people can tell apart. A variant has the same one in every picture.
+COLOURS = {
+    "softmax": "#000000",
+    "A": "#0072B2",
+    "B": "#D55E00",
+    "sigsoftmax": "#009E73",
+    "A + sigsoftmax": "#56B4E9",
+    "B + sigsoftmax": "#E69F00",
+    "random": "#CC79A7",
+    "average": "#999999",
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of one grid."""
+
+    name: str
+    grid: Grid
+    source: str  # the grid's file
+    runs: Sequence[Mapping[str, Any]]
+    cost: Mapping[str, Any]  # speed and memory of small trainings, measured in turn; only some files have it
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric for metric in self.grid.metrics if any(metric in run["metrics"] for run in self.runs)]
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that rows are compared by."""
+        return "test" if "test" in self.metrics else self.metrics[0]
+
+    @property
+    def measure(self) -> str:
+        return next(run["measure"] for run in self.runs if run["metrics"])
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows that have a run or a cost, in the grid's order."""
+        known = {tuple(run["labels"].values()) for run in self.runs}
+        known |= {tuple(row["labels"].values()) for row in self.cost.get("rows", [])}
+        return [row for row in itertools.product(*self.grid.axes.values()) if row in known]
+
+    def baseline(self, row: Row) -> Row | None:
+        """Return the row that differs from this one by having the baseline's label; None without one."""
+        for i, labels in enumerate(self.grid.axes.values()):
+            if self.grid.baseline in labels:
+                return (*row[:i], self.grid.baseline, *row[i + 1 :])
+        return None
+
+    def variant(self, row: Row) -> str:
+        """Return the label that the row is coloured by."""
+        axes = list(self.grid.axes.values())
+        return row[next((i for i, labels in enumerate(axes) if self.grid.baseline in labels), -1)]
+
+    def of(self, row: Row) -> list[Mapping[str, Any]]:
+        return [run for run in self.runs if tuple(run["labels"].values()) == row]
+
+    def values(self, row: Row, metric: str) -> dict[int, float]:
+        """Return a metric by seed."""
+        return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
+
+    def published(self, row: Row) -> str:
+        return self.grid.published.get("/".join(row), "")
+
+    def difference(self, value: float, base: float) -> float:
+        if self.measure == "perplexity":
+            return 100 * (math.log(base) - math.log(value))
+        return base - value if self.measure in LOWER_IS_BETTER else value - base
+
+    @property
+    def unit(self) -> str:
+        return "%" if self.measure == "perplexity" else self.measure
+
+    def published_gain(self, row: Row) -> float | None:
+        """Return the paper's gain by the same metric; None where its cells do not have a number for each metric."""
+        base, metrics = self.baseline(row), list(self.grid.published_metrics)
+        cells = [self.published(r).split("/") for r in (row, base) if r]
+        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) for cell in cells):
+            return None
+        return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better a row is than the baseline, over the seeds that both have."""
+
+    values: Sequence[float]
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+
+
+def gain(study: Study, row: Row) -> Gain | None:
+    """Return the gain by the study's metric; None for the baseline itself and where no seed has both."""
+    base = study.baseline(row)
+    if base is None or base == row:
+        return None
+    ours, theirs = study.values(row, study.metric), study.values(base, study.metric)
+    values = [study.difference(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+    if len(values) < 3 or len(set(values)) == 1:
+        return Gain(values) if values else None
+    test = stats.ttest_rel(values, [0.0] * len(values))
+    interval = test.confidence_interval(0.95)
+    return Gain(values, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def from_results(path: Path) -> Study:
+    """Read a file that --save wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        grid, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(f"{path}: is no file of report.py --save: {error}")
+    return Study(path.stem, read_grid(grid), content["grid"], found, cost)
+
+
+def from_runs(path: Path, folder: Path) -> Study:
+    """Collect the finished runs of a grid; the environment must have the variables that the sweep had."""
+    found = [json.loads(run.read_text(encoding="utf-8")) for run in sorted(folder.glob("*/run.json"))]
+    by_digest = {run["digest"]: run for run in found if run["metrics"]}
+    grid = grid_of(path)
+    chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
+    # another grid may have given the run other labels
+    mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
+    if not mine:
+        fail(f"{folder}: has no finished run of {path}; scripts/sweep.py {path} makes them")
+    absolute = path.resolve()
+    source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
+    return Study(path.stem, grid, str(source), mine, {})
+
+
+def save(study: Study, path: Path) -> None:
+    """Write all runs to one file, a line for each."""
+    lines = ",\n  ".join(json.dumps(run) for run in study.runs)
+    cost = f'"cost": {json.dumps(study.cost)},\n "' if study.cost else '"'
+    path.write_text(f'{{"grid": {json.dumps(study.source)},\n {cost}runs": [\n  {lines}\n ]}}\n', encoding="utf-8")
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Iterable[float]) -> str:
+    values = list(values)
+    if not values:
+        return "not run"
+    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.2f}{deviation} ({len(values)})"
+
+
+def gain_cells(study: Study, row: Row) -> list[str]:
+    found = gain(study, row)
+    if found is None:
+        return ["", ""]
+    mean = f"{statistics.fmean(found.values):+.2f}"
+    return [mean, ""] if math.isnan(found.p) else [f"{mean} [{found.low:+.2f}, {found.high:+.2f}]", f"{found.p:.2g}"]
+
+
+def effective_rank(run: Mapping[str, Any]) -> float:
+    """Return the mean over the kinds of self-attention."""
+    sites = run["spectrum"]["places"]
+    return statistics.fmean(sites[site]["mean_effective_rank"] for site in sites if site != "cross")
+
+
+def time_cell(study: Study, row: Row) -> str:
+    """Return the median and the range of the training times by the baseline's, from rounds in turn."""
+    for cost in study.cost["rows"]:
+        if tuple(cost["labels"].values()) == row and (ratios := cost.get("time_ratios")):
+            return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+    return ""
+
+
+def markdown(study: Study) -> str:
+    """Return the table of a study; columns that no row has are left out."""
+    compared = any(study.baseline(row) for row in study.rows)
+    ranked = any("spectrum" in run for run in study.runs)
+    head = [*study.grid.axes, "paper", *(f"{metric}, {study.measure}" for metric in study.metrics)]
+    head += [f"gain in {study.metric}, {study.unit}", "p"] if compared else []
+    head += ["effective rank"] if ranked else []
+    head += ["training time, ratio"] if study.cost else []
+    lines = []
+    for row in study.rows:
+        cells = [*row, study.published(row), *(spread(study.values(row, m).values()) for m in study.metrics)]
+        cells += gain_cells(study, row) if compared else []
+        cells += [spread(effective_rank(run) for run in study.of(row) if "spectrum" in run)] if ranked else []
+        cells += [time_cell(study, row)] if study.cost else []
+        lines.append(cells)
+    used = [i for i in range(len(head)) if any(line[i] for line in lines)]
+    table = [head, ["---"] * len(head), *lines]
+    text = "\n".join("| " + " | ".join(line[i] for i in used) + " |" for line in table)
+    return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n"
+
+
+def facts(study: Study) -> str:
+    """Return what the runs have in common, and what of them differs."""
+
+    def listed(name: str) -> str:
+        return ", ".join(
+            dict.fromkeys(part for run in study.runs for part in (run.get(name) or "").split(", ") if part)
+        )
+
+    minutes = sorted(run["seconds"] / 60 for run in study.runs)
+    devices = {run["device"] for run in study.runs}
+    versions = {f"{name} {version}" for run in study.runs for name, version in run["versions"].items()}
+    lines = [
+        f"Grid: `{study.source}`; {len(study.rows)} of {math.prod(map(len, study.grid.axes.values()))} rows.",
+        f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {', '.join(sorted(devices))}.",
+        f"Text: SHA-256 {listed('data')}. Commits: {listed('commit')}.",
+        f"Versions: {', '.join(sorted(versions))}.",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def colours(variants: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each variant; those without a colour of their own take what the others leave."""
+    variants = list(dict.fromkeys(variants))
+    left = itertools.cycle([c for name, c in COLOURS.items() if name not in variants] or COLOURS.values())
+    return {variant: COLOURS.get(variant) or next(left) for variant in variants}
+
+
+@matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
+def draw(study: Study, path: Path) -> None:
+    """Draw the metric of each row, the gains with their intervals, and the curves of the trainings that have them."""
+    rows = [row for row in study.rows if study.values(row, study.metric)]
+    gained = {row: found for row in rows if (found := gain(study, row))}
+    axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
+    figure, panels = plt.subplots(1, 1 + bool(gained) + len(axes), figsize=(4.4 * (1 + bool(gained) + len(axes)), 3.6))
+    panels = list(panels) if gained or axes else [panels]
+    of = colours(map(study.variant, rows))
+
+    draw_values(panels[0], study, rows, of)
+    if gained:
+        draw_gains(panels[1], study, gained, of)
+    for panel, name in zip(panels[1 + bool(gained) :], axes):
+        for row in rows:
+            panel.plot(*zip(*curve(study, row, name)), color=of[study.variant(row)], label=", ".join(row))
+        panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel="validation loss, bits, mean over seeds")
+    handles = [plt.Line2D([], [], color=colour, marker="o", ls="", label=name) for name, colour in of.items()]
+    if gained and any(study.published_gain(row) is not None for row in gained):
+        handles.append(plt.Line2D([], [], color="grey", marker="D", ls="", mfc="none", label="the paper's gain"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(study.grid.title)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def place(study: Study, rows: Sequence[Row]) -> tuple[list[str], dict[Row, float]]:
+    """Return the groups of rows that differ in their variant alone, and where on the axis each row stands."""
+    group = {row: ", ".join(label for label in row if label != study.variant(row)) for row in rows}
+    groups, variants = list(dict.fromkeys(group.values())), list(dict.fromkeys(map(study.variant, rows)))
+    step = 0.7 / len(variants)
+    middle = (len(variants) - 1) / 2
+    return groups, {
+        row: groups.index(group[row]) + step * (variants.index(study.variant(row)) - middle) for row in rows
+    }
+
+
+def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, str]) -> None:
+    groups, at = place(study, rows)
+    for row in rows:
+        values = list(study.values(row, study.metric).values())
+        panel.plot([at[row]] * len(values), values, "o", color=of[study.variant(row)], ms=3, alpha=0.5)
+        panel.plot(at[row], statistics.fmean(values), "_", color=of[study.variant(row)], ms=12, mew=2)
+    panel.set(ylabel=f"{study.metric}, {study.measure}: seeds and mean", xticks=range(len(groups)), xticklabels=groups)
+    panel.set_xlabel(", ".join(axis for axis, labels in study.grid.axes.items() if study.grid.baseline not in labels))
+
+
+def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping[str, str]) -> None:
+    groups, at = place(study, list(gained))
+    for row, found in gained.items():
+        mean = statistics.fmean(found.values)
+        error = None if math.isnan(found.p) else [[mean - found.low], [found.high - mean]]
+        panel.errorbar(at[row], mean, error, fmt="o", color=of[study.variant(row)], ms=4, capsize=3)
+        if (published := study.published_gain(row)) is not None:
+            panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
+    panel.axhline(0, color="grey", lw=0.8)
+    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit}, 95% interval")
+    panel.set(xticks=range(len(groups)), xticklabels=groups)
+
+
+def curve(study: Study, row: Row, name: str) -> list[tuple[float, float]]:
+    """Return the validation loss against tokens or CPU seconds, each a mean over the row's seeds."""
+    by_update: dict[float, list[tuple[float, float]]] = {}
+    for run in study.of(row):
+        for point in run.get("points", []):
+            if "valid_loss" in point and name in point:
+                by_update.setdefault(point["update"], []).append((point[name], point["valid_loss"]))
+    return [tuple(map(statistics.fmean, zip(*points))) for _, points in sorted(by_update.items())]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="report.py", description=__doc__, formatter_class=raw)
+    parser.add_argument("grid", nargs="?", type=Path, help="a grid that scripts/sweep.py ran (default: all results)")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the runs to one JSON file, and its picture")
+    parser.add_argument(
+        "--results", type=Path, default=ROOT / "results", help="folder of saved runs (default: results)"
+    )
+    args = parser.parse_args()
+    if args.grid:
+        study = from_runs(args.grid, args.runs)
+        print(markdown(study))
+        if args.save:
+            save(study, args.save)
+            draw(study, args.save.with_suffix(".svg"))
+        return
+    studies = [from_results(path) for path in sorted(args.results.glob("*.json"))]
+    if not studies:
+        fail(f"{args.results}: has no JSON files")
+    text = "# Tables\n\nWritten by `scripts/report.py`. " + " ".join(__doc__.split("\n\n")[-1].split()) + "\n"
+    for study in studies:
+        text += f"\n{markdown(study)}\n![{study.grid.title}]({study.name}.svg)\n"
+        draw(study, args.results / f"{study.name}.svg")
+    (args.results / "tables.md").write_text(text, encoding="utf-8")
+    print(args.results / "tables.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What scripts/reproduce.py is made of."""

@@ -1,0 +1,145 @@
+"""Tables and pictures of runs, and the results that are committed."""
+
+import json
+import re
+import sys
+
+import pytest
+import report
+import sweep
+from recipes import ROOT
+from scipy import stats
+
+RESULTS = sorted((ROOT / "results").glob("*.json"))
+GRID = """
+title = "Toy"
+example = "wikitext2"
+[metrics]
+valid = "--gen-subset valid"
+test = "--gen-subset test"
+[axes.heads]
+2 = "--decoder-attention-heads 2"
+4 = "--decoder-attention-heads 4"
+[axes.attention]
+softmax = "--head-mixing none"
+A = "--head-mixing position-independent"
+new = "--head-mixing random"
+[published]
+"2/softmax" = "20.0/10.0"
+"2/A" = "19.0/9.0"
+"""
+VALUES = {"softmax": [100.0, 110.0, 104.0], "A": [90.0, 101.0, 96.0], "new": [120.0, 110.0]}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """Two rows of three seeds and one of two, as the sweep leaves them; other rows have no run."""
+    for name in (*sweep.TRAINING, "SAVE", "CHECKPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "toy.toml").write_text(GRID)
+    for run in sweep.runs(sweep.grid_of(tmp_path / "toy.toml"), range(1, 4), ["2"]):
+        if run.seed > len(VALUES[run.labels["attention"]]):
+            continue
+        value = VALUES[run.labels["attention"]][run.seed - 1]
+        points = [{"update": u, "tokens": u * 100, "cpu_seconds": u / 10, "valid_loss": 9 - u / 50} for u in (50, 100)]
+        record = {
+            "labels": {"heads": "two", "attention": "x"}, "seed": run.seed, "digest": run.digest,
+            "metrics": {"test": value}, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
+            "data": "def", "versions": {"torch": "2"}, "points": points,
+        }  # fmt: skip
+        run.folder(tmp_path / "runs").mkdir(parents=True)
+        (run.folder(tmp_path / "runs") / "run.json").write_text(json.dumps(record))
+    return report.from_runs(tmp_path / "toy.toml", tmp_path / "runs")
+
+
+def row_of(study, *labels):
+    table = report.markdown(study)
+    return next(line for line in table.splitlines() if line.startswith(f"| {' | '.join(labels)} |")).split(" | ")[2:]
+
+
+def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
+    assert row_of(study, "2", "softmax")[:2] == ["20.0/10.0", "104.67 ± 5.03 (3)"]
+    gains = [100 * (report.math.log(b) - report.math.log(a)) for a, b in zip(VALUES["A"], VALUES["softmax"])]
+    low, high = stats.t.interval(0.95, 2, sum(gains) / 3, stats.sem(gains))
+    assert row_of(study, "2", "A")[1:3] == ["95.67 ± 5.51 (3)", f"{sum(gains) / 3:+.2f} [{low:+.2f}, {high:+.2f}]"]
+    assert row_of(study, "2", "A")[3] == f"{stats.ttest_1samp(gains, 0).pvalue:.2g} |"
+    assert row_of(study, "2", "new")[2:] == ["-9.12", " |"]  # two seeds have no interval
+
+
+def test_what_was_not_run_is_left_out(study):
+    assert study.rows == [("2", "softmax"), ("2", "A"), ("2", "new")]
+    assert "3 of 6 rows" in report.markdown(study) and "valid" not in report.markdown(study)
+
+
+def test_the_papers_gain_is_of_the_same_metric(study):
+    assert study.published_gain(("2", "A")) == pytest.approx(100 * report.math.log(10 / 9))
+    assert study.published_gain(("2", "softmax")) is None and study.published_gain(("2", "new")) is None
+
+
+@pytest.mark.parametrize("measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("F1", 1)])
+def test_above_0_is_better(measure, better, study):
+    for run in study.runs:
+        run["measure"] = measure
+    assert study.difference(3.0, 2.0) == better
+
+
+def test_what_is_saved_is_read_as_it_was(study, tmp_path):
+    report.save(study, tmp_path / "toy.json")
+    again = report.from_results(tmp_path / "toy.json")
+    assert again.runs == study.runs and report.markdown(again) == report.markdown(study)
+
+
+def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report.plt, "close", figures.append)
+    report.draw(study, tmp_path / "toy.svg")
+    (figure,) = figures
+    assert [panel.get_xlabel() for panel in figure.axes][2:] == ["tokens", "CPU seconds"]
+    assert all(panel.has_data() for panel in figure.axes)
+    assert (tmp_path / "toy.svg").stat().st_size > 1000
+
+
+def test_a_variant_has_one_colour_of_its_own():
+    assert len(set(report.COLOURS.values())) == len(report.COLOURS)
+    found = report.colours(["B", "mine", "yours", "softmax"])
+    assert (found["B"], found["softmax"]) == (report.COLOURS["B"], report.COLOURS["softmax"])
+    assert len(set(found.values())) == 4
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words)])
+    report.main()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"grid": "nowhere.toml", "runs": []}'])
+def test_a_file_that_is_none_is_refused_in_one_line(text, tmp_path, monkeypatch, capsys):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(SystemExit):
+        command(monkeypatch, "--results", tmp_path)
+    assert re.fullmatch(r"report: error: .*\n", capsys.readouterr().err)
+    assert not (tmp_path / "tables.md").exists()
+
+
+def test_a_grid_without_runs_is_refused(study, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "none")
+    assert "has no finished run" in capsys.readouterr().err
+
+
+def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypatch):
+    for path in RESULTS:
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    command(monkeypatch, "--results", tmp_path)
+    assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
+    assert len(RESULTS) == 5 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
+
+
+def test_the_committed_runs_say_where_they_are_from():
+    runs = {path.stem: json.loads(path.read_text())["runs"] for path in RESULTS}
+    assert {name: len(found) for name, found in runs.items()} == {
+        "table1": 12, "table10": 6, "table4": 27, "table7": 15, "table9": 45
+    }  # fmt: skip
+    for found in runs.values():
+        for run in found:
+            assert run["train"]["--seed"] == [str(run["seed"])] and run["data"] and run["commit"]

@@ -1,0 +1,427 @@
+"""Grids of runs: trained, evaluated, resumed; with scripts that stand in for fairseq."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grids
+import pytest
+import sweep
+from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
+
+VARIABLES = (*grids.TRAINING, *grids.EVALUATION, "SAVE", "CHECKPOINT", "GPUS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
+
+# A recipe that says what it was called with, logs as fairseq does, and whose metric is the length of its flags.
+TRAIN = """#!/usr/bin/env bash
+if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
+here=$(dirname "$0")
+mkdir -p "$SAVE"
+echo "train ${MODEL:-} $*" >> "$here/calls"
+echo "${OMP_NUM_THREADS:-} ${CUDA_VISIBLE_DEVICES:-}" >> "$here/shares"
+echo "$*" > "$SAVE/flags"
+[[ $* != *--fail* ]] || { echo "train: error: as it was told" >&2; exit 3; }
+[[ $* != *--stubborn* ]] || trap "" TERM
+if [[ $* == *--wait* && ! -e $here/quick ]]; then echo $$ >> "$here/waiting"; sleep 60; sleep 60; fi
+echo '2026-01-01 00:00:00 | INFO | valid | {"valid_loss": "4.0", "valid_num_updates": "10"}'
+"""
+EVALUATE = """#!/usr/bin/env bash
+[[ ! ${DRY_RUN:-} ]] || { echo "fairseq-eval-lm $*"; exit; }
+echo "evaluate ${MODEL:-}${AVERAGE:+ of $AVERAGE} $*" >> "$(dirname "$0")/calls"
+[[ ! -e $(dirname "$0")/silent ]] || { echo "no number here"; exit; }
+length=$(cat "$SAVE/flags"); length=${#length}
+[[ $* == *valid* ]] && echo "perplexity = $length.25" || echo "perplexity = $length.5 60.1/40.2 (BP = 1.000)"
+"""
+GRID = """
+title = "A toy"
+example = "toy"
+train = "--always"
+
+[metrics]
+valid = "--gen-subset valid"
+test = ""
+
+[axes.heads]
+2 = "--heads 2"
+16 = "--heads 16"
+
+[axes.mixing]
+none = "--mixing none"
+B = { train = "MODEL=mixed --mixing position-wise", evaluate = "--context-window 8" }
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The folder of the toy recipe; the grid lies above it."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "examples" / "toy"
+    folder.mkdir(parents=True)
+    for name, text in (("train.sh", TRAIN), ("evaluate.sh", EVALUATE)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dict.txt").write_text("a 1\n")
+    monkeypatch.setenv("DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(sweep, "EXAMPLES", tmp_path / "examples")
+    monkeypatch.setattr(sweep, "POLL", 0.01)
+    (tmp_path / "toy.toml").write_text(GRID)
+    return folder
+
+
+@pytest.fixture
+def calls(toy):
+    """What the scripts were called with since the last call of this."""
+
+    def calls(kind=""):
+        path = toy / "calls"
+        found = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return [call.replace(" --log-format json", "") for call in found if call.startswith(kind)]
+
+    return calls
+
+
+@pytest.fixture
+def run(toy, tmp_path, capfd):
+    """Run the command on a grid; return its status and what it printed."""
+
+    def run(*words, grid=GRID):
+        (tmp_path / "toy.toml").write_text(grid)
+        try:
+            status = sweep.main([str(tmp_path / "toy.toml"), "--out", str(tmp_path / "out"), *words])
+        except SystemExit as ended:
+            status = ended.code
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def records(tmp_path):
+    return [json.loads(path.read_text()) for path in sorted((tmp_path / "out").glob("*/run.json"))]
+
+
+def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
+    status, printed, _ = run("--seeds", "2", "--only", "16", "--", "--more", "1")
+    assert status == 0 and "[4/4] 16, B, seed 2: valid " in printed
+    assert calls()[6:9] == [
+        "train mixed --always --more 1 --heads 16 --mixing position-wise --seed 1",
+        "evaluate mixed --context-window 8 --gen-subset valid",
+        "evaluate mixed --context-window 8",
+    ]
+    assert [(r["labels"], r["seed"]) for r in records(tmp_path)] == [
+        ({"heads": "16", "mixing": mixing}, seed) for mixing in ("B", "none") for seed in (1, 2)
+    ]
+    status, printed, _ = run("--seeds", "2-2", "--only", "16,B", "--only", "16,none", "--", "--more", "1")
+    assert (status, calls()) == (0, []) and "2 runs, 2 of them finished before" in printed
+
+
+def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
+    run("--only", "2,B")
+    (record,) = records(tmp_path)
+    assert record["metrics"] == {"valid": 68.25, "test": 68.5} and record["measure"] == "perplexity"
+    assert record["train"] == {
+        "--always": [], "--heads": ["2"], "--mixing": ["position-wise"], "--seed": ["1"],
+        "DATA": [str(tmp_path / "data")], "MODEL": ["mixed"],
+    }  # fmt: skip
+    assert record["flags"]["--recipe"] == ["1"] and "--save-dir" not in record["flags"]
+    assert record["evaluate"]["test"]["--context-window"] == ["8"]
+    assert len(record["data"]) == 12 and record["versions"]["torch"] and record["device"]
+    assert re.fullmatch(r"[0-9a-f]{12}\+?", record["commit"])
+    assert record["seconds"] > 0 and record["cpu_seconds"] >= 0 and record["peak_memory_mib"] > 0
+    assert record["points"] == [{"update": 10, "tokens": 0, "cpu_seconds": 0.0, "valid_loss": 4.0}]
+
+
+def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
+    run()
+    calls()
+    before, _, rest = GRID.partition("[axes.heads]")
+    heads, _, mixing = rest.partition("[axes.mixing]")
+    other = f"{before}[axes.mixing]{mixing}[axes.heads]{heads.replace('16', '32')}"
+    assert "4 runs, 2 of them finished before" in run(grid=other)[1]
+    assert len(calls("train")) == 2
+
+
+def test_another_metric_needs_no_training(run, calls, tmp_path):
+    run("--only", "2,none")
+    calls()
+    at_400 = 'early = "CHECKPOINT={save}/checkpoint_400.pt --user-dir {root}/x --gen-subset valid"'
+    run("--only", "2,none", grid=GRID.replace("[metrics]", f"[metrics]\n{at_400}"))
+    assert calls() == [f"evaluate  --user-dir {ROOT}/x --gen-subset valid"]
+    log = next((tmp_path / "out").glob("*/evaluate-early.log")).read_text()
+    assert re.search(rf"CHECKPOINT={tmp_path}/out/2_none_seed_1-\w+/checkpoints/checkpoint_400.pt", log)
+
+
+@pytest.mark.parametrize("name", [*grids.TRAINING, *grids.EVALUATION])
+def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, monkeypatch):
+    def keys():
+        found = grids.runs(sweep.grid_of(tmp_path / "toy.toml"))
+        evaluations = [str(grids.canonical(words)) for run in found for words in run.evaluate.values()]
+        return {run.digest for run in found}, set(evaluations)
+
+    (tmp_path / "toy.toml").write_text(GRID.replace("MODEL=mixed ", ""))
+    monkeypatch.delenv("DATA")
+    trainings, evaluations = keys()
+    monkeypatch.setenv(name, "value")
+    assert evaluations.isdisjoint(keys()[1])
+    assert keys()[0] == trainings if name == "AVERAGE" else trainings.isdisjoint(keys()[0])
+    monkeypatch.setenv(name, "")  # the scripts take it as not set
+    assert keys() == (trainings, evaluations)
+
+
+def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path):
+    bad = GRID.replace('2 = "--heads 2"', '2 = "--heads 2 --fail"')
+    status, printed, errors = run(grid=bad)
+    assert status == 1 and len(calls("train")) == 4 and "16, B, seed 1: valid" in printed
+    failed, _ = errors.splitlines()
+    reason, log = failed.split("; log: ")
+    assert reason == "sweep: failed: 2, none, seed 1: train.sh failed (train: error: as it was told)"
+    assert "as it was told" in Path(log).read_text()
+    run(grid=bad)
+    assert len(calls("train")) == 2
+
+
+def test_an_evaluation_without_a_number_is_done_again_without_the_training(run, calls, toy):
+    (toy / "silent").touch()
+    status, _, errors = run("--only", "2,none")
+    assert status == 1 and "evaluate.sh ended in a line without a number (no number here); log: " in errors
+    calls()
+    (toy / "silent").unlink()
+    assert run("--only", "2,none")[0] == 0 and not calls("train")
+
+
+def test_jobs_share_the_cores(run, toy, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sweep, "CORES", 8)
+    monkeypatch.setattr(sweep, "visible_gpus", lambda: [])
+    assert run("--jobs", "4")[0] == 0
+    assert set((toy / "shares").read_text().splitlines()) == {"2 "}
+
+
+@pytest.mark.parametrize(
+    "gpus, jobs, wanted, shares",
+    [
+        ("0,1,2,3,4,5,6,7", 3, "", ["0,1", "2,3", "4,5"]),
+        ("0,1,2,5", 5, "8", ["0", "1", "2", "5"]),
+        ("3,4,5,6,7,8", 2, "1", ["3,4", "5,6"]),
+        ("0,1", 2, "0", [None, None]),
+    ],
+)
+def test_every_job_gets_the_same_number_of_gpus_a_power_of_two(gpus, jobs, wanted, shares, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setenv("GPUS", wanted)
+    found = sweep.shares(jobs)
+    assert [share.get("CUDA_VISIBLE_DEVICES") for share in found] == shares
+    assert wanted in ("", "0") or {share["GPUS"] for share in found} == {"1"}
+    assert "CUDA_VISIBLE_DEVICES" not in sweep.shares(1)[0]  # the scripts find them
+
+
+# ---- a training's log ------------------------------------------------------------------------------------------------
+
+
+def inner(update, loss="2.0"):
+    return f'x | INFO | train_inner | {{"loss": "9", "nll_loss": "{loss}", "wpb": "100", "num_updates": "{update}"}}\n'
+
+
+def valid(update, loss):
+    return f'x | INFO | valid | {{"epoch": 1, "valid_loss": "{loss}", "valid_num_updates": "{update}"}}\n'
+
+
+START = "x | INFO | fairseq_cli.train | Start iterating over samples\n"
+BEGIN = 'x | INFO | fairseq_cli.train | begin validation on "valid" subset\n'
+
+
+def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
+    progress = sweep.Progress([])
+    for cpu, line in [(9, START), (11, inner(10)), (14, BEGIN), (17, valid(15, 3.5)), (18, inner(20)), (19, "other\n")]:
+        progress.read(line, cpu)
+    assert progress.all() == [
+        {"update": 10, "tokens": 1000, "cpu_seconds": 2.0, "train_loss": 2.0},
+        {"update": 15, "tokens": 1500, "cpu_seconds": 5.0, "valid_loss": 3.5},
+        {"update": 20, "tokens": 2000, "cpu_seconds": 6.0, "train_loss": 2.0},
+    ]
+
+
+def test_a_resumed_training_drops_the_points_that_it_repeats():
+    first = sweep.Progress([])
+    for cpu, update in ((1, 10), (2, 20), (3, 30)):
+        first.read(START if update == 10 else "", 0)
+        first.read(inner(update), cpu)
+    early = sweep.Progress(first.all())
+    early.read("killed before it began", 5)
+    assert early.all() == first.all()
+    second = sweep.Progress(early.all())
+    for cpu, line in [(5, "Loaded checkpoint x.pt (epoch 1 @ 20 updates)"), (6, START), (8, inner(30, 1.0))]:
+        second.read(line, cpu)
+    assert second.all() == [
+        *first.points[:2],
+        {"update": 30, "tokens": 3000, "cpu_seconds": 4.0, "train_loss": 1.0},
+    ]
+
+
+# ---- interruptions, and other sweeps ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(toy, tmp_path):
+    """Start the command in a process and wait for two trainings; end what is left of them."""
+    (tmp_path / "toy.toml").write_text(GRID.replace("--heads 16", "--heads 16 --wait"))
+    code = "import sweep, sys; sweep.EXAMPLES, sweep.GRACE = sweep.Path(sys.argv.pop(1)), 0.2; sys.exit(sweep.main())"
+    command = [sys.executable, "-c", code, tmp_path / "examples", tmp_path / "toy.toml", "--out", tmp_path / "out"]
+    processes = []
+
+    def trainings():
+        return [int(pid) for pid in (toy / "waiting").read_text().split()] if (toy / "waiting").exists() else []
+
+    def start():
+        process = subprocess.Popen(
+            [*command, "--jobs", "2"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        )
+        processes.append(process)
+        deadline = time.monotonic() + 60
+        while len(trainings()) < 2:
+            assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        return process, trainings()
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+    for pid in trainings():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def wait_for_the_end(tmp_path):
+    """Of the trainings and all that they started, which hold their folders' locks too."""
+    for path in (tmp_path / "out").glob("16_*/lock"):
+        wait_until_unlocked(path, timeout=5)
+
+
+@pytest.mark.parametrize("number, flag", [(signal.SIGINT, "--wait"), (signal.SIGTERM, "--wait --stubborn")])
+def test_interrupted_it_ends_its_runs_and_resumes_later(number, flag, start, calls, toy, run, tmp_path):
+    grid = GRID.replace("--heads 16", f"--heads 16 {flag}")
+    (tmp_path / "toy.toml").write_text(grid)
+    process, _ = start()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (128 + number, "sweep: interrupted; the same command resumes\n")
+    wait_for_the_end(tmp_path)
+    calls()
+    (toy / "quick").touch()
+    assert "4 runs, 2 of them finished before" in run(grid=grid)[1]
+    assert len(calls("train")) == 2
+
+
+def test_nothing_is_trained_beside_what_a_killed_sweep_left(start, calls, run, toy, tmp_path):
+    process, trainings = start()
+    process.kill()
+    process.communicate()
+    calls()
+    grid = GRID.replace("--heads 16", "--heads 16 --wait")
+    status, _, errors = run(grid=grid)
+    assert status == 1 and calls() == [] and errors.count("another sweep runs it; its folder: ") == 2
+    for pid in trainings:
+        os.killpg(pid, signal.SIGKILL)
+    wait_for_the_end(tmp_path)
+    (toy / "quick").touch()
+    assert run(grid=grid)[0] == 0
+
+
+def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path):
+    bad = GRID.replace("--heads 2", "--heads 2 --fail")
+    run("--only", "2,B", grid=bad)
+    calls()
+    (tmp_path / "data" / "dict.txt").write_text("b 1\n")
+    sweep.checksum.cache_clear()
+    status, _, errors = run("--only", "2,B", grid=bad)
+    assert status == 1 and "began with another text" in errors and calls() == []
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+BAD = {
+    "": "needs example and axes",
+    "example = 3\n[axes]\na = 'x'": "must be a table",
+    "[axes": "Expected",
+    GRID.replace("title", "code"): "code: must be among",
+    GRID.replace('"--heads 2"', "3"): "2: must be flags",
+    GRID.replace('"--heads 2"', '"--heads \'2"'): "No closing quotation",
+    GRID.replace('"toy"', '"../toy"'): "no such recipe",
+    GRID.replace("--heads 16", "--heads 2"): "are the same run",
+    GRID.replace("MODEL=mixed", "SAVE=here"): "SAVE=here: must not be set",
+    GRID + '[published]\n"2/C" = "1"': "'2/C': is no point of the grid",
+}
+
+
+@pytest.mark.parametrize("text", BAD, ids=BAD.values())
+def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, run, tmp_path):
+    status, printed, errors = run(grid=text)
+    assert status == 2 and not printed and errors.count("\n") == 1 and BAD[text] in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name, value", [("SAVE", "here"), ("CHECKPOINT", "here"), ("GPUS", "two")])
+def test_a_variable_that_cannot_be_is_refused_in_one_line(name, value, run, calls, monkeypatch):
+    monkeypatch.setenv(name, value)
+    status, _, errors = run()
+    assert status == 2 and f": error: {name}={value}: must " in errors and calls() == []
+
+
+def test_a_record_that_was_cut_off_is_named(run, tmp_path):
+    run("--only", "2,B")
+    (path,) = (tmp_path / "out").glob("*/run.json")
+    path.write_text('{"trained": ')
+    status, _, errors = run("--only", "2,B")
+    assert status == 2 and str(path) in errors and path.read_text() == '{"trained": '
+
+
+@pytest.mark.parametrize("variable", ["", "1"])
+def test_a_dry_run_prints_the_commands_and_writes_nothing(variable, run, calls, monkeypatch, tmp_path):
+    monkeypatch.setenv("DRY_RUN", variable)
+    status, printed, _ = run(*([] if variable else ["--dry-run"]))
+    assert status == 0 and calls() == [] and not (tmp_path / "out").exists()
+    assert len(re.findall("^fairseq-train", printed, re.M)) == 4 and printed.count("fairseq-eval-lm") == 8
+
+
+# ---- the grids of the recipes ----------------------------------------------------------------------------------------
+
+GRIDS = sorted((EXAMPLES / "grids").rglob("*.toml"))
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
+def test_fairseq_takes_every_command_of_a_grid(path):
+    """Flags come last in the scripts, so each command is the script's own with the run's flags behind."""
+    grid = grids.read_grid(path)
+    own, trained = {}, set()
+    found = grids.runs(grid)
+    for run in found:
+        for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
+            command, variables = sweep.command_of(grid.example, name, words, "save")
+            if (key := (name, *sorted(variables.items()))) not in own:
+                lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
+                (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
+            args = parse([*own[key], *command[1:]])
+            if name == "train":
+                trained.add(str((sorted(variables.items()), sorted(vars(args).items()))))
+    assert len(trained) == len(found)  # no two runs train the same
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
+def test_the_baseline_of_a_grid_is_a_label_and_published_cells_are_numbers(path):
+    grid = grids.read_grid(path)
+    assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
+    for cell in grid.published.values():
+        assert all(float(number.partition("±")[0]) > 0 for number in cell.split("/"))
