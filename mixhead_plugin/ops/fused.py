@@ -40,7 +40,7 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
         # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is set to 0.
         unseen = hidden.all(-1, keepdim=True)  # [.., .., .., 1]
         # Rounding may not turn a low score, like the -1e8 of fairseq's encoders, into a hidden key.
-        mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden & ~unseen, float("-inf"))
+        mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
     with without_autocast(query.device):
         out = F.scaled_dot_product_attention(

@@ -13,9 +13,9 @@ from fairseq_cli.train import cli_main
 from tests.commands import LM_SIZES, PLUGIN
 from tests.xl import XL_SIZES
 
-UPDATES = 400
+UPDATES = 96
 FLAGS = f"--cpu --seed 1 --optimizer adam --lr 0.01 --max-update {UPDATES} --num-workers 1 --data-buffer-size 1"
-# 50 validations that end before their set, as many checkpoints, and many epochs
+# twelve validations that end before their set, as many checkpoints, and many epochs
 FLAGS += " --log-interval 50 --validate-interval-updates 8 --save-interval-updates 8 --keep-interval-updates 1"
 FLAGS += " --max-valid-steps 1"
 MODELS = {
