@@ -636,8 +636,9 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
         assert operators.spans_of(turned[None, None]).flatten().tolist() == expected
 
 
-def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
+def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch, tiles):
     """NaN stands where it must not be read; its spans are those of the mask as it was."""
+    tiles(Tile(32, 32, 4, 1), None)
     n, spans_of = 64, operators.spans_of
     spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
     spoilt[at[:, None] != at] = float("nan")
