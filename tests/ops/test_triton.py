@@ -1,6 +1,7 @@
 """The fused kernels: interpreted on a CPU, compiled on a GPU."""
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -168,7 +169,7 @@ MORE_MASKS = {
 
 
 def eager(query, key, value, mixing=None, *, normalizer, causal=False, attn_mask=None, key_padding_mask=None):
-    """The formula as one would write it, in the dtype of its inputs."""
+    """Compute the formula as one would write it, in the dtype of its inputs."""
     scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
     hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     if attn_mask is not None:
@@ -221,17 +222,8 @@ def test_values_and_gradients_are_those_of_the_formula(normalizer, masks, mixed)
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
-@pytest.mark.parametrize(
-    "masks, normalizer, mixed",
-    [
-        (masks, "sigsoftmax", "per query")
-        if (normalizer, mixed) == ("sigsoftmax", "per query")
-        else slow(masks, normalizer, mixed)
-        for masks in MORE_MASKS
-        for normalizer in triton.NORMALIZERS
-        for mixed in MIXINGS
-    ],
-)
+@over("normalizer, mixed", ("sigsoftmax", "per query"), values=itertools.product(triton.NORMALIZERS, MIXINGS))
+@pytest.mark.parametrize("masks", MORE_MASKS)
 def test_more_masks(masks, normalizer, mixed):
     must_be_right(inputs(mixed), normalizer=normalizer, **MORE_MASKS[masks]())
 
@@ -245,7 +237,7 @@ SIZES = [(33, 17, 3, 8), (9, 1, 3, 8), (1, 9, 3, 8), (65, 64, 2, 8), (17, 18, 1,
 
 
 @pytest.mark.usefixtures("as_they_are")
-@over("n_queries, n_keys, heads, head_dim", SIZES[0], SIZES[5], values=[*SIZES, (17, 18, 64, 8)])
+@over("n_queries, n_keys, heads, head_dim", SIZES[0], values=[*SIZES, (17, 18, 64, 8)])
 @over("mixed", "shared", values=MIXINGS)
 def test_any_size(mixed, n_queries, n_keys, heads, head_dim):
     tensors = inputs(mixed, torch.float32, 1, heads, n_queries, n_keys, head_dim, head_dim)
@@ -283,7 +275,7 @@ def test_every_tile_of_the_tables(monkeypatch, dtype, heads, head_dim, mixed, at
 SPLITS = [(16, 16, 4, 1, 2, 8), (16, 16, 4, 1, 8, 2), (16, 32, 4, 1, 4, 2), (32, 16, 4, 1, 8, 8), (16, 16, 4, 2, 8, 8)]
 
 
-@over("split", *SPLITS[1:3], values=SPLITS)
+@over("split", SPLITS[2], values=SPLITS)
 @over("mixed", "per query", values=MIXED)
 def test_any_tile(tiles, split, mixed):
     tiles(Tile(16, 16, 4, 1), Tile(*split))
@@ -343,8 +335,8 @@ def test_the_choice_of_a_tile(monkeypatch, how):
 
 @pytest.mark.parametrize("normalizer, mixed", [("softmax", None), ("sigsoftmax", "shared"), slow("l2", "shared")])
 def test_scores_beside_minus_1e8_are_all_alike(normalizer, mixed):
-    """fairseq's encoders add it to what is to be hidden; a float32 then holds nothing of the score."""
-    tensors = inputs(mixed, n_queries=4)
+    """fairseq's encoders hide keys by -1e8; a float32 then holds nothing of the score."""
+    tensors = inputs(mixed, batch=1, n_queries=4)
     bias = torch.full((4, NK), -1e8, device=DEVICE)
     bias[0, 5:] = bias[1, 30] = bias[2, ::2] = 0
     options = dict(normalizer=normalizer, attn_mask=bias)
@@ -355,7 +347,7 @@ def test_scores_beside_minus_1e8_are_all_alike(normalizer, mixed):
 @pytest.mark.parametrize("dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize("mixed", ["shared", slow("per query")])
 def test_mixing_may_have_another_dtype(dtype, of_mixing, mixed):
-    """Under autocast queries are halves, and what mixes them, a parameter or a sum with one, is float32."""
+    """Under autocast queries are in half precision, and M, a parameter or a sum with one, is float32."""
     tensors = inputs(mixed, dtype, 1, 3, 9, 17)
     tensors["mixing"] = tensors["mixing"].detach().to(of_mixing).requires_grad_()
     must_be_right(tensors, normalizer="softmax", causal=True)
@@ -387,7 +379,7 @@ def test_nothing_gives_nothing(mixed, sizes):
 
 
 def dropped(tensors, p, columns=slice(None), **options):
-    """Which weights dropout keeps: with V the identity, the output is the weights."""
+    """Return which weights dropout keeps: with V the identity, the output is the weights."""
     batch, heads, n_keys, _ = tensors["key"].shape
     identity = torch.eye(n_keys, device=DEVICE)[:, columns].expand(batch, heads, -1, -1).to(tensors["query"].dtype)
     torch.manual_seed(5)
@@ -413,7 +405,7 @@ def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
 
 @pytest.mark.parametrize("p", [slow(1e-3), 0.1, slow(0.5)])
 def test_dropout_has_its_probability_and_no_pattern(p):
-    q = torch.zeros(3, 5, 64, 8, device=DEVICE)
+    q = torch.zeros(3, 2, 64, 8, device=DEVICE)
     kept = dropped({"query": q, "key": q}, p).float()
     deviation = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(kept.mean() - (1 - p)) < 5 * deviation
@@ -424,7 +416,9 @@ def test_dropout_has_its_probability_and_no_pattern(p):
 
 
 def test_dropout_is_the_same_in_every_tile(tiles):
-    tensors = {name: tensor.detach() for name, tensor in inputs("shared", batch=1, heads=5).items()}
+    tensors = {
+        name: tensor.detach() for name, tensor in inputs("shared", batch=1, heads=5, n_queries=17, n_keys=18).items()
+    }
     found = [dropped({name: tensors[name] for name in ("query", "key")}, 0.5)]
     for split in SPLITS:
         tiles(Tile(32, 32, 4, 1), Tile(*split))
@@ -434,7 +428,7 @@ def test_dropout_is_the_same_in_every_tile(tiles):
 
 @pytest.mark.parametrize("mixed", [slow(None), slow("shared"), "per query"])
 def test_dropout_repeats_with_the_seed_and_under_activation_checkpointing(mixed):
-    tensors = inputs(mixed, n_queries=5, n_keys=6)
+    tensors = inputs(mixed, batch=1, n_queries=5, n_keys=6)
     names = list(tensors)
 
     def run(*values):
@@ -454,7 +448,7 @@ def test_all_may_be_dropped():
 
 
 def test_the_host_reads_no_tensor(monkeypatch):
-    """It would wait for the device, and what it read would stay in a captured CUDA graph."""
+    """The host would wait for the device, and a captured CUDA graph would keep what it read."""
 
     def refuse(tensor):
         raise AssertionError("the host read a number")
@@ -515,12 +509,6 @@ def test_torch_finds_no_fault_in_the_operators(mixed):
     out, rows = torch.ops.mixhead_plugin.triton(*named, *more)
     given = (torch.randn_like(out), rows, out if mixed is None else None, *named, *more)
     torch.library.opcheck(torch.ops.mixhead_plugin.triton_backward, given)
-
-
-def test_only_the_output_has_a_gradient():
-    tensors = inputs("shared", n_queries=4, n_keys=5)
-    out, rows = torch.ops.mixhead_plugin.triton(*tensors.values(), None, None, None, "softmax", True, 0.0, 0.5)
-    assert out.requires_grad and not rows.requires_grad
 
 
 def test_a_second_derivative_and_a_forward_mode_one_are_refused():
@@ -636,8 +624,9 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
         assert operators.spans_of(turned[None, None]).flatten().tolist() == expected
 
 
-def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
+def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch, tiles):
     """NaN stands where it must not be read; its spans are those of the mask as it was."""
+    tiles(Tile(32, 32, 4, 1), None)
     n, spans_of = 64, operators.spans_of
     spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
     spoilt[at[:, None] != at] = float("nan")
@@ -653,7 +642,9 @@ def test_where_a_mask_is_zero_it_need_not_be_read(causal):
     bias = torch.zeros(70, 100, device=DEVICE)
     bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
     bias[:35, 90:] = bias[66] = -INF
-    must_be_right(inputs(batch=1, n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal)
+    must_be_right(
+        inputs(batch=1, heads=1, n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal
+    )
 
 
 def test_an_expanded_mask_is_taken_for_what_it_was():
@@ -667,7 +658,7 @@ FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
 
 
 def far_apart(tensors, dims, folder):
-    """Each tensor again, with more than 2^31 numbers between neighbours in one dimension, in memory they all share."""
+    """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one dimension."""
     far, at = {}, 0
     for name, tensor in tensors.items():
         shape, strides, size = tensor.shape, [0] * tensor.dim(), 1
@@ -689,25 +680,16 @@ def far_apart(tensors, dims, folder):
     return {name: storage.as_strided(*place).copy_(tensors[name]) for name, place in far.items()}
 
 
-@pytest.mark.parametrize(
-    "dim, mixed",
-    [
-        *(slow(dim, mixed) for dim, mixed in (("batch", "per query"), ("heads", None), ("size", None))),
-        *(
-            ("batch", None),
-            ("heads", "per query"),
-            ("positions", None),
-            ("positions", "per query"),
-            ("size", "per query"),
-        ),
-    ],
-)
+DIMS = ["batch", "heads", "positions", "size"]
+
+
+@over("dim, mixed", ("batch", None), ("positions", "per query"), values=itertools.product(DIMS, [None, "per query"]))
 def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
     tensors = inputs(mixed, torch.float16, 2, 3, 3, 3, 3, 3)
     near = {name: tensor.detach() for name, tensor in tensors.items()}
     near["attn_mask"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
     near["d_out"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
-    dims = {name: ["batch", "heads", "positions", "size"].index(dim) for name in near}
+    dims = {name: DIMS.index(dim) for name in near}
     if mixed:
         dims["mixing"] = ["batch", "positions", "heads", "size"].index(dim)  # of [B, Nq, H, H]
     far = far_apart(near, dims, tmp_path)
@@ -762,9 +744,9 @@ def test_full_size(monkeypatch, case, mixed):
 
 
 def must_be_right_in(sentences, tensors, **options):
-    """As `must_be_right`, but for some sentences, one at a time, because all weights in float64 are many.
+    """Check some sentences as `must_be_right` does, one at a time, because all weights in float64 take much memory.
 
-    The output of the others has no gradient here, so theirs are 0; what is shared gets the sum over the sentences.
+    The other outputs get no gradient, so their inputs get 0. What is shared gets the sum over the sentences.
     """
     formulas, exacts = [], []
     for b in sentences:

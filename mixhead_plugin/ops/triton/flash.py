@@ -40,8 +40,8 @@ def flash_fwd_kernel(q, k, v, o, peak, factor, masks, dropout, scale, n_queries,
             b_k = rows.load_rows(k, o_n, o_d, n_keys, C.D)  # [BN, DP]
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision=C.PRECISION) * scale  # [BM, BN]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C.CAUSAL)
-            b_y = rows.exponent(b_s, C.NORMALIZER)  # [BM, BN]
+                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
+            b_y = rows.exponent(b_s, C)  # [BM, BN]
             b_new = tl.maximum(b_max, tl.max(b_y, 1))  # [BM]
             b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)  # [BM], finite where all is hidden
             b_shrink = tl.exp2(b_max - b_pivot)  # [BM]
@@ -110,12 +110,12 @@ def flash_bwd_dq_kernel(
             b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision=C.PRECISION) * scale  # [BM, BN]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C.CAUSAL)
+                b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
             b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=C.PRECISION)  # [BM, BN]
             if dropout is not None:
                 b_dp = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_dp * dropout.gain, 0.0)
-            b_p = rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER)  # [BM, BN]
-            b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C.NORMALIZER)  # [BM, BN]
+            b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
+            b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BM, BN]
             b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
     rows.store_rows(rows.at(d_q, i_b, i_h), b_dq * d_scale, o_m, o_d, n_queries, C.D)
 
@@ -147,8 +147,8 @@ def flash_bwd_dkv_kernel(
             b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
             b_s = tl.dot(b_k, tl.trans(b_q), input_precision=C.PRECISION) * scale  # [BN, BM]
             if EDGE:
-                b_s += rows.bias_of(i_b, i_h, o_m[None, :], o_n[:, None], masks, n_queries, n_keys, C.CAUSAL)
-            b_p = rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER)  # [BN, BM]
+                b_s += rows.bias_of(i_b, i_h, o_m[None, :], o_n[:, None], masks, n_queries, n_keys, C)
+            b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BN, BM]
             b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=C.PRECISION)  # [BN, BM]
             b_w = b_p  # [BN, BM], the weights after dropout
             if dropout is not None:
@@ -156,7 +156,7 @@ def flash_bwd_dkv_kernel(
                 b_dp = tl.where(keep, b_dp * dropout.gain, 0.0)
                 b_w = tl.where(keep, b_p * dropout.gain, 0.0)
             b_dv = tl.dot(b_w.to(b_do.dtype), b_do, b_dv, input_precision=C.PRECISION)
-            b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C.NORMALIZER)  # [BN, BM]
+            b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BN, BM]
             b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=C.PRECISION)
     rows.store_rows(rows.at(d_k, i_b, i_h), b_dk * d_scale, o_n, o_d, n_keys, C.D)
     rows.store_rows(rows.at(d_v, i_b, i_h), b_dv, o_n, o_v, n_keys, C.DV)

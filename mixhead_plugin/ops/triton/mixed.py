@@ -32,7 +32,7 @@ def scores_of(b_x, b_y, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C: 
     b_s = tl.dot(b_x, b_y, input_precision=C.PRECISION) * scale
     # A head beyond the last reads the mask of the last one. Its weights are 0 whatever its scores.
     o_mask = tl.minimum(o_h, C.H - 1).to(tl.int64)[:, None, None] if C.MASK_HEADS else 0
-    return b_s + rows.bias_of(i_b, o_mask, o_m, o_n, masks, n_queries, n_keys, C.CAUSAL)
+    return b_s + rows.bias_of(i_b, o_mask, o_m, o_n, masks, n_queries, n_keys, C)
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
                 n_keys,
                 C,
             )  # [HC, BM, BN]
-            b_p = rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER)  # [HC, BM, BN]
+            b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
             b_mixed = mix(tl.permute(b_p, (1, 2, 0)), b_m, b_mixed, C)
         b_w = tl.permute(b_mixed, (2, 0, 1))  # [HG, BM, BN]
         if dropout is not None:
@@ -142,7 +142,7 @@ def mixed_bwd_dm_kernel(
         b_s = scores_of(
             b_q, transposed(b_k), i_b, o_h, o_m[None, :, None], o_n[None, None, :], masks, scale, n_queries, n_keys, C
         )  # [HC, BM, BN]
-        b_p = tl.permute(rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER), (1, 0, 2))  # [BM, HC, BN]
+        b_p = tl.permute(rows.weights_of(b_s, b_peak, b_factor, C), (1, 0, 2))  # [BM, HC, BN]
         b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HG, BM, BN]
         if dropout is not None:
             keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
@@ -205,8 +205,8 @@ def mixed_bwd_dq_kernel(
         b_s = scores_of(
             b_q, b_kt, i_b, o_g, o_m[None, :, None], o_n[None, None, :], masks, scale, n_queries, n_keys, C
         )  # [HG, BM, BN]
-        b_p = rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER)  # [HG, BM, BN]
-        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 0, 1)), b_delta, C.NORMALIZER)  # [HG, BM, BN]
+        b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
+        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 0, 1)), b_delta, C)  # [HG, BM, BN]
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
     rows.store_heads(rows.at(d_q, i_b, 0), b_dq * d_scale, o_g, o_m, o_d, n_queries, C.H, C.D)
 
@@ -250,7 +250,7 @@ def mixed_bwd_dkv_kernel(
         b_s = scores_of(
             b_kg, b_qt, i_b, o_g, o_m[None, None, :], o_n[None, :, None], masks, scale, n_queries, n_keys, C
         )  # [HG, BN, BM]
-        b_p = rows.weights_of(b_s, b_peak, b_factor, C.NORMALIZER)  # [HG, BN, BM]
+        b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BN, BM]
         if dropout is not None:
             keep = transposed(rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C))  # [HG, BN, BM]
         b_mixed = tl.full([C.BM, C.BN, C.HG], 0.0, tl.float32)  # [BM, BN, HG]
@@ -277,7 +277,7 @@ def mixed_bwd_dkv_kernel(
                     :, None, :
                 ]  # [HC, 1, BM]
                 b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HC, 1, BM]
-                b_ph = rows.weights_of(b_sh, b_peakh, b_factorh, C.NORMALIZER)  # [HC, BN, BM]
+                b_ph = rows.weights_of(b_sh, b_peakh, b_factorh, C)  # [HC, BN, BM]
                 b_mixed = mix(tl.permute(b_ph, (2, 1, 0)), b_m, b_mixed, C)
                 b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
@@ -291,7 +291,7 @@ def mixed_bwd_dkv_kernel(
         if dropout is not None:
             b_w = tl.where(keep, b_w * dropout.gain, 0.0)
         b_dv = tl.dot(b_w.to(b_dog.dtype), b_dog, b_dv, input_precision=C.PRECISION)
-        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 1, 0)), b_delta, C.NORMALIZER)  # [HG, BN, BM]
+        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 1, 0)), b_delta, C)  # [HG, BN, BM]
         b_dk = tl.dot(b_ds.to(b_qg.dtype), b_qg, b_dk, input_precision=C.PRECISION)
     rows.store_heads(rows.at(d_k, i_b, 0), b_dk * d_scale, o_g, o_n, o_d, n_keys, C.H, C.D)
     rows.store_heads(rows.at(d_v, i_b, 0), b_dv, o_g, o_n, o_v, n_keys, C.H, C.DV)

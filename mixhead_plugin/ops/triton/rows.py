@@ -151,10 +151,10 @@ def spans_kernel(mask, spans, rows, n, BM: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, CAUSAL: tl.constexpr):
+def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
     """Return what is added to the scores, -inf where a key is hidden; the shapes of the offsets broadcast."""
     seen = (o_m < n_queries) & (o_n < n_keys)
-    if CAUSAL:
+    if C.CAUSAL:
         seen &= o_n <= o_m + (n_keys - n_queries)
     if masks.padding is not None:
         p_pad = masks.padding.p + i_b * masks.padding.s_b + o_n.to(tl.int64) * masks.padding.s_d
@@ -177,33 +177,33 @@ def sigmoid_of_abs(b_s):
 
 
 @triton.jit
-def exponent(b_s, NORMALIZER: tl.constexpr):
+def exponent(b_s, C: tl.constexpr):
     """Return y of the weights 2^y f (triton.md)."""
-    return b_s + tl.minimum(b_s, 0.0) if NORMALIZER == "sigsoftmax" else b_s
+    return b_s + tl.minimum(b_s, 0.0) if C.NORMALIZER == "sigsoftmax" else b_s
 
 
 @triton.jit
-def weights_of(b_s, b_peak, b_factor, NORMALIZER: tl.constexpr):
+def weights_of(b_s, b_peak, b_factor, C: tl.constexpr):
     """Return the weights P from the scores and the statistics of their rows; 0 where the peak is inf.
 
     The peak and the factor stay separate. Beside a peak of -1e8, their combination would lose differences below 8.
     """
     # The peak was rounded in another order of sums. Beside -1e8 a score can exceed it by 16.
-    b_y = tl.minimum(exponent(b_s, NORMALIZER) - b_peak, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    b_y = tl.minimum(exponent(b_s, C) - b_peak, 0.0, propagate_nan=tl.PropagateNan.ALL)
     b_p = tl.exp2(b_y) * b_factor
-    if NORMALIZER == "sigsoftmax":
+    if C.NORMALIZER == "sigsoftmax":
         b_p *= sigmoid_of_abs(b_s)
     return b_p
 
 
 @triton.jit
-def score_gradient(b_s, b_p, b_dp, b_delta, NORMALIZER: tl.constexpr):
+def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
     """Return dS from scores, weights, dP and delta = P . dP of each row (triton.md)."""
-    if NORMALIZER == "l2":
+    if C.NORMALIZER == "l2":
         return b_p * (b_dp - b_p * b_delta)
     else:
         b_ds = b_p * (b_dp - b_delta)
-        if NORMALIZER == "sigsoftmax":
+        if C.NORMALIZER == "sigsoftmax":
             b_f = sigmoid_of_abs(b_s)
             b_ds *= tl.where(b_s >= 0, 2.0 - b_f, 1.0 + b_f)
         return b_ds
