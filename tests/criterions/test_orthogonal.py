@@ -163,18 +163,6 @@ def test_penalties_are_in_float32(dtype):
     assert all(gradient.isfinite().all() for gradient in gradients(loss, made).values())
 
 
-@pytest.mark.parametrize("flags", [{"report_accuracy": True}, {"ignore_prefix_size": 2}, {"sentence_avg": True}])
-def test_flags_of_fairseqs_criterion_stay(flags):
-    stock = "label_smoothed_cross_entropy"
-    made, sample = model(stock), CASES[stock].batch()
-    pure, size, expected_log = criterion(stock, **flags)(made, sample)
-    distance = distance_from_orthogonal(made, stock, sample)
-    loss, sample_size, logged = criterion(f"orthogonal_{stock}", orthogonal_weight=0.3, **flags)(made, sample)
-    assert sample_size == size
-    torch.testing.assert_close(loss, pure + 0.3 * size * distance)
-    assert all(logged[name] == value for name, value in expected_log.items())
-
-
 def test_a_batch_without_masked_tokens_has_nothing_to_add():
     made, sample = model("masked_lm"), CASES["masked_lm"].batch()
     sample["target"] = torch.full_like(sample["target"], PAD)
@@ -269,13 +257,6 @@ def test_known_models_are_refused_before_the_first_batch(arch, flags, name):
     build_beside({"_name": arch, **flags}, orthogonal_weight=0.0)
     build_beside({"_name": "somebody_elses"}, **weights)
     build_beside({"_name": "mixhead_transformer_lm"}, **weights)
-
-
-def test_every_penalty_has_its_flag():
-    for stock in CASES:
-        configs = [CRITERION_DATACLASS_REGISTRY[name]() for name in (stock, f"orthogonal_{stock}")]
-        before, after = (set(config._get_all_attributes()) for config in configs)
-        assert after - before == {f"{name}_weight" for name in PENALTIES} and before <= after
 
 
 def test_adaptive_loss_says_which_ddp_backend_it_needs():

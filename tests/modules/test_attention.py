@@ -155,6 +155,9 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     whole, weights = module(query, key, key, need_head_weights=True, **masks)
     torch.testing.assert_close(whole, full)
     assert weights.shape == (H, B * beam, NQ, NK)
+    masked = {**masks, "attn_mask": torch.randn(NQ, NK, dtype=torch.float64)}
+    together = module(query, key, key, incremental_state={}, **masked)
+    torch.testing.assert_close(together, module(query, key, key, **masked))
     # sentences that are finished leave the cache, and a hypothesis may continue twice
     order = torch.tensor([1] * beam + list(range(2 * beam, 3 * beam)))
     module.reorder_incremental_state(state, order)
@@ -175,11 +178,11 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     torch.testing.assert_close(module(query, key, key, static_kv=True, need_weights=False)[0], full)
     steps, state = decode(module, query, key)
     torch.testing.assert_close(steps, full)
-    order = torch.tensor([3, 0, 0, 1])
-    module.reorder_incremental_state(state, order)
-    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
-    expected = module(query[:1, order], key[:, order], key[:, order], static_kv=True, need_weights=False)[0]
-    torch.testing.assert_close(step, expected)
+    for order in (torch.tensor([3, 0, 0, 1]), torch.tensor([0, 2, 0, 1])):
+        module.reorder_incremental_state(state, order)
+        query, key = query[:, order], key[:, order]
+        step = module(query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+        torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
 
 
 @covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=[kind for kind in KINDS if kind != "zero"])

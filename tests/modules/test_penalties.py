@@ -60,7 +60,8 @@ def test_the_loss_is_the_plain_one_plus_the_weighted_values():
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""
     made, sources = model(checkpoint_activations=checkpointing), [tokens(padded=True) for _ in range(2)]
-    alone = [gradients(made, regularized_loss(made, source, WEIGHTS)[0]) for source in sources]
+    plain = model()
+    alone = [gradients(plain, regularized_loss(plain, source, WEIGHTS)[0]) for source in sources]
     first, last = (regularized_loss(made, source, WEIGHTS)[0] for source in sources)
     regularized_loss(made, tokens(padded=True), WEIGHTS)  # out of memory, say, before the backward pass
     if order == "together":
