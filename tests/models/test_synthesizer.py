@@ -14,7 +14,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.synthesizer import SynthesizerOptions
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
-from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, run, train, two_workers
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, losses, run, train, two_workers
 from tests.covering import covering
 from tests.criterions.cases import criterion, lm_batch
 from tests.helpers import OWN, build, dictionary, shake, task, tokens
@@ -265,8 +265,8 @@ def test_training_goes_on_where_it_stopped(synthesizer, text_data, tmp_path):
 
 @pytest.mark.slow
 def test_two_workers_end_with_the_parameters_of_one_with_twice_the_update_freq(text_data, tmp_path):
-    flags = [text_data, "--user-dir", PLUGIN, "--arch", ARCH, *FLAGS, "--max-tokens", "64", "--max-update", "4"]
-    flags += ["--optimizer", "adam", "--lr", "0.01", "--cpu", "--num-workers", "0", "--ddp-backend", "legacy_ddp"]
+    flags = [text_data, "--user-dir", PLUGIN, "--arch", ARCH, *TRAINING, *FLAGS, "--max-tokens", "64"]
+    flags += ["--dropout", "0", "--max-update", "4", "--ddp-backend", "legacy_ddp"]
     run("fairseq-train", *flags, "--update-freq", "2", "--save-dir", tmp_path / "one")
     two_workers(*flags, "--save-dir", tmp_path / "two")
     one, two = (torch.load(tmp_path / n / "checkpoint_last.pt", weights_only=True)["model"] for n in ("one", "two"))
