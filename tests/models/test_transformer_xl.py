@@ -11,9 +11,6 @@ import torch.nn.functional as F
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq.models import build_model
-from fairseq.search import BeamSearch
-from fairseq.sequence_generator import SequenceGenerator
-from fairseq.sequence_scorer import SequenceScorer
 from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
@@ -75,42 +72,6 @@ def test_a_text_is_the_same_in_one_window_and_in_many(normalizer, mixing, same_l
     torch.testing.assert_close(in_windows(model, tokens, [1, 3, 2, 5, 4, 8]), expected)
 
 
-def test_a_short_memory_is_what_the_layers_saw_last():
-    """By hand: the states of the window before, cut, in front of each layer's input."""
-    model = variant(mem_len=3)
-    first, second = text(12).split(6, 1)
-    decoder = model.decoder
-
-    def run(x, memory):
-        inputs = []
-        for i, layer in enumerate(decoder.layers):
-            inputs.append(x)
-            before = memory[i] if memory else x[:0]
-            n_keys = before.size(0) + x.size(0)
-            positions = distance_encodings(n_keys, x.size(2), -1, x)
-            mask = segment_mask(x.size(0), n_keys, None, x)
-            x = layer(x, before, positions, decoder.content_bias, decoder.position_bias, attn_mask=mask)
-        return x, inputs
-
-    _, inputs = run(decoder.embed_tokens(first).transpose(0, 1), [])
-    expected, _ = run(decoder.embed_tokens(second).transpose(0, 1), [x[-3:] for x in inputs])
-    model(first, window=0)
-    torch.testing.assert_close(model(second, window=1)[0], expected.transpose(0, 1))
-
-
-@pytest.mark.parametrize("same_length", [False, True])
-def test_the_future_does_not_leak(same_length):
-    model = variant("l2", same_length=same_length)
-    tokens = text(24)
-    changed = tokens.clone()
-    changed[:, 13] = (changed[:, 13] + 1) % VOCABULARY
-    before, after = (in_windows(model, t, [8, 8, 8]) for t in (tokens, changed))
-    assert torch.equal(before[:, :13], after[:, :13])
-    for place in (13, 15, 16, 20):  # seen from its own window, and through memory from the next
-        different = (before[:, place] - after[:, place]).abs().amax(1) > 1e-9
-        assert different.all() or (same_length and place > 13 + 2 * 5)
-
-
 def test_neither_other_rows_nor_padding_at_the_end_are_seen():
     model, alone = variant("sigsoftmax"), variant("sigsoftmax", mem_len=0)
     tokens = text(16, batch=3)
@@ -119,31 +80,6 @@ def test_neither_other_rows_nor_padding_at_the_end_are_seen():
         torch.testing.assert_close(in_windows(model, tokens[i : i + 1], [8, 8]), together[i : i + 1])
     padded = torch.cat([tokens, torch.full((3, 3), dictionary().pad())], 1)
     torch.testing.assert_close(log_probs(alone, padded)[:, :16], log_probs(alone, tokens))
-
-
-def test_far_distances_are_one_when_clamped():
-    model, plain = (variant(mixing="none", mem_len=20, clamp_len=clamp) for clamp in (3, -1))
-    tokens = text(12)
-    torch.testing.assert_close(in_windows(model, tokens, [5, 7]), by_definition(model, tokens))
-    assert torch.equal(log_probs(model, tokens[:, :4], 0), log_probs(plain, tokens[:, :4], 0))
-    assert not torch.allclose(log_probs(model, tokens, 0), log_probs(plain, tokens, 0))
-
-
-def test_validation_in_the_middle_of_training_changes_nothing():
-    training, other, validations = text(32), text(16), []
-
-    def losses(validate):
-        model = build_xl(dropout=0.1).train()
-        found = []
-        for window, part in enumerate(training.split(8, 1)):
-            torch.manual_seed(window)
-            found.append(log_probs(model.train(), part, window).detach())
-            if validate and window == 1:
-                validations.append(in_windows(model.eval(), other, [8, 8]))
-        return torch.cat(found, 1)
-
-    assert torch.equal(losses(True), losses(False))
-    assert torch.equal(validations[0], in_windows(build_xl(dropout=0.1).eval(), other, [8, 8]))
 
 
 def test_without_numbers_memory_goes_on_until_it_is_reset():
@@ -157,18 +93,6 @@ def test_without_numbers_memory_goes_on_until_it_is_reset():
     torch.testing.assert_close(log_probs(model, second), expected)
     model.reset_memory()
     torch.testing.assert_close(log_probs(model, second), alone)
-
-
-@pytest.mark.parametrize("order", [[0, 1, 0, 1], [0, 1, 5, 6], [3, 3], [0, 1, 2, 0]])
-def test_what_does_not_follow_the_window_before_starts_anew(order):
-    """A new epoch or set, a reset data loader, fairseq's dummy batch, a batch computed again."""
-    model, last = variant(), None
-    for window in order:
-        part = text(8)
-        found = log_probs(model, part, window)
-        follows = last is not None and window == last + 1
-        assert torch.equal(found, log_probs(variant(), part, window)) != follows
-        last = window
 
 
 # ---- windows of fairseq's task ---------------------------------------------------------------------------------------
@@ -222,12 +146,6 @@ def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, capl
         made.eval_lm_dataloader(made.dataset("valid"))
 
 
-def test_a_text_may_be_longer_than_the_windows_of_training():
-    model = build_xl(mem_len=0).eval()
-    assert model.max_positions() > 10**6
-    assert log_probs(model, text(5 * TINY_XL["tokens_per_sample"])).isfinite().all()
-
-
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
     """fairseq-validate sets the task up by `from_checkpoint`, with the worker of the training."""
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
@@ -235,26 +153,6 @@ def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
     again = TruncatedBPTTLMTask.setup_task(saved.cfg, from_checkpoint=True)
     again.load_dataset("valid")
     assert len(again.dataset("valid")) == 2 * len(saved.dataset("valid")) > 0
-
-
-def test_scores_of_the_scorer_are_those_of_the_whole_text(text_data):
-    """fairseq-eval-lm's scorer, the log-probabilities some tokens at a time; then another set, and the first again."""
-    made = bptt_task(text_data)
-    model = build_for(made).double()
-    model.decoder.memory.length = 1000
-    for softmax_batch in (None, 5):
-        scorer = SequenceScorer(made.target_dictionary, softmax_batch)
-        for split in ("valid", "train", "valid"):
-            found = batches(made, split)
-            expected = by_definition(model, torch.cat([batch["net_input"]["src_tokens"] for batch in found], 1))
-            place = 0
-            for batch in found:
-                target = batch["target"]
-                wanted = expected[:, place : place + target.size(1)].gather(2, target[..., None])[..., 0]
-                for i, (hypothesis, *_) in enumerate(scorer.generate([model], batch)):
-                    scores = hypothesis["positional_scores"]
-                    torch.testing.assert_close(scores, wanted[i, : len(scores)])
-                place += target.size(1)
 
 
 # ---- step by step ----------------------------------------------------------------------------------------------------
@@ -277,14 +175,6 @@ def test_step_by_step_is_the_full_pass(normalizer, mixing, same_length):
     torch.testing.assert_close(step, log_probs(model, longer, 0)[:, -1:])
 
 
-def test_steps_see_as_far_as_the_last_token_of_a_window_of_training():
-    model = variant(mem_len=4, max_target_positions=3)
-    tokens = text(15)
-    found = step_by_step(model, tokens, {})
-    torch.testing.assert_close(found, by_definition(model, tokens, span=4 + 3))
-    assert not torch.allclose(found, by_definition(model, tokens))
-
-
 def test_steps_leave_the_memory_alone():
     model = variant()
     first, second = text(16).split(8, 1)
@@ -292,25 +182,6 @@ def test_steps_leave_the_memory_alone():
     log_probs(model, first, 0)
     step_by_step(model, first, {})
     torch.testing.assert_close(log_probs(model, second, 1), expected)
-
-
-def test_beam_search_scores_its_hypotheses_as_the_full_pass_does():
-    model = build_xl(max_target_positions=12).double().eval()
-    words = dictionary()
-    source = torch.randint(words.nspecial, VOCABULARY, (3, 4))
-    settings = {"beam_size": 4, "max_len_b": 9, "normalize_scores": False, "search_strategy": BeamSearch(words)}
-    generator = SequenceGenerator([model], words, **settings)
-    sample = {"net_input": {"src_tokens": source}}
-    found = generator.generate([model], sample, prefix_tokens=source, bos_token=words.eos())
-    assert len({tuple(h["tokens"].tolist()) for h in found[0]}) == 4
-    for i, hypotheses in enumerate(found):
-        for hypothesis in hypotheses:
-            target = hypothesis["tokens"][None]
-            assert torch.equal(target[0, :4], source[i])
-            prefix = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)
-            expected = log_probs(model, prefix, 0).gather(2, target[..., None])[0, :, 0]
-            scores = hypothesis["positional_scores"]
-            torch.testing.assert_close(scores, expected.to(scores.dtype), rtol=1e-4, atol=1e-4)
 
 
 # ---- what fairseq's models can do ------------------------------------------------------------------------------------
@@ -370,20 +241,6 @@ def test_the_initialisation_is_that_of_the_published_code():
         assert values.std().item() == pytest.approx(std, rel=4 / (2 * values.numel()) ** 0.5)
     biases = {name: p for name, p in decoder.named_parameters() if name.endswith("bias")}
     assert {name for name, p in biases.items() if p.any()} == {"content_bias", "position_bias"}
-
-
-@pytest.mark.parametrize(
-    "flags, flag",
-    [
-        ({"arch": "sigsoftmax_transformer_xl"}, "--attention-normalizer l2"),
-        ({"n_head": 5}, "--n-head 3"),
-        ({"d_model": 16}, "--d-model 12"),
-        ({"d_head": 4}, "--head-dim 5"),
-    ],
-)
-def test_a_checkpoint_of_other_flags_is_refused_by_flag(flags, flag):
-    with pytest.raises(OptionError, match=f"use {flag}"):
-        build_xl(**{"arch": "l2_transformer_xl", **flags}).load_state_dict(build_xl("l2_transformer_xl").state_dict())
 
 
 # ---- architectures ---------------------------------------------------------------------------------------------------
