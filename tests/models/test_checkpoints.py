@@ -12,6 +12,7 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from tests.helpers import TINY, build, shake, tokens
 from tests.models.cases import forward
+from tests.xl import build_xl
 
 TRANSLATION = "mixhead_transformer"
 TRAINED = ("position-independent", "position-wise")
@@ -38,6 +39,8 @@ def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, mixing):
         *(("l2_transformer", {"head_mixing": mixing}) for mixing in HEAD_MIXINGS),
         *(("mixhead_synthesizer_lm", {"synthesizer": name}) for name in SYNTHESIZERS),
         ("mixhead_transformer", {"relative_position": "t5", "relative_gain": 3}),
+        ("mixhead_transformer_lm", {"head_dim": 4, "heads_per_layer": "decoder-self=3:2,1:4"}),
+        ("mixhead_roberta_base", {"head_dim": 4, "heads_per_layer": "encoder-self=2,3:1"}),
     ],
 )
 def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags, tmp_path):
@@ -113,6 +116,17 @@ def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag, for
     with pytest.raises(CheckpointError) as error:
         build(into[0], **into[1]).load_state_dict(state)
     assert flag in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_flags():
+    state = build_xl("l2_transformer_xl").state_dict()
+    for flags, flag in (
+        ({"n_head": 5}, "--n-head 3"),
+        ({"d_model": 16}, "--d-model 12"),
+        ({"d_head": 4}, "--head-dim 5"),
+    ):
+        with pytest.raises(CheckpointError, match=f"use {flag}"):
+            build_xl("l2_transformer_xl", **flags).load_state_dict(state)
 
 
 def test_the_record_survives_saving(tmp_path):

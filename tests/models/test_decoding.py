@@ -101,16 +101,6 @@ def test_beam_search_of_joint_attention_and_of_an_ensemble(mixing):
     assert_scores_are_those_of_the_full_pass([*models, shake(build("sigsoftmax_transformer", seed=2)).eval()])
 
 
-@pytest.mark.parametrize("scope", ["all", "self"])
-def test_a_search_leaves_training_as_it_was(scope):
-    model = shake(build("mixhead_transformer", attention_scope=scope)).eval()
-    source, prefix = tokens(batch=4), tokens(batch=4, length=5)
-    before = model(source, None, prefix)[0]
-    generator = SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=3)
-    generator.generate([model], {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}})
-    torch.testing.assert_close(model(source, None, prefix)[0], before)
-
-
 def test_equal_sentences_are_no_beams():
     """An earlier search had a beam of 4; now 4 equal sentences come, which part: sampling ends them one by one."""
     model = shake(build("mixhead_transformer")).eval()

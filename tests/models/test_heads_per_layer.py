@@ -1,6 +1,5 @@
 """Layers with different numbers of heads, as pruning leaves them."""
 
-import pytest
 import torch
 
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -47,19 +46,6 @@ def test_every_layer_has_its_numbers_and_decodes_as_it_trains(normalizer, mixing
     torch.testing.assert_close(step_by_step(model.decoder, prefix, encoder_out)[0], full, rtol=1e-4, atol=1e-4)
     full.sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize(
-    ("arch", "text"),
-    [("mixhead_transformer_lm", "decoder-self=3:2,1:4"), ("mixhead_roberta_base", "encoder-self=2,3:1")],
-)
-def test_in_every_model(arch, text):
-    model = shake(build(arch, head_dim=4, heads_per_layer=text))
-    assert list(heads(model).values()) == list(parse_heads_per_layer(text).values())
-    other = build(arch, seed=2, head_dim=4, heads_per_layer=text)
-    other.load_state_dict(model.state_dict())
-    words = tokens()
-    torch.testing.assert_close(*(m.eval()(words)[0] for m in (model, other)))
 
 
 def test_sites_that_it_does_not_name_have_the_numbers_of_fairseqs_flags():

@@ -14,11 +14,11 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.synthesizer import SynthesizerOptions
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
-from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, run, train, two_workers
+from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, run, train
 from tests.covering import covering
 from tests.criterions.cases import criterion, lm_batch
 from tests.helpers import OWN, build, dictionary, shake, task, tokens
-from tests.models.cases import assert_as_precise, attentions, forward
+from tests.models.cases import attentions
 
 ARCH = "mixhead_synthesizer_lm"
 LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
@@ -117,22 +117,6 @@ def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_tim
             torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 
-@every_synthesizer
-def test_checkpointed_activations_and_both_penalties_give_the_same_gradients(synthesizer):
-    gradients = []
-    for checkpointing in (False, True):
-        flags = dict(synthesizer=synthesizer, checkpoint_activations=checkpointing, attention_dropout=0.2)
-        model = shake(build(ARCH, **flags)).train()
-        torch.manual_seed(5)
-        regularized = criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)
-        loss, _, logged = regularized(model, lm_batch())
-        assert logged["orthogonal_loss"] > 0 and logged["rank_loss"] > 0
-        loss.backward()
-        gradients.append({name: p.grad for name, p in model.named_parameters()})
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
-
-
 @pytest.mark.parametrize("synthesizer", [n for n, kind in SYNTHESIZERS.items() if n != "fixed-random"])
 def test_the_rank_penalty_reaches_the_scores(synthesizer):
     model = build("sigsoftmax_synthesizer_lm", synthesizer=synthesizer)
@@ -142,35 +126,6 @@ def test_the_rank_penalty_reaches_the_scores(synthesizer):
         criterion("orthogonal_cross_entropy", orthogonal_weight=0.0, rank_weight=weight)(model, sample)[0].backward()
         gradients.append([p.grad.clone() for p in attentions(model)[0].synthesizer.parameters()])
     assert all(not torch.allclose(a, b) for a, b in zip(*gradients))
-
-
-def test_adaptive_inputs_and_softmax_work():
-    cuts = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"}
-    model = shake(build("mixhead_synthesizer_lm_wiki103", **cuts))
-    loss, _, _ = criterion("orthogonal_adaptive_loss")(model.train(), lm_batch())
-    loss.backward()
-    assert all(p.grad is not None for p in model.parameters())
-
-
-@every_synthesizer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_as_precise_as_the_formula(synthesizer, dtype):
-    flags = {"synthesizer": synthesizer, "attention_normalizer": "sigsoftmax"}
-    sentences = tokens(padded=True)
-    real = sentences.ne(1)
-    model, formula, exact = (
-        forward(shake(build(ARCH, attention_impl=impl, **flags)).eval().to(precision), sentences)[real]
-        for impl, precision in (("blockwise", dtype), ("reference", dtype), ("reference", torch.float64))
-    )
-    assert model.dtype == dtype
-    assert_as_precise(model, formula, exact)
-
-
-def test_quantisation_noise_acts_in_training_alone():
-    model = build(ARCH, quant_noise_pq=0.5, quant_noise_pq_block_size=4)
-    sentences = tokens()
-    assert not torch.equal(model.train()(sentences)[0], model(sentences)[0])
-    assert torch.equal(model.eval()(sentences)[0], model(sentences)[0])
 
 
 def test_torchscript_exports_the_decoder():
@@ -228,31 +183,6 @@ def test_evaluation_in_blocks_that_are_too_long_ends_with_one_line(text_data, tr
 
 
 @pytest.mark.slow
-def test_generation_continues_a_text(text_data, trained):
-    model = [text_data, "--user-dir", PLUGIN, "--task", "language_modeling", "--path", trained[0], "--beam", "2"]
-    sentences = ["--prefix-size", "1", "--sample-break-mode", "eos", "--max-tokens", "400", *WHOLE_SETS]
-    assert len(re.findall(r"^H-", run("fairseq-generate", *model, *sentences).stdout, re.M)) == 15
-    typed = run("fairseq-interactive", *model, stdin="dog sees\nwoman\n").stdout
-    assert [line.split("\t")[2].split()[0] for line in re.findall(r"^H-.*$", typed, re.M)] == ["dog", "woman"]
-
-
-@pytest.mark.slow
-def test_hydra_takes_the_model_by_name(text_data, tmp_path):
-    sizes = [f"+model.{flag[2:].replace('-', '_')}" for flag in LM_SIZES]
-    overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"checkpoint.save_dir={tmp_path}/save"]
-    overrides += ["common.cpu=true", "optimization.max_update=2", "dataset.max_tokens=400", "dataset.num_workers=0"]
-    overrides += ["dataset.required_batch_size_multiple=1", "+model._name=l2_synthesizer_lm"]
-    overrides += ["+model.synthesizer=factorized-random", "+model.synthesizer_rank=2"]
-    overrides += ["task=language_modeling", "task.tokens_per_sample=16", "criterion=cross_entropy", "optimizer=adam"]
-    overrides += ["lr_scheduler=fixed", "optimization.lr=[0.01]", f"hydra.run.dir={tmp_path}/out", *sizes]
-    run("fairseq-hydra-train", *overrides)
-    checkpoint = tmp_path / "save" / "checkpoint_last.pt"
-    state = torch.load(checkpoint, weights_only=True)["model"]
-    assert state["decoder.layers.1.self_attn.synthesizer.query"].shape == (4, 16, 2)
-    assert perplexity(evaluate(text_data, checkpoint, "--tokens-per-sample", "16")) > 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("synthesizer", ["dense", "fixed-random"])
 def test_training_goes_on_where_it_stopped(synthesizer, text_data, tmp_path):
     flags = [*FLAGS, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "64", "--mixing-lr-scale", "4"]
@@ -261,14 +191,3 @@ def test_training_goes_on_where_it_stopped(synthesizer, text_data, tmp_path):
     first = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=3))
     second = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=6, fresh=True))
     assert first + second == whole
-
-
-@pytest.mark.slow
-def test_two_workers_end_with_the_parameters_of_one_with_twice_the_update_freq(text_data, tmp_path):
-    flags = [text_data, "--user-dir", PLUGIN, "--arch", ARCH, *FLAGS, "--max-tokens", "64", "--max-update", "4"]
-    flags += ["--optimizer", "adam", "--lr", "0.01", "--cpu", "--num-workers", "0", "--ddp-backend", "legacy_ddp"]
-    run("fairseq-train", *flags, "--update-freq", "2", "--save-dir", tmp_path / "one")
-    two_workers(*flags, "--save-dir", tmp_path / "two")
-    one, two = (torch.load(tmp_path / n / "checkpoint_last.pt", weights_only=True)["model"] for n in ("one", "two"))
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6, msg=name)
