@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import mixhead_plugin
-from mixhead_plugin import compat
+from mixhead_plugin.repairs import safe_globals
 
 ROOT = Path(mixhead_plugin.__file__).parents[1]
 REQUIREMENTS = ROOT / "scripts" / "requirements"
@@ -235,13 +235,9 @@ def faults(source: str) -> Iterator[str]:
             yield f"line {node.lineno}: {name} may fetch and run code"
 
 
-# In the place of fairseq's own: it is given numbers and strings alone.
-EXEMPT = {"mixhead_plugin/compat.py": ["eval"]}
-
-
 @pytest.mark.parametrize("path", [str(path.relative_to(ROOT)) for path in SOURCES])
 def test_nothing_runs_what_a_file_says(path):
-    assert [fault.partition(": ")[2] for fault in faults((ROOT / path).read_text())] == EXEMPT.get(path, [])
+    assert [fault.partition(": ")[2] for fault in faults((ROOT / path).read_text())] == []
 
 
 @pytest.mark.parametrize(
@@ -273,7 +269,7 @@ def test_the_list_of_classes_in_checkpoints_is_that_of_the_document(monkeypatch)
     """A class that is allowed without a word in SECURITY.md fails here."""
     allowed = []
     monkeypatch.setattr(torch.serialization, "add_safe_globals", allowed.extend)
-    compat.allow_fairseq_checkpoints()
+    safe_globals.apply()
     assert len(allowed) == len(set(allowed)) > 15
     table = re.search(r"(?s)### Safe loading\n(.*?)\n\n[^|\n]*What that means", SECURITY)[1]
     assert {name.__name__ for name in allowed} == set(
