@@ -1,7 +1,7 @@
 """Refuse to save a model with NaN parameters, and do not count a validation loss of NaN.
 
-fairseq looks for NaN only in gradients, and saves a model that the last update broke over the good one. After one
-validation loss of NaN no loss is ever better. The repair leaves out models of --ddp-backend fully_sharded.
+fairseq looks for NaN only in gradients, and saves a model that the last update broke over the good one. After a
+validation loss of NaN the next one counts as the best, however bad. Models of --ddp-backend fully_sharded are left out.
 """
 
 import logging
