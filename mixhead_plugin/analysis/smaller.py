@@ -32,6 +32,7 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     the smaller one.
     """
     found = prunable(loaded)
+    smaller = cut_state(loaded.model.state_dict(), found, kept)
     sites = {site: [kept[n] for n in names if n in found] for site, names in by_site(loaded.model).items()}
     flags = pruned_flags(found, {site: layers for site, layers in sites.items() if layers})
     config = _plugin_config(loaded.cfg.model, flags)
@@ -39,7 +40,7 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
         raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
     model = loaded.task.build_model(config)
     # nn.Module's method, because fairseq's compares the flags that are recorded in the state
-    nn.Module.load_state_dict(model, cut_state(loaded.model.state_dict(), found, kept))
+    nn.Module.load_state_dict(model, smaller)
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)
     tensors = model.state_dict()  # with the record of the smaller attentions

@@ -39,6 +39,7 @@ def test_each_head_goes_once_and_stays_alone_once():
     assert all(attention.gates is None for attention in found.values())
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(analysis, stock_lm_checkpoint, tmp_path):
     status, out, err = analysis("ablate", stock_lm_checkpoint, "--output", tmp_path)
     assert status == 0, err

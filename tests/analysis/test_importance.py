@@ -147,7 +147,7 @@ def test_every_head_is_weighed_by_the_loss_of_the_training(analysis, translation
     assert "encoder-self 0 " in out and "cross 1, source heads" in out
 
 
-def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path):
+def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path, numbers_alone):
     flags = ["--subset", "valid,test", "--normalize", "layer", "--output", tmp_path]
     status, out, err = analysis("importance", lm_checkpoint, *flags)
     assert status == 0, err
@@ -159,11 +159,7 @@ def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path):
         points.append(torch.cat([layer / layer.norm() for layer in layers]))
     assert content["pearson"]["mixed"] == pytest.approx(float(torch.corrcoef(torch.stack(points))[0, 1]), abs=1e-5)
     assert f"Pearson's r of the mixed heads: {content['pearson']['mixed']:.3f}" in out
-    pictures = ("importance", "importance-2", "importance-correlation")
-    assert {f.name for f in tmp_path.iterdir()} == {
-        "importance.json",
-        *(f"{p}.{kind}" for p in pictures for kind in ("png", "svg")),
-    }
+    assert numbers_alone == ["importance", "importance-2", "importance-correlation"]
 
 
 @pytest.mark.parametrize("flags", [["--subset", "valid,valid"], ["--subset", "valid,test,train"]])

@@ -59,6 +59,26 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
         assert "argument --output: " in errors and str(folder) in errors
 
 
+PICTURES = {
+    "spectrum": ["spectrum", "effective_rank"],
+    "mixing": ["mixing", "mixing_distances", "mixing_tokens"],
+    "importance": ["importance"],
+    "ablate": ["ablate-single-loss", "ablate-only-loss"],
+    "prune": ["prune"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PICTURES)
+def test_pictures_and_numbers_are_written_and_named(command, lm_checkpoint, analysis, tmp_path):
+    status, printed, _ = analysis(command, lm_checkpoint, "--output", tmp_path)
+    assert status == 0
+    files = [f"{picture}.{suffix}" for picture in PICTURES[command] for suffix in ("png", "svg")]
+    assert all((tmp_path / file).stat().st_size > 5000 for file in files)
+    named = [line for line in printed.splitlines() if line.startswith("wrote ")]
+    assert named == [f"wrote {tmp_path / file}" for file in [*files, f"{command}.json"]]
+
+
 @pytest.mark.parametrize("command", ["importance", "ablate", "prune", "spectrum"])
 def test_a_damaged_model_has_no_results(command, stock_lm_checkpoint, analysis, tmp_path):
     state = torch.load(stock_lm_checkpoint, weights_only=True)

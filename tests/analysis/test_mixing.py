@@ -128,6 +128,7 @@ def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analy
         assert [len(layer["effective_rank"]) for layer in layers.values()] == numbers
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_a_language_model_mixes_by_the_tokens_that_it_reads(lm_checkpoint, analysis, tmp_path):
     flags = ["--limit", 2, "--batch-size", 3, "--output", tmp_path]
     assert analysis("mixing", lm_checkpoint, *flags)[0] == 0
@@ -137,8 +138,6 @@ def test_a_language_model_mixes_by_the_tokens_that_it_reads(lm_checkpoint, analy
     drawn = batches(loaded, batch_size=3, limit=2)
     number = sum(batch["net_input"]["src_tokens"].ne(pad).sum().item() for batch in drawn)
     assert {entry["tokens"] for entry in found.values()} == {number}
-    for name in ("mixing", "mixing_distances", "mixing_tokens"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 5000 and (tmp_path / f"{name}.svg").stat().st_size > 5000
 
 
 def test_a_model_that_mixes_nothing_is_refused(stock_translation_checkpoint, analysis, tmp_path):

@@ -76,6 +76,7 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stoc
     assert (record["attention_heads"], record["mixed_heads"]) == (3, 3)
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(stock_translation_checkpoint, tmp_path):
     state = torch.load(stock_translation_checkpoint, weights_only=True)
     cfg = state.pop("cfg")
@@ -119,6 +120,7 @@ def test_the_least_important_of_each_kind_go_first_and_the_most_important_of_a_l
     assert kinds == ["source", "source", "mixed", "mixed"]
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
     status, out, err = analysis("prune", lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
@@ -133,7 +135,6 @@ def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
     assert found["steps"][4]["score"] == pytest.approx(expected, rel=1e-6)
     assert f"50.0% (8)  {expected:.4f}" in out
     assert found["label"] == "mixhead_lm"  # of no updates
-    assert {f.name for f in tmp_path.iterdir()} == {"prune.png", "prune.svg", "prune.json"}
 
 
 @pytest.mark.usefixtures("numbers_alone")
@@ -156,6 +157,7 @@ def test_checkpoints_are_called_by_their_updates(analysis, stock_lm_checkpoint, 
     assert "checkpoint2, epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     status, _, err = analysis("importance", lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
