@@ -5,7 +5,7 @@ import re
 import string
 from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, NoReturn, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
 
 
 class SquadError(ValueError):
@@ -47,7 +47,10 @@ def read_squad(path: Union[str, Path]) -> Squad:
         raise SquadError(f"{path}: {error}") from error
     except RecursionError as error:
         raise SquadError(f"{path}: is nested too deeply") from error
-    return _Reader(path).read(content)
+    try:
+        return _squad_of(content)
+    except _Misplaced as error:
+        raise SquadError(f"{path}: {error}") from None
 
 
 def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
@@ -59,49 +62,45 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     return content
 
 
-class _Reader:
-    """Read the layout; errors name the place in the file."""
+class _Misplaced(Exception):
+    """What is wrong, and where in the file."""
 
-    def __init__(self, path: Union[str, Path]):
-        self.path = path
-        self.squad = Squad([], [])
-        self.ids: Set[str] = set()
 
-    def read(self, content: Any) -> Squad:
-        for a, article in enumerate(self.field(content, "data", list, "the file")):
-            for p, paragraph in enumerate(self.field(article, "paragraphs", list, f"data[{a}]")):
-                place = f"data[{a}].paragraphs[{p}]"
-                self.squad.contexts.append(self.field(paragraph, "context", str, place))
-                for q, question in enumerate(self.field(paragraph, "qas", list, place)):
-                    self.squad.questions.append(self.question(question, f"{place}.qas[{q}]"))
-        return self.squad
+def _squad_of(content: Any) -> Squad:
+    squad, ids = Squad([], []), set()
+    for a, article in enumerate(_field(content, "data", list, "the file")):
+        for p, paragraph in enumerate(_field(article, "paragraphs", list, f"data[{a}]")):
+            place = f"data[{a}].paragraphs[{p}]"
+            squad.contexts.append(_field(paragraph, "context", str, place))
+            for q, value in enumerate(_field(paragraph, "qas", list, place)):
+                question = _question(value, len(squad.contexts) - 1, f"{place}.qas[{q}]")
+                if question.id in ids:
+                    raise _Misplaced(f"{place}.qas[{q}]: the id {question.id!r} was there before")
+                ids.add(question.id)
+                squad.questions.append(question)
+    return squad
 
-    def question(self, value: Any, place: str) -> Question:
-        name = self.field(value, "id", str, place)
-        if name in self.ids:
-            self.fail(place, f"the id {name!r} was there before")
-        self.ids.add(name)
-        if value.get("is_impossible"):
-            self.fail(place, "is_impossible is of SQuAD 2.0, this is for 1.1")
-        answers = []
-        for i, answer in enumerate(self.field(value, "answers", list, place) if "answers" in value else []):
-            where = f"{place}.answers[{i}]"
-            text, start = self.field(answer, "text", str, where), self.field(answer, "answer_start", int, where)
-            answers.append(Answer(text, start))
-        return Question(name, self.field(value, "question", str, place), len(self.squad.contexts) - 1, tuple(answers))
 
-    def field(self, value: Any, name: str, kind: type, place: str) -> Any:
-        if not isinstance(value, dict):
-            self.fail(place, "must be an object")
-        if name not in value:
-            self.fail(place, f"has no {name}")
-        if not isinstance(value[name], kind) or isinstance(value[name], bool):  # which is an int to Python
-            kinds = {list: "a list", str: "a string", int: "a whole number"}
-            self.fail(place, f"{name} must be {kinds[kind]}")
-        return value[name]
+def _question(value: Any, context: int, place: str) -> Question:
+    name, text = (_field(value, key, str, place) for key in ("id", "question"))
+    if value.get("is_impossible"):
+        raise _Misplaced(f"{place}: is_impossible is of SQuAD 2.0, this is for 1.1")
+    answers = []
+    for i, answer in enumerate(_field({"answers": [], **value}, "answers", list, place)):
+        where = f"{place}.answers[{i}]"
+        answers.append(Answer(_field(answer, "text", str, where), _field(answer, "answer_start", int, where)))
+    return Question(name, text, context, tuple(answers))
 
-    def fail(self, place: str, problem: str) -> NoReturn:
-        raise SquadError(f"{self.path}: {place}: {problem}")
+
+def _field(value: Any, name: str, kind: type, place: str) -> Any:
+    if not isinstance(value, dict):
+        raise _Misplaced(f"{place}: must be an object")
+    if name not in value:
+        raise _Misplaced(f"{place}: has no {name}")
+    if type(value[name]) is not kind:  # isinstance would take a bool for an int
+        kinds = {list: "a list", str: "a string", int: "a whole number"}
+        raise _Misplaced(f"{place}: {name} must be {kinds[kind]}")
+    return value[name]
 
 
 def locate(context: str, answers: Iterable[Answer]) -> Optional[Tuple[int, int]]:
