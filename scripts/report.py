@@ -231,16 +231,13 @@ def facts(study: Study) -> str:
     """Return what the runs have in common, and what of them differs."""
 
     def listed(name: str) -> str:
-        return ", ".join(
-            dict.fromkeys(part for run in study.runs for part in (run.get(name) or "").split(", ") if part)
-        )
+        return "; ".join(dict.fromkeys(run[name] for run in study.runs if run.get(name)))
 
     minutes = sorted(run["seconds"] / 60 for run in study.runs)
-    devices = {run["device"] for run in study.runs}
     versions = {f"{name} {version}" for run in study.runs for name, version in run["versions"].items()}
     lines = [
         f"Grid: `{study.source}`; {len(study.rows)} of {math.prod(map(len, study.grid.axes.values()))} rows.",
-        f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {', '.join(sorted(devices))}.",
+        f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {listed('device')}.",
         f"Text: SHA-256 {listed('data')}. Commits: {listed('commit')}.",
         f"Versions: {', '.join(sorted(versions))}.",
     ]
@@ -263,18 +260,22 @@ def draw(study: Study, path: Path) -> None:
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
     axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
-    figure, panels = plt.subplots(1, 1 + bool(gained) + len(axes), figsize=(4.4 * (1 + bool(gained) + len(axes)), 3.6))
-    panels = list(panels) if gained or axes else [panels]
+    count = 1 + bool(gained) + len(axes)
+    figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 3.6), squeeze=False)
     of = colours(map(study.variant, rows))
-
-    draw_values(panels[0], study, rows, of)
+    draw_values(panels[0, 0], study, rows, of)
     if gained:
-        draw_gains(panels[1], study, gained, of)
-    for panel, name in zip(panels[1 + bool(gained) :], axes):
+        draw_gains(panels[0, 1], study, gained, of)
+    groups, at = place(study, rows)
+    styles = list(itertools.islice(itertools.cycle(("-", "--", ":", "-.")), len(groups)))
+    for panel, name in zip(panels[0, 1 + bool(gained) :], axes):
         for row in rows:
-            panel.plot(*zip(*curve(study, row, name)), color=of[study.variant(row)], label=", ".join(row))
-        panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel="validation loss, bits, mean over seeds")
+            if points := curve(study, row, name):
+                panel.plot(*zip(*points), color=of[study.variant(row)], ls=styles[round(at[row])])
+        panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel="validation loss, bits")
     handles = [plt.Line2D([], [], color=colour, marker="o", ls="", label=name) for name, colour in of.items()]
+    if axes and len(groups) > 1:
+        handles += [plt.Line2D([], [], color="grey", ls=style, label=name) for style, name in zip(styles, groups)]
     if gained and any(study.published_gain(row) is not None for row in gained):
         handles.append(plt.Line2D([], [], color="grey", marker="D", ls="", mfc="none", label="the paper's gain"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)

@@ -31,10 +31,10 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
 
 
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
-    times = iter([5, 5, 1, 2, 10, 30, 2, 4])  # of a and b in turn; the first round warms up
+    times = iter([5, 5, 1, 2, 10, 5, 2, 30])  # of a and b in turn; the first round warms up
     monkeypatch.setattr(measure, "milliseconds", lambda function, filler: next(times))
     a, b = measure.measure(measure.Case("x", "y", {"a": None, "b": None}, "a", "b"), 3, "cpu")
-    assert (a["ms"], b["ms"], b["by_upstream"], a["by_softmax"]) == (2, 4, 2.0, 0.5)
+    assert (a["ms"], b["ms"], b["by_upstream"], a["by_softmax"]) == (2, 5, 2.0, 0.5)
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ def test_no_speed_is_printed_of_a_wrong_module(tmp_path, monkeypatch, capsys):
         rows("module", out=tmp_path)
 
 
-@pytest.mark.parametrize("arch, dtype", [("small", "float32"), ("small", "bfloat16")])
-def test_no_speed_is_printed_of_a_wrong_update(arch, dtype, monkeypatch):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
     right = MixheadAttention.forward
     wrong = lambda self, *a, **k: tuple(  # noqa: E731
         t * 1.1 if t is not None and self.impl != "reference" else t for t in right(self, *a, **k)
