@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import BERT, LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
+from tests.commands import BERT, LM_SIZES, SIZES, TRAINING, logged, run
 from tests.robustness.faults import ROOT, Trainings, events
 from tests.robustness.test_equality import TASKS
 from tests.xl import XL_SIZES
