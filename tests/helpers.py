@@ -3,14 +3,14 @@
 from argparse import Namespace
 from types import SimpleNamespace
 
+import bert
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import build_model
 
-import mixhead_plugin
 from mixhead_plugin.modules.attention import MixheadAttention
 
-mixhead_plugin.register()
+bert.register()  # its architectures, and those of mixhead_plugin
 
 VOCABULARY = 29
 
