@@ -622,12 +622,3 @@ def test_multi30k_for_real(pairs, vocabulary, tmp_path):
     assert printed[0].startswith("detokenised, cased (sacreBLEU): nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|")
     folder = tmp_path / "save" / "checkpoint_best.translations"
     assert len((folder / "test.en").read_text().splitlines()) == 1000
-
-
-def test_the_comparison_is_the_readmes_six_commands():
-    text = (EXAMPLES / "multi30k_de_en" / "README.md").read_text()
-    section = text.partition("## Stock, ")[2].partition("## On a GPU")[0]
-    typed = re.findall(r"^    SAVE=\S+ examples/multi30k_de_en/train.sh (.*)$", section, re.M)
-    grid = json.loads((EXAMPLES / "grids" / "multi30k_attentions.json").read_text())
-    assert typed == list(grid["axes"]["attention"].values())
-    assert re.findall(r"^\| ([\w ]+) \| [\d,]+ \|", section, re.M) == list(grid["axes"]["attention"])
