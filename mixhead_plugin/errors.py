@@ -15,7 +15,9 @@ class OptionError(SystemExit, ValueError):
 
     def __init__(self, *args: Any):
         super().__init__(*args)
-        self.code = f"{os.path.basename(sys.argv[0])}: error: {self}"
+        # torch's DataLoader raises the error of a worker again, with the worker's traceback before the message.
+        line = str(self).strip().rpartition("Error: ")[2] if str(self).startswith("Caught ") else str(self)
+        self.code = f"{os.path.basename(sys.argv[0])}: error: {line}"
         if os.environ.get("MIXHEAD_TRACEBACK") == "1":
             traceback.print_stack()
 

@@ -56,7 +56,7 @@ def scopes() -> str:
 def implementations() -> str:
     rows = [["`auto`", "the fastest that serves"]]
     for name, entry in IMPLEMENTATIONS.items():
-        rows.append([f"`{name}`", entry.summary + (f"; {entry.missing}" if entry.missing else "")])
+        rows.append([f"`{name}`", entry.summary])
     return table(["`--attention-impl`", "computes"], rows)
 
 

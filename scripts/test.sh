@@ -18,8 +18,9 @@ done
 
 scripts/setup.sh
 
-# The tests start processes of their own: with a thread per core in each, they would wait for one another.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# The tests start processes of their own: with a thread per core in each, they would wait for one another. What the
+# caller exports (clusters set OMP_NUM_THREADS) does not count.
+export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 # Everything runs whatever failed before, and pytest last: its summary is what the reader looks for.
 status=0

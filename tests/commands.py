@@ -5,15 +5,16 @@ import os
 import re
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import mixhead_plugin
 from mixhead_plugin.errors import option_name
 from tests.helpers import TINY
-from tests.warm_start import WarmStart
+from tests.launcher import LIMIT, ONE_THREAD, Launcher, locate
 
+ROOT = Path(__file__).parents[1]
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
+BERT = str(Path(PLUGIN).parent / "examples" / "bert")  # registers the plugin, too
 
 
 def as_flags(values, prefix=""):
@@ -30,22 +31,37 @@ WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 
-# fairseq-train sets up its log before it imports fairseq, whose own way the others log in
-WARM = {module: WarmStart(module) for module in ("fairseq_cli.train", "fairseq")}
+# fairseq-train sets up its log before it imports fairseq; the other commands log in fairseq's own way.
+NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")  # what every command imports later
+TRAIN, OTHERS = Launcher("fairseq_cli.train", *NEEDED), Launcher("fairseq", *NEEDED)
 
 
-def run(command, *arguments, stdin="", check=True, cwd=None, fresh=False):
-    """`fresh`: in a process of its own, whose sets have another order."""
-    program = Path(sys.executable).parent / command
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+def start(command, *arguments, **settings):
+    """Start a command of fairseq, a script or '-m module' beside others; see `Launcher.start`."""
+    return (TRAIN if command == "fairseq-train" else OTHERS).start(command, *arguments, **settings)
+
+
+def run(command, *arguments, check=True, fresh=False, timeout=LIMIT, **settings):
+    """Return the finished command; `fresh` runs it in a process of its own, without the fork of a warm one."""
     if fresh:
-        line = [str(program), *map(str, arguments)]
-        result = subprocess.run(line, input=stdin, capture_output=True, text=True, cwd=cwd, env=env, timeout=300)
+        line, text = [locate(command), *map(str, arguments)], settings.pop("stdin", "")
+        env = {**os.environ, **ONE_THREAD, **(settings.pop("env", None) or {})}
+        result = subprocess.run(line, input=text, capture_output=True, text=True, env=env, timeout=timeout, **settings)
     else:
-        warm = WARM["fairseq_cli.train" if command == "fairseq-train" else "fairseq"]
-        result = warm.run(program, arguments, stdin, env, cwd, timeout=300)
+        result = start(command, *arguments, **settings).wait(timeout)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
+
+
+def refusal(*command, **settings):
+    """Run a command that must refuse its input; return the one line that it ends with."""
+    result = run(*command, check=False, **settings)
+    text = result.stdout[-1500:] + result.stderr[-3000:]
+    assert result.returncode > 0, text
+    assert "Traceback" not in result.stderr + result.stdout, text
+    lines = [line for line in result.stderr.replace("\r", "\n").splitlines() if ": error: " in line]
+    assert len(lines) == 1 and result.stderr.rstrip().splitlines()[-1] == lines[0], text
+    return lines[0]
 
 
 def train(data, arch, save, *flags, updates=3, check=True, fresh=False):
@@ -64,40 +80,28 @@ def preprocess(corpus, data, *flags):
     return data
 
 
-# fairseq's commands one after the other in one process, as their names are typed: the plugin is imported once.
-SEVERAL = """
-import importlib, json, sys
-for command, arguments in json.load(sys.stdin):
-    print("=====", flush=True)
-    sys.argv = [command, *arguments]
-    importlib.import_module(command.replace("fairseq-", "fairseq_cli.").replace("-", "_")).cli_main()
-"""
-
-
 def several(*commands):
-    lines = json.dumps([[command, [str(a) for a in arguments]] for command, *arguments in commands])
-    result = subprocess.run(
-        [sys.executable, "-c", SEVERAL], input=lines, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert result.returncode == 0, result.stdout[-5000:]
-    return result.stdout.split("=====\n")[1:]
+    """Return what commands print that run one after the other."""
+    ended = [run(*command) for command in commands]
+    return [result.stdout + result.stderr for result in ended]
 
 
 def logged(output, kind="train_inner"):
     return [json.loads(line) for line in re.findall(rf"\| {kind} \| (\{{.*\}})", output)]
 
 
-def two_workers(*arguments):
+def in_workers(number, *arguments, **settings):
+    """Start fairseq-train in `number` workers on this machine's CPU; return what was started, rank by rank."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "fairseq-train"), *map(str, arguments)]
-    command += ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
-    command += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
-    workers = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for rank in (0, 1)
-    ]
-    outputs = [worker.communicate(timeout=300)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
-    return outputs[0]
+    flags = ["--distributed-world-size", number, "--distributed-backend", "gloo", "--distributed-no-spawn"]
+    flags += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
+    return [start("fairseq-train", *arguments, *flags, rank, **settings) for rank in range(number)]
+
+
+def two_workers(*arguments):
+    """Return what the first of two workers of fairseq-train prints."""
+    ended = [worker.wait() for worker in in_workers(2, *arguments)]
+    assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
+    return ended[0].stdout + ended[0].stderr

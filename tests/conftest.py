@@ -2,8 +2,8 @@
 
 import os
 
-# The suite starts many small processes on few cores; threads waiting for each other cost more than they give.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The suite starts many small processes on few cores, whatever the caller's environment says of threads.
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
 import pytest
 import torch

@@ -7,8 +7,10 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import build_model
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
 from mixhead_plugin.modules.attention import MixheadAttention
+
+mixhead_plugin.register()
 
 VOCABULARY = 29
 

@@ -3,6 +3,7 @@
 `tests/checkpoints/<model>` holds a checkpoint of four updates, its dictionaries, and the outputs for one sentence.
 """
 
+import importlib
 import json
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 FOLDER = Path(__file__).parent / "checkpoints"
 LANGUAGES = {"source_lang": "de", "target_lang": "en"}
@@ -18,6 +21,8 @@ LANGUAGES = {"source_lang": "de", "target_lang": "en"}
 
 @pytest.mark.parametrize("name", ["translation", "language_model", "bert"])
 def test_a_checkpoint_of_the_version_before_gives_its_outputs(name):
+    if name == "bert":
+        importlib.import_module("bert").register()
     folder = FOLDER / name
     overrides = {"data": str(folder), **(LANGUAGES if name == "translation" else {})}
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(folder / "checkpoint.pt")], overrides)

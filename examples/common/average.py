@@ -28,14 +28,17 @@ def average(paths: list[Path], target: Path) -> None:
     # here, because it takes seconds, and the folder is looked at before
     import torch
 
-    from mixhead_plugin import untrusted  # the plugin lets torch's safe loader read fairseq's checkpoints
+    import mixhead_plugin
     from mixhead_plugin.errors import OptionError
+    from mixhead_plugin.repairs.checkpoint_files import check_state
+
+    mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
 
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            untrusted.check_state(str(path), state)
+            check_state(str(path), state)
         except OptionError as error:
             fail(str(error))
         except Exception as error:  # whatever a file may hold that is no checkpoint

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What every prepare.sh, train.sh and evaluate.sh starts with; sourced, after `set -euo pipefail`.
 #
-# Set here: ROOT (the checkout), EXAMPLE and STEP (the caller's folder and name), PLUGIN (for --user-dir), PYTHON,
+# Set here: ROOT (the checkout), EXAMPLE and STEP (the caller's folder in examples/, and its name), PLUGIN (for --user-dir), PYTHON,
 # DATA, ARCHIVES. Read from the environment, beside DATA, ARCHIVES and SAVE:
 #   GPUS=n                             how many of this machine's GPUs to train on; 0: the CPU (default: all there are)
 #   PRECISION=fp16|bf16|amp|fp32       of training on GPUs (default: fp16)
@@ -9,7 +9,8 @@
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 STEP=$(basename -- "${BASH_SOURCE[1]}" .sh)
-EXAMPLE=$(basename -- "$(cd -- "$(dirname -- "${BASH_SOURCE[1]}")" && pwd)")
+EXAMPLE=$(cd -- "$(dirname -- "${BASH_SOURCE[1]}")" && pwd)
+EXAMPLE=${EXAMPLE#"$ROOT/examples/"}
 PLUGIN=$ROOT/mixhead_plugin
 
 fail() { # MESSAGE: one line, and the end

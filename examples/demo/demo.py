@@ -1,6 +1,7 @@
-"""The stock model and the Mixhead one, trained and scored by fairseq's own commands with the same flags."""
+"""Train fairseq's model and the Mixhead one with the same flags, and score both with fairseq's own commands."""
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -19,7 +20,6 @@ from typing import NamedTuple, Optional
 import matplotlib
 import sacrebleu
 import sentencepiece
-from corpus import generate
 from tqdm import tqdm
 
 matplotlib.use("Agg")
@@ -27,6 +27,8 @@ from matplotlib import pyplot
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "mixhead_plugin"
+CORPUS = ROOT / "examples" / "demo" / "corpus"
+HELD_OUT = 600  # pairs for validation, and as many for the test
 SPLITS = ("train", "valid", "test")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 RUNNING: list[subprocess.Popen] = []
@@ -194,10 +196,14 @@ def own_parallel_text(folder: Path) -> Path:
     return folder
 
 
-def write_corpus(folder: Path, seed: int) -> Path:
-    for split, pairs in generate(seed=seed).items():
-        for side, language in enumerate(("de", "en")):
-            (folder / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+def write_corpus(folder: Path) -> Path:
+    """Unpack the pairs of examples/demo/corpus; the last ones are for validation and test."""
+    for language in ("de", "en"):
+        with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
+            lines = file.readlines()
+        parts = {"train": lines[: -2 * HELD_OUT], "valid": lines[-2 * HELD_OUT : -HELD_OUT], "test": lines[-HELD_OUT:]}
+        for split, part in parts.items():
+            (folder / f"{split}.{language}").write_text("".join(part), encoding="utf-8")
     return folder
 
 
@@ -267,8 +273,8 @@ def translation_demo(args: argparse.Namespace, folder: Path) -> None:
         text = own_parallel_text(Path(os.environ["DATA"]))
         print(f"data: {text}")
     else:
-        text = write_corpus(folder / "text", args.seed)
-        print("data: a generated German-English corpus (examples/demo/corpus.py)")
+        text = write_corpus(folder / "text")
+        print("data: German-English sentences (examples/demo/corpus)")
     subwords(text, folder / "subwords", ["de", "en"], args.vocabulary)
     data = folder / "binary"
     preprocess(folder / "subwords", data, ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"])
@@ -311,13 +317,13 @@ def lm_demo(args: argparse.Namespace, folder: Path) -> None:
     record(results, "perplexity", LM_FLAGS, args, folder)
 
 
-DEMOS = {"translation": (translation_demo, 700, 2000), "lm": (lm_demo, 300, 4000)}
+DEMOS = {"translation": (translation_demo, 300, 2000), "lm": (lm_demo, 300, 4000)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
     parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="training updates of each model (default: 700, lm: 300)")
+    parser.add_argument("--updates", type=int, help="training updates of each model (default: 300)")
     parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 2000, lm: 4000)")
     parser.add_argument("--folder", type=Path, help="a new folder for everything (default: runs/demo/..., made anew)")
     parser.add_argument("--seed", type=int, default=1, help="of data and training (default: %(default)s)")

@@ -4,7 +4,9 @@ import sys
 
 import torch
 
-import mixhead_plugin  # noqa: F401 (lets torch's safe loader read fairseq's checkpoints)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 
 def architecture(path: str) -> str:

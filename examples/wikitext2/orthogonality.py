@@ -13,8 +13,10 @@ import torch
 from fairseq import checkpoint_utils
 from tqdm import tqdm
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
 from mixhead_plugin.modules.penalties import RegularizedPass
+
+mixhead_plugin.register()
 
 
 def distance(checkpoint: Path, data: Path) -> float:

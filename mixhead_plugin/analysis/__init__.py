@@ -1,5 +1,5 @@
-"""A laboratory for attention heads: `python -m mixhead_plugin.analysis <command>` on the checkpoint of any model.
+"""Tools to see and cut the attention heads of a trained model: `python -m mixhead_plugin.analysis <command>`.
 
-`attentions` finds the attentions of a model, `loading` brings a checkpoint and its data, `figures` writes what a
-command found; every command is a module of its own, with the measures as functions of tensors.
+`loading` loads a checkpoint and its data, `attentions` finds the attentions, `heads` masks single heads. `figures`
+holds the style of all pictures, `output` writes the results. Each command is a module with `add_arguments` and `run`.
 """

@@ -1,28 +1,37 @@
-"""Single heads: which there are, a model without some of them, and what is left when they are gone."""
+"""List the heads of a model, mask some of them, and show a number for each."""
 
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Collection, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.analysis import figures
+from mixhead_plugin.analysis.attentions import by_site, where
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.pruning import KeptHeads, mask, number_of_heads
 
 KINDS = {"source": "source heads", "mixed": "mixed heads"}
+# By attention, then by kind of head: one number for each head, [H].
+HeadNumbers = dict[str, dict[str, Tensor]]
 
 
 class Head(NamedTuple):
     """One head of one attention."""
 
     attention: str
-    kind: str  # a key of KINDS; "mixed" where heads do not mix: a head is then what it gives
+    kind: str  # a key of KINDS; always "mixed" where heads do not mix
     index: int
 
 
-def kinds(attention: MixheadAttention) -> Tuple[str, ...]:
-    """The kinds of heads that `attention` has and that can be taken away one by one."""
+def kinds(attention: MixheadAttention) -> tuple[str, ...]:
+    """Return the kinds of heads that `attention` has."""
     return tuple(KINDS) if attention.head_mixing is not None else ("mixed",)
 
 
-def all_heads(attentions: Mapping[str, MixheadAttention]) -> List[Head]:
+def all_heads(attentions: Mapping[str, MixheadAttention]) -> list[Head]:
+    """Return every head of every kind."""
     return [
         Head(name, kind, index)
         for name, attention in attentions.items()
@@ -31,22 +40,21 @@ def all_heads(attentions: Mapping[str, MixheadAttention]) -> List[Head]:
     ]
 
 
-def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Dict[str, KeptHeads]:
-    """What stays of every attention when the heads `removed` are gone; an attention may lose all."""
-    gone = set(removed)
-    kept = {}
-    for name, attention in attentions.items():
-        left = {
-            kind: tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, kind, i) not in gone)
-            for kind in kinds(attention)
-        }
-        kept[name] = KeptHeads(left.get("source", left["mixed"]), left["mixed"])
-    return kept
+def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> dict[str, KeptHeads]:
+    """Return the heads of every attention that are not in `removed`."""
+    stays: dict[str, dict[str, list[int]]] = {name: {"source": [], "mixed": []} for name in attentions}
+    for head in all_heads(attentions):
+        if head not in removed:
+            stays[head.attention][head.kind].append(head.index)
+    return {
+        name: KeptHeads(tuple(by_kind[kinds(attentions[name])[0]]), tuple(by_kind["mixed"]))
+        for name, by_kind in stays.items()
+    }
 
 
 @contextmanager
 def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> Iterator[None]:
-    """The attentions with these gates, by name; afterwards with those that they had."""
+    """Give the attentions these gates, by name, within the context."""
     before = {name: attention.gates for name, attention in attentions.items()}
     try:
         for name, attention in attentions.items():
@@ -59,7 +67,63 @@ def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGa
 
 @contextmanager
 def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Iterator[None]:
-    """The attentions as if the heads `removed` were cut off."""
+    """Mask the heads `removed` within the context."""
     kept = kept_heads(attentions, removed)
     with gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()}):
         yield
+
+
+def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:
+    """Return the numbers of all heads of a kind, at one site or everywhere, [heads]."""
+    chosen = [w[kind] for name, w in values.items() if kind in w and (not site or where(name).site == site)]
+    return torch.cat(chosen) if chosen else torch.empty(0)
+
+
+def shown_kinds(values: HeadNumbers) -> dict[str, str]:
+    """Return the kinds in `values` with their titles; plain 'heads' where no heads mix."""
+    if not any("source" in by_kind for by_kind in values.values()):
+        return {"mixed": "heads"}
+    return KINDS
+
+
+def table(values: HeadNumbers, form: str = ".3g") -> str:
+    """Return a line of text for each attention and kind."""
+    lines = []
+    for name, by_kind in values.items():
+        for kind, numbers in by_kind.items():
+            title = f"{where(name)}, {KINDS[kind]}" if len(by_kind) > 1 else str(where(name))
+            lines.append(f"  {title:30s} " + " ".join(f"{format(x, form):>8s}" for x in numbers.tolist()))
+    return "\n".join(lines)
+
+
+def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
+    """Return an entry for each attention."""
+    return [{"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind} for n, by_kind in values.items()]
+
+
+def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
+    """Draw layer by head, a column of panels for each site and a row for each kind of head.
+
+    Args:
+        model: whose heads they are
+        values: the numbers; attentions that are not in them stay out
+        label: what the numbers are, with their unit
+        colours: see `figures.heat_maps`
+    """
+    sites = {site: [values[name] for name in names if name in values] for site, names in by_site(model).items()}
+    sites = {site: layers for site, layers in sites.items() if layers}
+    kinds = shown_kinds(values)
+    panels: list[list[tuple[str, Any] | None]] = [[] for _ in kinds]
+    for row, kind in zip(panels, kinds, strict=True):
+        for site, layers in sites.items():
+            title = KINDS[kind] if any("source" in layer for layer in layers) else "heads"
+            matrix = [layer[kind].tolist() for layer in layers if kind in layer]
+            row.append((site if len(kinds) == 1 else f"{site}, {title}", matrix) if matrix else None)
+    heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
+    narrowest = 2.6 if len(sites) > 1 else 3.3  # wide enough for the title beside the colour bar
+    width = min(max(1.4 + 0.2 * heads, narrowest), 6.0)
+    height = min(max(1.1 + 0.25 * max(map(len, sites.values())), 1.7), 6.0)
+    with figures.style():
+        figure = figures.heat_maps(panels, (width, height), "", colours, xlabel="head", ylabel="layer")
+        figure.suptitle(label, fontsize=10)  # beside the colours of one low row it would be cut off
+    return figure

@@ -1,53 +1,114 @@
-"""Weigh every head: I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on head h.
+"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1 and figure 4).
 
-L is the loss that the model was trained with, summed over a sentence (over a window, for language models). One forward
-and one backward pass per batch weigh all heads at once. Where heads mix, there are two kinds: source heads, whose
-weights are mixed, and mixed heads, whose outputs go to out_proj; each is weighed.
+The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
 
-With two sets, --subset valid,test, or --compare-data for the same set of other data, it also draws the importances on
-one over those on the other, and prints Pearson's r: high if what is redundant here is redundant there.
+L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
+mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
-Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg};
+Two sets are compared: by --subset valid,test, or by --compare-data for the same set of other data. The command draws
+the importances on one over those on the other, and prints Pearson's r.
+
+Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
 `prune --importance importance.json` reads the first set.
+
+Example: importance checkpoint_best.pt --subset valid
 """
 
+import json
 from argparse import ArgumentParser, Namespace
-from typing import Any, Dict, List, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from fairseq.modules.checkpoint_activations import unwrap_checkpoint
-from matplotlib.figure import Figure
+from torch import Tensor, nn
 
-from mixhead_plugin.analysis import figures, head_numbers, loading
-from mixhead_plugin.analysis.attentions import attentions, where
+from mixhead_plugin.analysis import figures, loading, output
+from mixhead_plugin.analysis.attentions import SITES, attentions
+from mixhead_plugin.analysis.heads import HeadNumbers, as_json, gated, heat_maps, kinds, points, shown_kinds, table
 from mixhead_plugin.analysis.loading import Loaded
-from mixhead_plugin.analysis.weighing import NORMALISATIONS, HeadNumbers, as_points, importance, pearson
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
+from mixhead_plugin.modules.pruning import number_of_heads
 
-MARKERS = {"encoder-self": "o", "decoder-self": "s", "cross": "^"}
+# fairseq's criteria: model, sample -> loss, sample size, what to log
+Criterion = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any, Any]]
 
 
-class Weighed(NamedTuple):
-    """The importances on one set."""
+def sentence_gradients(
+    model: nn.Module, criterion: Criterion, batch: dict[str, Any], attentions: Mapping[str, MixheadAttention]
+) -> HeadNumbers:
+    """Return dL(x) / d xi_h for every sentence x of a batch and every head h, each [B, H].
 
-    label: str
-    data: str
-    subset: str
-    sentences: int
-    weights: HeadNumbers
+    Sentences do not see each other. So a gate for each sentence, [B, H], gets the gradient of that sentence's loss.
+    The model must be in evaluation mode and without --checkpoint-activations, which hide the gates.
+    """
+    rows = batch["net_input"]["src_tokens"].shape[0]
+    ones = {}
+    for name, attention in attentions.items():
+        for kind in kinds(attention):
+            gate = next(attention.parameters()).new_ones(rows, number_of_heads(attention, kind))  # [B, H]
+            ones[name, kind] = gate.requires_grad_()
+    gates = {name: HeadGates(ones.get((name, "source")), ones[name, "mixed"]) for name in attentions}
+    with torch.enable_grad(), gated(attentions, gates):
+        loss = criterion(model, batch)[0]
+        # The loss of a classifier does not depend on attentions above the state that it reads: their gradients are 0.
+        gradients = torch.autograd.grad(loss, list(ones.values()), allow_unused=True, materialize_grads=True)
+    found: HeadNumbers = {name: {} for name in attentions}
+    for (name, kind), gradient in zip(ones, gradients, strict=True):
+        found[name][kind] = gradient
+    return found
+
+
+def importance(
+    model: nn.Module,
+    criterion: Criterion,
+    batches: Iterable[dict[str, Any]],
+    attentions: Mapping[str, MixheadAttention],
+) -> tuple[HeadNumbers, int]:
+    """Return I_h of every head in float64, and the number of sentences; arguments as in `sentence_gradients`."""
+    sums: HeadNumbers = {name: {} for name in attentions}
+    sentences = 0
+    for batch in batches:
+        for name, by_kind in sentence_gradients(model, criterion, batch, attentions).items():
+            for kind, gradient in by_kind.items():
+                sums[name][kind] = sums[name].get(kind, 0) + gradient.double().abs().sum(0).cpu()  # [H]
+        sentences += batch["net_input"]["src_tokens"].shape[0]
+    for name, by_kind in sums.items():
+        if not all(total.isfinite().all() for total in by_kind.values()):
+            raise OptionError(f"the importance of the heads of {name} is not finite; are its parameters damaged?")
+    means = {name: {kind: total / sentences for kind, total in by_kind.items()} for name, by_kind in sums.items()}
+    return means, sentences
+
+
+def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
+    """Divide each attention's and kind's importances by their l2 norm (Michel et al. 2019, section 4.1); 0 stays 0."""
+    return {
+        name: {kind: w / w.norm() if w.any() else w for kind, w in by_kind.items()} for name, by_kind in weights.items()
+    }
+
+
+NORMALIZATIONS = {"none": lambda weights: weights, "layer": normalized_by_layer}
+
+
+def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
+    """Return Pearson's r of two importances of the same heads, by kind; NaN where one of them is constant."""
+    pairs = {kind: torch.stack([points(left, kind), points(right, kind)]) for kind in shown_kinds(left)}
+    return {kind: float(torch.corrcoef(pair)[0, 1]) for kind, pair in pairs.items()}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
-    add_normalisation(parser, default="none")
+    add_normalization(parser, default="none")
     parser.add_argument("--compare-data", metavar="DIR", help="also weigh on this data, and compare")
-    figures.add_arguments(parser)
+    output.add_arguments(parser)
 
 
-def add_normalisation(parser: ArgumentParser, default: str) -> None:
+def add_normalization(parser: ArgumentParser, default: str) -> None:
     parser.add_argument(
         "--normalize",
-        choices=list(NORMALISATIONS),
+        choices=list(NORMALIZATIONS),
         default=default,
         help="layer: divide the importances of each attention by their l2 norm, as Michel et al. do to compare heads "
         "of different layers (default: %(default)s)",
@@ -55,116 +116,71 @@ def add_normalisation(parser: ArgumentParser, default: str) -> None:
 
 
 def run(args: Namespace) -> None:
-    loaded = loading.load_from(args, args.checkpoint)
-    sets = [(loaded, subset) for subset in args.subset.split(",")]
-    if args.compare_data is not None:
-        compared = Namespace(**{**vars(args), "data": args.compare_data})
-        other = loading.load_from(compared, args.checkpoint, data_flag="--compare-data")
-        sets += [(other, subset) for _, subset in sets]
-    if len(sets) > 2:
-        raise OptionError(f"--subset {args.subset}: {len(sets)} sets, must be one or two with --compare-data")
-    weighed = [weigh(args, model, subset) for model, subset in sets]
-    weighed = _told_apart(weighed)
-
-    shown = {w.label: NORMALISATIONS[args.normalize](w.weights) for w in weighed}
-    files = []
-    for i, w in enumerate(weighed):
-        print(f"{w.label}: importance of each head ({w.sentences} sentences)")
-        print(head_numbers.table(shown[w.label]))
-        figure = head_numbers.heat_maps(loaded.model, shown[w.label], _axis_label(args.normalize))
-        files += figures.save(figure, args.output, "importance" if i == 0 else f"importance-{i + 1}")
-    results: Dict[str, Any] = {
-        "sets": [
-            {
-                "label": w.label,
-                "data": w.data,
-                "subset": w.subset,
-                "sentences": w.sentences,
-                "attentions": head_numbers.as_json(w.weights),
-            }
-            for w in weighed
-        ]
-    }
-    if len(weighed) == 2:
+    folders = [args.data, *([args.compare_data] if args.compare_data else [])]
+    subsets = args.subset.split(",")
+    if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
+        raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
+    title = "importance, mean |dL/dξ|" if args.normalize == "none" else "importance, l2 norm 1 in each layer"
+    results: dict[str, Any] = {"sets": []}
+    shown, pictures = {}, {}
+    for folder in folders:
+        loaded = loading.load_from(Namespace(**{**vars(args), "data": folder}), args.checkpoint)
+        data = str(loaded.cfg.task.data)
+        for subset in subsets:
+            weights, sentences = weigh(args, loaded, subset)
+            label = f"{subset} of {data}" if len(folders) > 1 else subset
+            shown[label] = NORMALIZATIONS[args.normalize](weights)
+            print(f"{label}: importance of each head ({sentences} sentences)\n{table(shown[label])}")
+            pictures[f"importance-{len(shown)}"] = heat_maps(loaded.model, shown[label], title)
+            found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
+            results["sets"].append({**found, "attentions": as_json(weights)})
+    pictures = {name.removesuffix("-1"): figure for name, figure in pictures.items()}
+    if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():
-            print(f"Pearson's r of the {head_numbers.kind_title(weighed[0].weights, kind)}: {r:.3f}")
-        figure = correlation_figure(shown, results["pearson"], _axis_label(args.normalize))
-        files += figures.save(figure, args.output, "importance-correlation")
-    files.append(figures.save_json(args.output, "importance", args, results))
-    figures.report(files)
+            print(f"Pearson's r of the {shown_kinds(weights)[kind]}: {r:.3f}")
+        pictures["importance-correlation"] = correlation_figure(shown, results["pearson"], title)
+    output.write(args, "importance", results, pictures)
 
 
-def weigh(args: Namespace, loaded: Loaded, subset: str, subset_flag: str = "--subset") -> Weighed:
-    """The importances of all heads on one set, which `subset_flag` names.
-
-    Raises:
-        OptionError: there is no such set, or an importance is not finite
-    """
-    loaded.model.requires_grad_(False)  # the gates' gradients alone are wanted
+def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, int]:
+    """Return the importances of all heads on one set, and the number of its sentences."""
+    loaded.model.requires_grad_(False)  # only the gates need gradients
     unwrap_checkpoint(loaded.model)
-    batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded, subset_flag)
+    batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
+    return importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
+
+
+def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNumbers:
+    """Read the importances of the attentions `found` on the first set, as the command writes them."""
     try:
-        weights, sentences = importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
-    except FloatingPointError as error:
-        raise OptionError(f"{loaded.path}: {error}; are its parameters damaged?") from error
-    return Weighed(subset, str(loaded.cfg.task.data), subset, sentences, weights)
+        entries = {e["name"]: e for e in json.loads(Path(file).read_text(encoding="utf-8"))["sets"][0]["attentions"]}
+        values = {
+            name: {
+                kind: torch.tensor(entries[name][kind], dtype=torch.float64).reshape(number_of_heads(attention, kind))
+                for kind in kinds(attention)
+            }
+            for name, attention in found.items()
+        }
+    except (ValueError, LookupError, TypeError, RuntimeError) as error:
+        raise OptionError(f"--importance {file}: has not the importances of this model's heads") from error
+    return values
 
 
-def _told_apart(weighed: List[Weighed]) -> List[Weighed]:
-    """Labels that name the data where the sets have one name."""
-    if len({w.label for w in weighed}) == len(weighed):
-        return weighed
-    if len({w.data for w in weighed}) == 1:
-        raise OptionError(f"--subset {','.join(w.subset for w in weighed)}: the same set twice")
-    return [w._replace(label=f"{w.subset} of {w.data}") for w in weighed]
-
-
-def correlation_figure(shown: Dict[str, HeadNumbers], r: Dict[str, float], label: str) -> Figure:
-    """Each head's importance on one set over that on the other, a panel for each kind of head.
-
-    Args:
-        shown: the importances on two sets, by label
-        r: Pearson's, by kind
-        label: what they are
-    """
+def correlation_figure(shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str) -> Any:
+    """Draw each head's importance on one set over that on the other; `r` is Pearson's, by kind of head."""
     (left_label, left), (right_label, right) = shown.items()
     with figures.style():
         figure, axes = figures.subplots(1, len(r), (3.4, 3.2))
-        for panel, kind in zip(axes[0], r):
-            for i, (site, marker) in enumerate(MARKERS.items()):
-                points = [_at(values, kind, site) for values in (left, right)]
-                if points[0]:
-                    panel.plot(
-                        *points,
-                        linestyle="",
-                        marker=marker,
-                        markersize=4,
-                        alpha=0.7,
-                        color=figures.COLOURS[i],
-                        label=site,
-                    )
-            both = torch.cat([as_points(values, kind) for values in (left, right)])
+        for panel, kind in zip(axes[0], r, strict=True):
+            for site, marker, colour in zip(SITES, "os^", figures.COLOURS, strict=False):
+                x, y = points(left, kind, site), points(right, kind, site)
+                if len(x):
+                    panel.plot(x, y, marker, markersize=4, alpha=0.7, color=colour, label=site)
+            both = torch.cat([points(left, kind), points(right, kind)])
             ends = [float(both.min()), float(both.max())]
             panel.plot(ends, ends, color="grey", linewidth=0.8, zorder=0)  # equally important on both
-            panel.set(
-                title=f"{head_numbers.kind_title(left, kind)}: r = {r[kind]:.3f}",
-                xlabel=f"{label} on {left_label}",
-                ylabel=f"on {right_label}",
-            )
+            title = f"{shown_kinds(left)[kind]}: r = {r[kind]:.3f}"
+            panel.set(title=title, xlabel=f"{label} on {left_label}", ylabel=f"on {right_label}")
             panel.legend()
     return figure
-
-
-def _at(values: HeadNumbers, kind: str, site: str) -> List[float]:
-    """The numbers of one kind of head at one place."""
-    return [
-        number
-        for name, by_kind in values.items()
-        if kind in by_kind and where(name).site == site
-        for number in by_kind[kind].tolist()
-    ]
-
-
-def _axis_label(normalize: str) -> str:
-    return "importance, mean |dL/dξ|" if normalize == "none" else "importance, l2 norm 1 in each layer"

@@ -1,50 +1,45 @@
-"""Writes the checkpoint of a model without some of its heads, its projections really smaller."""
+"""Write the checkpoint of a model without some of its heads, with smaller projections."""
 
 import copy
-import inspect
 import os
 import shlex
-from typing import Any, Dict, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
 
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from mixhead_plugin.analysis.attentions import attentions, by_place, where
+from mixhead_plugin.analysis.attentions import attentions, by_site, where
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.pruning import KeptHeads, cut_state, pruned_flags
-from mixhead_plugin.options import SCOPES
+from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions
 
 
-def prunable(loaded: Loaded) -> Dict[str, MixheadAttention]:
-    """The attentions whose heads the model's flags can number: those in --attention-scope, by name."""
-    scope = SCOPES[loaded.cfg.model.attention_scope]
+def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
+    """Return the attentions in --attention-scope, by name; the model's flags can describe only their heads."""
+    scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
     return {name: attention for name, attention in attentions(loaded.model).items() if where(name).site in scope}
 
 
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
-    """Save the model of `loaded` without the heads that `kept` leaves out; its optimizer's state is left out too.
+    """Save the model without the heads that `kept` leaves out, and without the state of its optimizer.
 
-    Args:
-        loaded: the whole model
-        kept: what stays of each attention of `prunable`, by name
-        file: a checkpoint that fairseq's commands load, in the dtype of the whole one
-
-    Raises:
-        OptionError: the model's config cannot describe the smaller model
+    `kept` has the heads that stay of each attention of `prunable`, by name. Refuse a model whose config cannot describe
+    the smaller one.
     """
     found = prunable(loaded)
-    sites = {
-        site: [kept[name] for _, name in sorted(layers.items())]
-        for site, layers in by_place(loaded.model).items()
-        if any(name in found for name in layers.values())
-    }
     smaller = cut_state(loaded.model.state_dict(), found, kept)
-    config = _with_flags(loaded.cfg.model, pruned_flags(found, sites))
-    model = _build(loaded, config)
-    # past fairseq's and the plugin's checks: the state has no record of flags that they could compare
+    sites = {site: [kept[n] for n in names if n in found] for site, names in by_site(loaded.model).items()}
+    flags = pruned_flags(found, {site: layers for site, layers in sites.items() if layers})
+    config = _plugin_config(loaded.cfg.model, flags)
+    if getattr(config, "scale_heads", False):
+        raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
+    model = loaded.task.build_model(config)
+    # nn.Module's method, because fairseq's compares the flags that are recorded in the state
     nn.Module.load_state_dict(model, smaller)
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)
@@ -61,52 +56,35 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     checkpoint_utils.torch_persistent_save(state, file)
 
 
-def _plain(config: Any) -> Any:
-    """A config as fairseq-train writes it"""
-    return OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config
+def training_flags(cut: Loaded, file: str) -> str:
+    """Return the flags that follow those of the whole model's training, to train `cut`, the model in `file`, on.
+
+    --save-dir is a new folder: in the old one fairseq would go on with the whole model's checkpoint_last.pt.
+    """
+    model, folder = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
+    flags = {"arch": _arch(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
+    flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": folder}
+    words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
+    return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])
 
 
-def _with_flags(config: Any, flags: Dict[str, Any]) -> Any:
-    """A copy of a model's config with these flags, whatever kind of config it is."""
+def _arch(config: Any) -> str:
+    return getattr(config, "arch", None) or getattr(config, "_name", None)
+
+
+def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
+    """Return a copy of a model's config for the plugin's architecture, with `flags`."""
+    if not hasattr(config, "attention_scope"):  # fairseq's own architecture
+        defaults, arch = AttentionOptions(), f"mixhead_{_arch(config)}"
+        names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
+        flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
     config = copy.deepcopy(config)
-    if OmegaConf.is_config(config):
-        with open_dict(config):
-            for name, value in flags.items():
-                config[name] = value
-    else:
-        vars(config).update(flags)
+    with open_dict(config) if OmegaConf.is_config(config) else nullcontext():
+        for name, value in flags.items():
+            setattr(config, name, value)
     return config
 
 
-def _build(loaded: Loaded, config: Any) -> nn.Module:
-    if getattr(config, "scale_heads", False):
-        raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
-    further = (
-        {"from_checkpoint": True} if "from_checkpoint" in inspect.signature(loaded.task.build_model).parameters else {}
-    )
-    try:
-        return loaded.task.build_model(config, **further)
-    except OptionError as error:
-        raise OptionError(f"{loaded.path}: cannot be made smaller: {error}") from error
-
-
-def training_flags(cut: Loaded, file: str) -> str:
-    """What fairseq-train needs, behind the flags of the whole model's training, to go on from the smaller one.
-
-    --save-dir is new: from that of the training fairseq would go on with the whole model's checkpoint_last.pt.
-
-    Args:
-        cut: the smaller model
-        file: its checkpoint
-    """
-    model = cut.cfg.model
-    flags = {
-        "arch": getattr(model, "arch", None) or getattr(model, "_name", None),
-        "head-mixing": model.head_mixing,
-        "heads-per-layer": model.heads_per_layer,
-        "head-dim": str(model.head_dim),
-        "finetune-from-model": file,
-        "save-dir": f"{os.path.splitext(file)[0]}-finetuned",
-    }
-    words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
-    return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])
+def _plain(config: Any) -> Any:
+    """Return a config as fairseq-train writes it."""
+    return OmegaConf.to_container(config, resolve=True, enum_to_str=True) if OmegaConf.is_config(config) else config

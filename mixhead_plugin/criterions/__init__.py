@@ -1,6 +1,5 @@
-"""fairseq's criteria with penalties on the heads, and those of the plugin's tasks; importing this registers them."""
+"""fairseq's criteria with penalties on the heads; importing this registers them."""
 
-from mixhead_plugin.criterions.bert_pretraining import BertPretrainingCriterion, OrthogonalBertPretraining
 from mixhead_plugin.criterions.orthogonal import (
     OrthogonalAdaptiveLoss,
     OrthogonalCrossEntropy,
@@ -8,16 +7,11 @@ from mixhead_plugin.criterions.orthogonal import (
     OrthogonalMaskedLm,
     OrthogonalSentencePrediction,
 )
-from mixhead_plugin.criterions.squad import OrthogonalSquad, SquadCriterion
 
 __all__ = [
-    "BertPretrainingCriterion",
     "OrthogonalAdaptiveLoss",
-    "OrthogonalBertPretraining",
     "OrthogonalCrossEntropy",
     "OrthogonalLabelSmoothedCrossEntropy",
     "OrthogonalMaskedLm",
     "OrthogonalSentencePrediction",
-    "OrthogonalSquad",
-    "SquadCriterion",
 ]

@@ -1,4 +1,4 @@
-"""fairseq's criteria with penalties that keep the heads apart: their flags, `--orthogonal-weight`, `--rank-weight`."""
+"""fairseq's criteria with penalties on the heads, `--orthogonal-weight` and `--rank-weight`."""
 
 from dataclasses import dataclass
 from typing import Any

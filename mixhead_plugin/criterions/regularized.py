@@ -1,11 +1,12 @@
-"""What turns a criterion of fairseq into one that also keeps the heads apart."""
+"""Turn a criterion of fairseq into one with penalties on the heads."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, NoReturn
 
 import torch
-from fairseq.criterions import CRITERION_REGISTRY, FairseqCriterion
+from fairseq.criterions import FairseqCriterion
 from fairseq.dataclass import FairseqDataclass
 from fairseq.logging import metrics
 from omegaconf import OmegaConf
@@ -14,20 +15,19 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
-from mixhead_plugin.options import STOCK_MODEL, attention_heads, model_options
+from mixhead_plugin.options import model_options
 
 
 def _flag(name: str) -> Any:
     penalty = PENALTIES[name]
-    text = (
-        f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions; in training alone; 0 is off"
-    )
-    return field(default=penalty.weight, metadata={"help": f"{text} (default: {penalty.weight})"})
+    text = f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions"
+    text += f"; in training alone; 0 is off (default: {penalty.weight})"
+    return field(default=penalty.weight, metadata={"help": text})
 
 
 @dataclass
 class PenaltyOptions(FairseqDataclass):
-    """The flags that every orthogonal_* criterion has beside its stock ones, `<name>_weight` for each of PENALTIES."""
+    """The flags of every orthogonal_* criterion beside fairseq's own: `<name>_weight` for each of PENALTIES."""
 
     orthogonal_weight: float = _flag("orthogonal")
     rank_weight: float = _flag("rank")
@@ -36,14 +36,11 @@ class PenaltyOptions(FairseqDataclass):
 class RegularizedCriterion(FairseqCriterion):
     """Mixin before a criterion of fairseq whose loss is a sum over the batch.
 
-    The penalties act in training alone: the loss of a validation, and the `loss` and perplexity of all logs, are those
-    of the criterion itself. They are computed in float32.
-
-    Attributes:
-        penalty_weights: what each penalty is multiplied with; those with weight 0 are not computed and are not in here
+    Penalties are computed in float32, and in training alone. The validation loss, and the `loss` and perplexity of all
+    logs, are those of fairseq's criterion.
     """
 
-    penalty_weights: Mapping[str, float] = MappingProxyType({})
+    penalty_weights: Mapping[str, float] = MappingProxyType({})  # without penalties of weight 0
 
     @classmethod
     def build_criterion(cls, cfg: Any, task: Any) -> "RegularizedCriterion":
@@ -52,41 +49,40 @@ class RegularizedCriterion(FairseqCriterion):
             if not 0 <= weight <= torch.finfo(torch.float32).max:
                 raise OptionError(f"--{name}-weight {weight}: must be a finite number, 0 (off) or more")
         weights = {name: weight for name, weight in weights.items() if weight > 0}
-        whole = cfg._get_parent() if OmegaConf.is_config(cfg) else None
-        if whole is not None:  # fairseq keeps the model's flags beside the criterion's
-            _check_model(cls, weights, whole.get("model"))
+        if OmegaConf.is_config(cfg) and cfg._get_parent() is not None:
+            _check_model(cfg._get_parent().get("model"), weights)
         criterion = super().build_criterion(cfg, task)
         criterion.penalty_weights = weights
         return criterion
 
-    def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Any, Dict]:
-        """As in fairseq; the loss has the penalties in training, unless it is wanted token by token (not `reduce`).
+    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
+        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss includes the penalties.
 
         Raises:
-            OptionError: a penalty has nothing to act on in `model`
+            OptionError: a penalty finds nothing to act on in `model`
         """
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
         regularized = RegularizedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
         for name, number in regularized.attentions.items():
             if number == 0:
-                _refuse(type(self), name, self.penalty_weights[name], "in this model")
+                _refuse(name, self.penalty_weights[name])
         with regularized:
             loss, sample_size, logging_output = super().forward(model, sample, reduce)
         for name, value in regularized.values.items():
             logging_output[f"{name}_loss"] = value * sample_size
         return regularized.add_to(loss, sample_size), sample_size, logging_output
 
-    def _real_queries(self, net_input: Dict[str, Any]) -> Dict[str, Tensor]:
-        """For both sides of a model the queries that are not padding, bool [B, Nq]."""
+    def _real_queries(self, net_input: dict[str, Any]) -> dict[str, Tensor]:
+        """Return for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]."""
         source = net_input["src_tokens"]
         target = net_input.get("prev_output_tokens", source)  # a language model decodes its source
         pad = self.task.source_dictionary.pad()
         return {"encoder": source.ne(pad), "decoder": target.ne(pad if target is source else self.padding_idx)}
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
-        """The metrics of fairseq's criterion, and the mean of each penalty, unweighted."""
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
+        """Log the metrics of fairseq's criterion and the mean of each penalty, unweighted."""
         super().reduce_metrics(logging_outputs)
         sample_size = sum(log.get("sample_size", 0) for log in logging_outputs)
         for name in PENALTIES:
@@ -95,28 +91,19 @@ class RegularizedCriterion(FairseqCriterion):
                 metrics.log_scalar(f"{name}_loss", total / sample_size, sample_size, round=6)
 
 
-def _check_model(criterion: type, weights: Mapping[str, float], model: Any) -> None:
-    """Refuse, before anything is trained, a model of which its flags say that a penalty finds nothing in it."""
+def _check_model(model: Any, weights: Mapping[str, float]) -> None:
+    """Refuse flags of a model that leave a penalty nothing to act on; `forward` would, but fairseq saves a crash.pt."""
     options = model_options(model)
-    if options is None:  # not known by name: the first batch shows what it has
-        return
-    for name, weight in weights.items():
-        if options is STOCK_MODEL:
-            _refuse(criterion, name, weight, f"in --arch {getattr(model, 'arch', getattr(model, '_name', None))}")
-        elif PENALTIES[name].on_mixing and not HEAD_MIXINGS[options.head_mixing].trained:
-            _refuse(criterion, name, weight, f"with --head-mixing {options.head_mixing}")
-        elif not PENALTIES[name].on_mixing and max(attention_heads(model, options).values(), default=2) < 2:
-            flags = ", ".join(f"{flag} {number}" for flag, number in attention_heads(model, options).items())
-            _refuse(criterion, name, weight, f"with {flags}")
+    mixing = getattr(options, "head_mixing", None)  # None for a model of fairseq
+    for name, weight in weights.items() if options is not None else ():
+        if mixing is None or (PENALTIES[name].on_mixing and not HEAD_MIXINGS[mixing].trained):
+            _refuse(name, weight)
 
 
-def _refuse(criterion: type, name: str, weight: float, where: str) -> None:
+def _refuse(name: str, weight: float) -> NoReturn:
+    trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
+    remedy = "use an architecture of this plugin with two heads or more"
     if PENALTIES[name].on_mixing:
-        trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
         remedy = f"use an architecture mixhead_*, --head-mixing {trained}"
-    else:
-        remedy = "use an architecture of this plugin with two heads or more"
-    # whoever has not typed the weight knows the criterion that it comes with
-    names = (f"--criterion {known}" for known, registered in CRITERION_REGISTRY.items() if registered is criterion)
-    preset = f" ({weight} is the default of {next(names, 'the criterion')})" if weight == PENALTIES[name].weight else ""
-    raise OptionError(f"--{name}-weight {weight}: nothing to act on {where}; {remedy}, or --{name}-weight 0{preset}")
+    default = f" (the default is {weight})" if weight == PENALTIES[name].weight else ""
+    raise OptionError(f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}")

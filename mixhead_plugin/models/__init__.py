@@ -1,7 +1,6 @@
-"""The stock models with the plugin's attention; importing this package registers them with fairseq."""
+"""fairseq's models with the plugin's attention; importing this package registers them."""
 
-from mixhead_plugin.models.bert import BertModel
-from mixhead_plugin.models.recipe_architectures import RECIPE_ARCHITECTURES
+from mixhead_plugin.models.architectures import ARCHITECTURES
 from mixhead_plugin.models.roberta import RobertaModel
 from mixhead_plugin.models.synthesizer import SynthesizerLanguageModel
 from mixhead_plugin.models.transformer import TransformerModel
@@ -9,8 +8,7 @@ from mixhead_plugin.models.transformer_lm import TransformerLanguageModel
 from mixhead_plugin.models.transformer_xl import TransformerXLModel
 
 __all__ = [
-    "RECIPE_ARCHITECTURES",
-    "BertModel",
+    "ARCHITECTURES",
     "RobertaModel",
     "SynthesizerLanguageModel",
     "TransformerLanguageModel",

@@ -7,11 +7,11 @@ from fairseq.models.roberta import model as stock
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape
 
 
 class RobertaEncoder(stock.RobertaEncoder):
@@ -24,13 +24,14 @@ class RobertaEncoder(stock.RobertaEncoder):
 class RobertaModel(FamilyModel, stock.RobertaModel):
     """fairseq's RoBERTa with the plugin's attention."""
 
+    config = AttentionOptions
     encoder_type: ClassVar[Type[RobertaEncoder]] = RobertaEncoder
 
     def __init__(self, args: Any, encoder: RobertaEncoder):
         super().__init__(args, encoder)
         for module in self.modules():
             if isinstance(module, MixheadAttention):
-                module.scale_values()  # BERT's initialisation has just overwritten the first time
+                module.scale_values()  # BERT's initialisation has undone it
 
     @staticmethod
     def add_args(parser: Any) -> None:
@@ -38,43 +39,23 @@ class RobertaModel(FamilyModel, stock.RobertaModel):
         gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
 
     @classmethod
-    def options_of(cls, args: Any) -> AttentionOptions:
-        return AttentionOptions.from_namespace(args)
-
-    @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        return {
-            "encoder-self": cls.shape(
-                "encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers
-            )
-        }
+        shape = cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
+        return {"encoder-self": shape}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        if getattr(args, "spectral_norm_classification_head", False):
-            raise OptionError("--spectral-norm-classification-head: must be left out, fairseq cannot load such a head")
-        length, positions = (getattr(args, name, None) for name in ("tokens_per_sample", "max_positions"))
-        if length is not None and positions is not None and length > positions:
+        if getattr(args, "mha_heads_to_keep", -1) != -1 and args.head_mixing != "none":
             raise OptionError(
-                f"--tokens-per-sample {length}: more than --max-positions {positions}, for which the model learns "
-                "positions"
+                f"--mha-heads-to-keep {args.mha_heads_to_keep}: must be left out unless --head-mixing none"
             )
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaModel":
-        args = as_namespace(args)
-        stock.base_architecture(args)
+        args = cls.prepared(args)
         if getattr(args, "tokens_per_sample", None) is None:
             args.tokens_per_sample = task.max_positions()
-        cls.check_args(args)
-        if getattr(args, "mha_heads_to_keep", -1) != -1 and args.head_mixing != "none":
-            raise OptionError(
-                f"--mha-heads-to-keep {args.mha_heads_to_keep}: cannot cut mixed heads; needs --head-mixing none"
-            )
         if getattr(args, "max_positions", None) is None:
             args.max_positions = args.tokens_per_sample
         return cls(args, cls.encoder_type(args, task.source_dictionary))
-
-
-MODELS = register_families(RobertaModel, "roberta")

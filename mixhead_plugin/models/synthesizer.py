@@ -4,26 +4,25 @@ fairseq has no such model. This is its decoder-only Transformer with every flag,
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Dict, List, Optional
 
+import numpy as np
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
-from mixhead_plugin.compat import refuse_longer_inputs
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.models.families import family_config, register_families
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, at_its_rate, flags_of_attention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.options import AttentionShape, as_namespace
 
+# By the flag of a size that one synthesizer alone has, the name of the synthesizer.
 _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
 
 
 def _own_size(option: str) -> Any:
-    """The field of a size that one synthesizer alone has."""
+    """Return the field of a size that one synthesizer alone has."""
     size = SYNTHESIZERS[_OWN_SIZES[option]].own_size
     text = f"{size.text}, with --synthesizer {_OWN_SIZES[option]} (default: {size.default_text})"
     return field(default=None, metadata={"help": text})
@@ -31,7 +30,7 @@ def _own_size(option: str) -> Any:
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
-    """The flags that the Synthesizer has beside the plugin's others."""
+    """The flags that the Synthesizer adds to the plugin's others."""
 
     synthesizer: str = field(
         default="dense",
@@ -92,14 +91,14 @@ class SynthesizerDecoder(MixheadDecoder):
         alignment_layer: Optional[int] = None,
         alignment_heads: Optional[int] = None,
     ):
-        """As in fairseq, tokens [B, N].
+        """Compute features as fairseq does, tokens [B, N].
 
         Raises:
-            ValueError: a sentence begins with padding. Nothing of fairseq pads a language model's input on the left;
-                the scores would be those of other positions than the sentence has alone.
+            ValueError: a sentence begins with padding, so that its scores would be those of other positions. fairseq
+                never pads the input of a language model on the left.
         """
         padding = prev_output_tokens.eq(self.padding_idx)
-        # Padding elsewhere may be: beam search with a prefix drags dead hypotheses along, filled with any token.
+        # Rows of padding alone are allowed: beam search with a prefix keeps dead hypotheses, filled with any token.
         if bool((padding[:, 0] & ~padding.all(1)).any()):
             raise ValueError("prev_output_tokens: a synthesizer needs padding on the right, here it is on the left")
         return self.extract_features_scriptable(
@@ -113,27 +112,32 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     That length is --max-target-positions, else --tokens-per-sample and the token of --add-bos-token.
     """
 
-    @classmethod
-    def options_of(cls, args: Any) -> SynthesizerLanguageModelConfig:
-        return SynthesizerLanguageModelConfig.from_namespace(args)
+    config = SynthesizerLanguageModelConfig
 
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        # --heads-per-layer is how pruned models are written down, and these heads can be masked but not cut
+        # Pruning, which --heads-per-layer describes, cannot cut these heads.
         return {site: shape._replace(layers=None) for site, shape in super().attention_shapes(args).items()}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        if getattr(args, "synthesizer", None) is None:
-            args.synthesizer = "dense"
         super().check_args(args)
-        _check_length(args)
-        _check_synthesizer(args)
+        options, longest = cls.config.from_namespace(args), getattr(args, "max_target_positions", None)
+        if longest is None and not getattr(args, "tokens_per_sample", None):
+            raise OptionError("--max-target-positions is missing: a synthesizer has scores for so many positions alone")
+        # fairseq leaves out whole sentences, --sample-break-mode eos, that are too long.
+        cuts = getattr(args, "sample_break_mode", "eos") != "eos"
+        if longest is not None and cuts and longest < _longest_block(args):
+            raise OptionError(
+                f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for --tokens-per-sample "
+                f"{args.tokens_per_sample}; a synthesizer has scores for so many positions alone"
+            )
+        _check_synthesizer(options, longest or _longest_block(args))
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "SynthesizerLanguageModel":
         args = as_namespace(args)
-        if _number(args, "max_target_positions") is None and _number(args, "tokens_per_sample") is not None:
+        if getattr(args, "max_target_positions", None) is None and getattr(args, "tokens_per_sample", None) is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
         refuse_longer_inputs(task, args.max_target_positions)
@@ -145,71 +149,53 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         return SynthesizerDecoder(cfg, dictionary, embed_tokens, no_encoder_attn=True)
 
 
-def _number(args: Any, name: str) -> Optional[int]:
-    """None also where a config without a task has the name of the task's option instead"""
-    value = getattr(args, name, None)
-    return None if isinstance(value, str) else value
-
-
 def _longest_block(args: Any) -> int:
-    """The longest input that the task cuts from a text."""
-    return args.tokens_per_sample + bool(_number(args, "add_bos_token"))
+    """Return the length of the longest input that the task cuts from a text."""
+    return args.tokens_per_sample + bool(getattr(args, "add_bos_token", False))
 
 
-def _check_synthesizer(args: Any) -> None:
-    kind = SYNTHESIZERS.get(args.synthesizer)
+def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) -> None:
+    kind = SYNTHESIZERS.get(options.synthesizer)
     if kind is None:
-        raise OptionError(f"--synthesizer {args.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
+        raise OptionError(f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
     for option, name in _OWN_SIZES.items():
-        value = getattr(args, option, None)
+        value = getattr(options, option)
         if value is None:
             continue
-        if name != args.synthesizer:
+        if name != options.synthesizer:
             raise OptionError(
-                f"{option_name(option)} {value}: has no effect with --synthesizer {args.synthesizer}; "
-                f"leave it out, or use --synthesizer {name}"
+                f"{option_name(option)} {value}: must be left out with --synthesizer {options.synthesizer}, or used "
+                f"with --synthesizer {name}"
             )
-        if not (isinstance(value, int) and value >= 1):
-            raise OptionError(f"{option_name(option)} {value}: must be a whole number of at least 1")
-        longest = _number(args, "max_target_positions") or _longest_block(args)
-        if option == "synthesizer_factor" and value > longest:
-            raise OptionError(f"{option_name(option)} {value}: must be at most the maximal length, {longest}")
-    if args.relative_position != "none":
-        raise OptionError(
-            f"--relative-position {args.relative_position}: must be none, a synthesizer scores absolute positions"
-        )
-    if args.attention_impl == "triton" and kind.trained_bias:
+        most = longest if option == "synthesizer_factor" else float("inf")
+        if not 1 <= value <= most:
+            raise OptionError(
+                f"{option_name(option)} {value}: must be at least 1 and a factor at most the maximal length, {longest}"
+            )
+    if options.relative_position != "none":
+        raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
+    if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         raise OptionError(
-            f"--attention-impl triton: gives the scores of --synthesizer {args.synthesizer} no gradient; use auto, or "
-            f"one of {others}"
+            f"--attention-impl triton: gives the scores of --synthesizer {options.synthesizer} no gradient; must be "
+            f"auto, or --synthesizer one of {others}"
         )
 
 
-def _check_length(args: Any) -> None:
-    longest = _number(args, "max_target_positions")
-    if longest is None:
-        if not _number(args, "tokens_per_sample"):
-            raise OptionError("--max-target-positions is missing: a synthesizer has scores for so many positions alone")
+def refuse_longer_inputs(task: Any, max_length: int) -> None:
+    """Let fairseq-eval-lm refuse inputs that are too long, which it would leave out of the perplexity."""
+    load = getattr(task, "eval_lm_dataloader", None)  # nothing else calls this method of the task
+    if load is None:
         return
-    if longest < 1:
-        raise OptionError(f"--max-target-positions {longest}: must be at least 1")
-    # sentences, --sample-break-mode eos, are as long as they are: fairseq leaves out those that are too long
-    cuts = getattr(args, "sample_break_mode", "eos") != "eos"
-    if cuts and longest < _longest_block(args):
-        raise OptionError(
-            f"--max-target-positions {longest}: a synthesizer has scores for so many positions alone; must be at least "
-            f"{_longest_block(args)}, for --tokens-per-sample {args.tokens_per_sample}"
-        )
 
+    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        longest = int(np.max(dataset.sizes)) + bool(getattr(task.args, "add_bos_token", False))
+        if longest > max_length:
+            raise OptionError(
+                f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, must "
+                f"be at most {max_length}, for which the --synthesizer has scores; --sample-break-mode eos keeps "
+                "whole sentences"
+            )
+        return load(dataset, *args, **kwargs)
 
-def _sizes_of_the_config(args: Any) -> None:
-    """`<family>_synthesizer_lm` has the sizes of `transformer_lm`, the defaults of its dataclass."""
-
-
-MODELS = register_families(
-    SynthesizerLanguageModel,
-    "synthesizer_lm",
-    partial(family_config, SynthesizerLanguageModelConfig),
-    {"synthesizer_lm": _sizes_of_the_config},
-)
+    task.eval_lm_dataloader = eval_lm_dataloader

@@ -3,17 +3,14 @@
 from dataclasses import dataclass
 from typing import Any, Dict
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.transformer import TransformerConfig as StockConfig
 from fairseq.models.transformer import TransformerModel as StockModel
-from fairseq.models.transformer import base_architecture
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.models.families import FamilyModel, register_families
-from mixhead_plugin.models.stock_flags import check_vocabulary
+from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, as_namespace
+from mixhead_plugin.options import AttentionOptions, AttentionShape
 
 
 @dataclass
@@ -24,13 +21,13 @@ class TransformerConfig(AttentionOptions, StockConfig):
 class TransformerModel(FamilyModel, StockModel):
     """fairseq's Transformer with the plugin's attention in encoder, decoder and between them."""
 
-    @classmethod
-    def add_args(cls, parser: Any) -> None:
-        gen_parser_from_dataclass(parser, TransformerConfig(), delete_default=True, with_prefix="")
+    config = TransformerConfig
 
     @classmethod
-    def options_of(cls, args: Any) -> TransformerConfig:
-        return TransformerConfig.from_namespace(args)
+    def add_args(cls, parser: Any) -> None:
+        for side in ("encoder", "decoder"):  # fairseq's parser would read lists, which its models cannot take
+            parser.add_argument(f"--{side}-layers-to-keep", help="layers to keep when pruning, as in 0,2,4")
+        super().add_args(parser)
 
     @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
@@ -42,12 +39,6 @@ class TransformerModel(FamilyModel, StockModel):
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        for name in ("encoder_layers_to_keep", "decoder_layers_to_keep"):
-            kept = getattr(args, name, None)
-            if isinstance(kept, (list, tuple)):  # as fairseq's parser reads it, and its code does not take it
-                setattr(args, name, ",".join(map(str, kept)))
-        if getattr(args, "tie_adaptive_weights", False):
-            raise OptionError("--tie-adaptive-weights: needs --adaptive-input, which language models alone have")
         super().check_args(args)
         if not getattr(args, "cross_self_attention", False) or args.attention_scope in ("encoder", "cross"):
             return
@@ -60,12 +51,7 @@ class TransformerModel(FamilyModel, StockModel):
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerModel":
-        args = as_namespace(args)
-        base_architecture(args)
-        cls.check_args(args)
-        check_vocabulary(args, len(task.target_dictionary))
-        if args.share_all_embeddings and task.source_dictionary != task.target_dictionary:
-            raise OptionError("--share-all-embeddings: needs one dictionary of both languages, --joined-dictionary")
+        args = cls.prepared(args)
         return super().build_model(TransformerConfig.from_namespace(args), task)
 
     @classmethod
@@ -77,10 +63,7 @@ class TransformerModel(FamilyModel, StockModel):
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def set_beam_size(self, beam: int) -> None:
-        """Called by beam search: attention to the encoder then keeps every sentence once, not once a beam."""
+        """Let attention to the encoder keep every sentence once instead of once a beam; beam search calls this."""
         for module in self.decoder.modules():
             if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
                 module.set_beam_size(beam)
-
-
-MODELS = register_families(TransformerModel, "transformer")

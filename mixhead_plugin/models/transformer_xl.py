@@ -1,32 +1,30 @@
-"""Transformer-XL: architectures `<family>_transformer_xl*`."""
+"""Transformer-XL: architectures `<family>_transformer_xl*`, and repairs of the task that feeds it."""
 
+import logging
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Dict, List, NoReturn, Optional
+from typing import Any, Dict, List, Optional, Tuple, Type
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import II
 
-from mixhead_plugin.compat import number_windows, set_up_from_checkpoints
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.models.families import FamilyModel, family_config, register_families
+from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.transformer_xl import TransformerXLDecoder
-from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, as_namespace, check_scope, complete
+from mixhead_plugin.options import AttentionOptions, AttentionShape
 
-try:  # registers the task and fairseq's own Transformer-XL, which misses a package not before it is built
+try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as StockConfig
     from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask as OrderedTask
+except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
+    StockConfig, OrderedTask = FairseqDataclass, None
 
-    MISSING = ""
-except ImportError as error:
-    StockConfig, OrderedTask, MISSING = FairseqDataclass, FairseqTask, str(error)
+logger = logging.getLogger(__name__)
 
-TASK = "truncated_bptt_lm"
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
-# Whole numbers, and the least that each can be.
 LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "div_val": 1, "mem_len": 0}
 
 
@@ -35,64 +33,58 @@ class TransformerXLConfig(AttentionOptions, StockConfig):
     """fairseq's config of its Transformer-XL plus the flags of the plugin."""
 
     head_dim: Optional[int] = field(
-        default=None,
-        metadata={"help": "size of one head; the same as --d-head, and stronger (in family fixhead the only one)"},
+        default=None, metadata={"help": "size of one head, stronger than --d-head (default: --d-head)"}
     )
-    max_target_positions: Optional[int] = II("task.max_target_positions")  # language_modeling may have none
+    max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
 class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     """Language model with a memory of the text before each window (Dai et al. 2019), and the plugin's attention."""
 
+    config = TransformerXLConfig
+    by_dataclass = True
     embed_flag = "--d-model"
     heads_flag = "--n-head"
 
     @classmethod
-    def options_of(cls, args: Any) -> TransformerXLConfig:
-        return TransformerXLConfig.from_namespace(args)
-
-    @classmethod
     def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        cfg = cls.options_of(args)
-        return {"decoder-self": cls.shape("decoder", cfg.d_model, cfg.n_head)}
+        cfg = cls.config.from_namespace(args)
+        return {"decoder-self": cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
-        complete(args, cls.family)
-        cfg = cls.options_of(args)
-        _check_sizes(cfg)
+        cfg = cls.config.from_namespace(args)
+        for name, least in LEAST.items():
+            if getattr(cfg, name) < least:
+                raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be at least {least}")
+        if cfg.d_model % 2:
+            raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
+        if cfg.cutoffs != sorted({cutoff for cutoff in cfg.cutoffs if cutoff > 0}):
+            raise OptionError(
+                f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as in 20000,40000"
+            )
+        if cfg.same_length and cfg.mem_len == 0:
+            raise OptionError("--same-length: needs a --mem-len of at least 1, which is what each token sees")
         if cfg.attention_impl == "triton":
             raise OptionError("--attention-impl triton: lacks relative positions; must be auto, blockwise or reference")
         if cfg.relative_position != "none":
-            raise OptionError(
-                f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has one of its own"
-            )
-        task = getattr(args, "task", None)
-        if isinstance(task, str):  # on the command line alone
-            _check_task(cfg, task, TASK_REGISTRY.get(task, FairseqTask))
-            if not hasattr(args, "tokens_per_sample"):
-                raise OptionError(f"--task {task}: Transformer-XL needs one with --tokens-per-sample, {TASK}")
-            if getattr(args, "batch_size", None) is None and task == TASK:
-                raise OptionError(f"--batch-size is missing: --task {TASK} cuts the text into so many rows")
-        check_scope(cfg, cls.attention_shapes(args))  # before --d-head becomes a --head-dim, which scopes are good for
-        if args.head_dim is None and "head_dim" not in FAMILIES[cls.family]:
-            args.head_dim = cfg.d_head
+            raise OptionError(f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has its own")
         super().check_args(args)
+        task = getattr(args, "task", None)  # by name on the command line alone
+        if isinstance(task, str):
+            _check_order(cfg, task, TASK_REGISTRY.get(task, FairseqTask))
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerXLModel":
-        args = as_namespace(args)
-        cls.check_args(args)
-        cfg = TransformerXLConfig.from_namespace(args)
+        args = cls.prepared(args)
+        cfg = cls.config.from_namespace(args)
         if isinstance(task, FairseqTask):
-            names = (name for name, registered in TASK_REGISTRY.items() if registered is type(task))
-            name = next(names, getattr(task.cfg, "_name", None) or type(task).__name__)
-            _check_task(cfg, name, type(task))
-        lengths = [cfg.max_target_positions, cfg.tokens_per_sample, DEFAULT_MAX_TARGET_POSITIONS]
-        cfg.max_target_positions = next(n for n in lengths if isinstance(n, int))
+            _check_order(cfg, getattr(task.cfg, "_name", None) or type(task).__name__, type(task))
+        cfg.head_dim = cfg.head_dim or cfg.d_head
+        cfg.max_target_positions = cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
-        if isinstance(task, OrderedTask):
+        if OrderedTask is not None and isinstance(task, OrderedTask):
             number_windows(task)
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
@@ -101,69 +93,71 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         self.decoder.memory.reset()
 
 
-def _check_sizes(cfg: TransformerXLConfig) -> None:
-    for name, least in LEAST.items():
-        value = getattr(cfg, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
-    if cfg.d_model % 2:
-        raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
-    for name in ("dropout", "dropatt"):
-        if not 0 <= getattr(cfg, name) < 1:
-            raise OptionError(f"{option_name(name)} {getattr(cfg, name)}: must be a probability, less than 1")
-    if not isinstance(cfg.clamp_len, int) or isinstance(cfg.clamp_len, bool):
-        raise OptionError(f"--clamp-len {cfg.clamp_len}: must be a distance, or 0 or less for none")
-    shown = ",".join(map(str, cfg.cutoffs))
-    if not all(isinstance(cutoff, int) for cutoff in cfg.cutoffs) or any(
-        start >= stop for start, stop in zip([0, *cfg.cutoffs], cfg.cutoffs)
-    ):
-        raise OptionError(f"--cutoffs {shown}: must be words greater than 0 in ascending order, as 20000,40000")
-    if cfg.same_length and cfg.mem_len == 0:
-        raise OptionError("--same-length: lets each token see --mem-len tokens, which must then be at least 1, not 0")
-
-
-def _check_task(cfg: TransformerXLConfig, name: str, task: type) -> None:
+def _check_order(cfg: TransformerXLConfig, name: str, task: Type[FairseqTask]) -> None:
     """Refuse a memory where windows do not come in the order of their text."""
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; must be 0 "
-            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task {TASK}"
+            f"(for a trained model: --model-overrides \"{{'mem_len': 0}}\"), or --task truncated_bptt_lm"
         )
 
 
 def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> List[int]:
-    """--cutoffs as far as the vocabulary goes, and its size"""
+    """Return --cutoffs below the size of the vocabulary, and that size."""
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
-    bands = len(cutoffs)
-    if cfg.d_model // cfg.div_val ** (bands - 1) < 1:
+    if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
         raise OptionError(
-            f"--div-val {cfg.div_val}: leaves the last of {bands} bands (--cutoffs) no column of --d-model "
+            f"--div-val {cfg.div_val}: leaves the last of {len(cutoffs)} bands (--cutoffs) no column of --d-model "
             f"{cfg.d_model}"
         )
     return cutoffs
 
 
-class NoTransformerXL(FamilyModel):
-    """What stands for the model where fairseq lacks the example with its task: says so when it is asked for."""
+class _NumberedWindows:
+    """Collates a window as the task does, and tells the model its number."""
 
-    @classmethod
-    def add_args(cls, parser: Any) -> NoReturn:
-        raise OptionError(
-            f"--arch {cls.family}_transformer_xl: this fairseq lacks fairseq.examples.truncated_bptt, with the "
-            f"task and the flags ({MISSING}); fairseq-fixed has it"
-        )
+    def __init__(self, collate: Any):
+        self.collate = collate
 
-    @classmethod
-    def check_args(cls, args: Any) -> NoReturn:
-        cls.add_args(None)
-
-    @classmethod
-    def build_model(cls, args: Any, task: Any) -> NoReturn:
-        cls.add_args(None)
+    def __call__(self, items: List[Tuple[int, List[torch.Tensor]]]) -> Dict[str, Any]:
+        sample = self.collate(items)
+        ((number, rows),) = items
+        # fairseq-interactive asks for the lengths.
+        sample["net_input"].update(window=int(number), src_lengths=torch.tensor([len(row) for row in rows]))
+        return sample
 
 
-if MISSING:
-    MODELS = register_families(NoTransformerXL, "transformer_xl", architectures={"transformer_xl": lambda args: None})
-else:
-    set_up_from_checkpoints(OrderedTask)
-    MODELS = register_families(TransformerXLModel, "transformer_xl", partial(family_config, TransformerXLConfig))
+def number_windows(task: Any) -> None:
+    """Put the number of each window of the text into the `net_input` of this task's batches.
+
+    fairseq keeps the number where no model sees it. Without it, memory would go on from one epoch, or set, to the next.
+    """
+    if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
+        return
+    task._collate_fn = _NumberedWindows(task._collate_fn)
+    load = task.eval_lm_dataloader
+
+    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a text of fewer windows than rows, for which fairseq-eval-lm prints a perplexity of 1."""
+        windows, rows = len(dataset.data), task.cfg.batch_size
+        if len(dataset) == 0:
+            raise OptionError(
+                f"--batch-size {rows}: must be at most {windows}, the number of windows of --tokens-per-sample "
+                f"{task.cfg.tokens_per_sample} in the text"
+            )
+        if windows % rows:
+            logger.warning(f"the last {windows % rows} windows fill no row and are left out; --batch-size 1 takes all")
+        return load(dataset, *args, **kwargs)
+
+    task.eval_lm_dataloader = eval_lm_dataloader
+
+
+def _setup_task(cls: Type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
+    """Set up the task for fairseq-validate too, whose `from_checkpoint` fairseq's task does not take."""
+    if from_checkpoint:
+        cfg.data_parallel_rank = cfg.data_parallel_size = None  # the checkpoint has those of its training
+    return cls(cfg, **kwargs)
+
+
+if OrderedTask is not None:
+    OrderedTask.setup_task = classmethod(_setup_task)

@@ -1,14 +1,12 @@
 """Adaptive input and softmax with the parameters of Transformer-XL's published code.
 
-fairseq's own have others: no biases, one projection more in the input, none for the first band of the softmax.
-Projections are never tied; the published code ties some of a WikiText-103 model with div_val > 1, which no row has.
+fairseq's own classes have no biases, one more projection in the input, and none for the first band of the softmax.
+Projections are never tied. The published code ties some for div_val > 1 on WikiText-103, which no table reports.
 """
-
-from typing import Dict, List, Optional
 
 import torch
 import torch.nn.functional as F
-from fairseq.modules import AdaptiveSoftmax as StockSoftmax
+from fairseq.modules import AdaptiveSoftmax as FairseqAdaptiveSoftmax
 from fairseq.modules import FairseqDropout
 from torch import Tensor, nn
 
@@ -16,15 +14,15 @@ from mixhead_plugin.ops.reference import upcast
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Embeddings by bands of the vocabulary, those of rare words with fewer columns; scaled by sqrt(dim).
+    """Embeddings by bands of the vocabulary, with fewer columns for rare words; scaled by sqrt(dim).
 
     Args:
-        cutoffs: the first word of each band but the first, ascending, and at last the size of the vocabulary
+        cutoffs: where each band ends, ascending; the last one is the size of the vocabulary
         dim: columns of the result
-        div_val: band i has dim // div_val**i columns; where that is not 1 every band has a projection to dim
+        div_val: band i has dim // div_val**i columns; if it is not 1, every band has a projection to dim
     """
 
-    def __init__(self, cutoffs: List[int], dim: int, div_val: int):
+    def __init__(self, cutoffs: list[int], dim: int, div_val: int):
         super().__init__()
         self.cutoffs = cutoffs
         self.dim = dim
@@ -39,16 +37,16 @@ class AdaptiveEmbedding(nn.Module):
         """tokens [...] -> [..., dim], in the dtype of the weights
 
         Raises:
-            IndexError: a token is none of the vocabulary
+            IndexError: a token is not in the vocabulary
         """
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
         start, last = 0, len(self.bands) - 1
         for i, (band, stop) in enumerate(zip(self.bands, self.cutoffs)):
-            # The outer bands have no outer ends: what lies beyond, the embedding refuses.
+            # The first and the last band have no outer limit, so that nn.Embedding refuses other tokens.
             inside = torch.ones_like(tokens, dtype=torch.bool) if i == 0 else tokens >= start
             if i < last:
                 inside = inside & (tokens < stop)
-            # also for a band without a token: all parameters then have a gradient, as torch's DDP wants
+            # Also for a band without tokens: DistributedDataParallel needs a gradient of every parameter.
             rows = band(tokens[inside] - start)  # [words of the band, its columns]
             if self.projections:
                 rows = self.projections[i](rows)
@@ -58,13 +56,13 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class Band(nn.Module):
-    """Logits of the words of one band, and of as many bands as a whole; in float32 or better.
+    """Logits of the words of one band and, in the first band, of each other band; in float32 or better.
 
     Args:
-        embedding: of the band's words; its weights are those of the words here
+        embedding: of the band's words; its weights are shared
         dim: columns of the input
-        projected: whether a projection of its own leads to the embedding's columns
-        clusters: how many bands get a logit each behind those of the words
+        projected: whether a projection maps `dim` to the embedding's columns
+        clusters: the number of other bands
     """
 
     def __init__(self, embedding: nn.Embedding, dim: int, projected: bool, clusters: int = 0):
@@ -73,7 +71,7 @@ class Band(nn.Module):
         self.weight = embedding.weight  # [words, columns]
         self.bias = nn.Parameter(torch.zeros(embedding.num_embeddings))
         self.projection = nn.Linear(dim, columns, bias=False) if projected else None
-        self.cluster_weight: Optional[nn.Parameter] = None
+        self.cluster_weight: nn.Parameter | None = None
         if clusters:
             self.cluster_weight = nn.Parameter(torch.zeros(clusters, columns))
             self.cluster_bias = nn.Parameter(torch.zeros(clusters))
@@ -86,39 +84,40 @@ class Band(nn.Module):
         weight, bias = self.weight, self.bias
         if self.cluster_weight is not None:
             weight, bias = torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
-        # fairseq normalizes in the dtype of the logits and sums the losses in it
+        # fairseq normalizes logits and sums losses in the dtype of the logits.
         return upcast(F.linear(x, weight, bias))
 
 
-class AdaptiveSoftmax(StockSoftmax):
-    """fairseq's adaptive softmax with the bands of `embedding`; with one band alone a plain softmax.
+class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
+    """fairseq's adaptive softmax with the bands of `embedding`; one band is a plain softmax.
 
-    The words' weights are those of the input, the projections are not. `forward` is fairseq's, for its adaptive loss.
+    It shares the words' weights with the input, but not the projections. `forward` is fairseq's.
     """
 
     def __init__(self, embedding: AdaptiveEmbedding):
-        super(StockSoftmax, self).__init__()  # builds other parameters
+        super(FairseqAdaptiveSoftmax, self).__init__()  # fairseq's own __init__ makes other parameters
         self.vocab_size = embedding.cutoffs[-1]
         self.cutoff = embedding.cutoffs
         self.input_dim = embedding.dim
-        self.dropout_module = FairseqDropout(0.0, module_name=StockSoftmax.__name__)  # Transformer-XL has it before
+        # Transformer-XL has its dropout before the softmax.
+        self.dropout_module = FairseqDropout(0.0, module_name=FairseqAdaptiveSoftmax.__name__)
         self.lsm = nn.LogSoftmax(dim=1)
         first, *others = embedding.bands
         projected = len(embedding.projections) > 0
         self.head = Band(first, embedding.dim, projected, clusters=len(others))
         self.tail = nn.ModuleList(Band(band, embedding.dim, projected) for band in others)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Nothing: fairseq's own wants a version of its own in checkpoints, which its moving averages have not."""
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Do nothing: fairseq's method needs a version number, which its moving averages do not contain."""
 
-    def get_log_prob(self, input: Tensor, target: Optional[Tensor]) -> Tensor:
-        """Log-probabilities of all words, in float32 or better; with `target` those that may be asked for.
+    def get_log_prob(self, input: Tensor, target: Tensor | None) -> Tensor:
+        """Return log-probabilities of the words, in float32 or better.
 
-        fairseq's own changes what its backward pass needs: no criterion but the adaptive loss could train with it.
+        fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss can train with it.
 
         Args:
             input: [B, N, dim]
-            target: [B, N]; for bands that a target is not in, its place has -inf. None: all words everywhere
+            target: [B, N]; words outside the band of a target, and of the first band, get -inf. None for all words
 
         Returns:
             [B, N, vocabulary]
@@ -134,7 +133,7 @@ class AdaptiveSoftmax(StockSoftmax):
                 parts.append(self.lsm(band(x)) + cluster)
                 continue
             rows = ((target >= start) & (target < stop)).flatten().nonzero()[:, 0]
-            # also for a band without a target: all parameters then have a gradient, as torch's DDP wants
+            # Also for a band without targets: DistributedDataParallel needs a gradient of every parameter.
             words = self.lsm(band(x[rows])) + cluster[rows]
             parts.append(head.new_full((x.size(0), stop - start), float("-inf")).index_copy(0, rows, words))
         return torch.cat(parts, 1).view(*input.shape[:2], -1)

@@ -1,7 +1,11 @@
-"""Refuses a checkpoint that was trained with other attention flags, in words, before torch lists tensors."""
+"""Refuse a checkpoint that was trained with other attention flags, in one line, before torch lists tensors.
+
+A model's `load_state_dict` calls `check_checkpoint` first. Then fairseq calls the `upgrade_state_dict_named` of every
+module, which completes what an accepted checkpoint lacks.
+"""
 
 import logging
-from typing import Any, Callable, Dict, Set
+from typing import Any, NoReturn
 
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
@@ -9,65 +13,67 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, Sizes, SynthesizerKind
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 
 logger = logging.getLogger(__name__)
 
-Record = Dict[str, Any]  # by option, see MixheadAttention.signature
+KINDS = {"head_mixing": HEAD_MIXINGS, "relative_position": RELATIVE_POSITIONS, "synthesizer": SYNTHESIZERS}
 
-# What a checkpoint without it does not contradict, since it changes nothing before it is trained.
-STARTS_AS_NOTHING: Dict[str, Callable[[Any], bool]] = {
-    "head_mixing": lambda kind: True,
-    "relative_position": lambda kind: kind == "t5",
-    "relative_gain": lambda clip: True,
-}
-
-STOCK: Record = {"attention_normalizer": "softmax", "head_mixing": "none"}
+# The record of an attention of fairseq, see `MixheadAttention.signature`.
+FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", "head_mixing": "none"}
 
 
-def check_checkpoint(model: nn.Module, state_dict: Dict[str, Tensor]) -> None:
-    """Compare the attentions of `model` with what `state_dict` says of its own.
+def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
+    """Compare the attentions of `model` with those of `state_dict`.
 
-    A stock checkpoint says nothing and passes: mixing that it lacks starts as the identity.
+    A checkpoint of the plugin has a record beside its tensors. One of fairseq, or an average of several, has none: then
+    only tensors can contradict the model.
 
     Raises:
-        OptionError: one line that names the attention, and the flag that would fit
+        CheckpointError: one line that names the attention and the flag that would fit
     """
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
-    entries = {name: _entries(state_dict, name) for name in attentions}
     metadata = getattr(state_dict, "_metadata", {})
     records = {name: {k: v for k, v in metadata.get(name, {}).items() if k != "version"} for name in attentions}
-    if any(records.values()):
-        # written by the plugin: what has no record was out of the scope of its flags
-        records = {name: record or STOCK for name, record in records.items()}
+    if any(records.values()):  # attentions without a record were out of --attention-scope
+        records = {name: record or FAIRSEQ for name, record in records.items()}
     else:
         _warn_of_other_normalizer(attentions)
-    known = set(STOCK).union(*(m.signature() for m in attentions.values() if isinstance(m, MixheadAttention)))
-    for name, module in attentions.items():
-        if entries[name]:  # fairseq reports a layer that is missing as a whole
-            _compare_scores(name, entries[name], module)
-            _compare_embedding(model, name, state_dict, module)
-            _refuse_later_options(name, records[name], known)
-            _compare_record(model, name, records[name], module)
-            _compare_entries(name, entries[name], module)
-            _compare_heads(name, state_dict, module)
+    known = set(FAIRSEQ).union(*(m.signature() for m in attentions.values() if isinstance(m, MixheadAttention)))
+    for name, attention in attentions.items():
+        tensors = {key[len(name) + 1 :]: value for key, value in state_dict.items() if key.startswith(f"{name}.")}
+        if not tensors:  # fairseq reports missing layers
+            continue
+        _check_scores(name, tensors, attention)
+        _check_embedding(model, name, tensors, attention)
+        _check_record(model, name, records[name], attention, known)
+        _check_mixing(name, tensors, attention)
+        _check_heads(name, tensors, attention)
 
 
-def _entries(state_dict: Dict[str, Tensor], name: str) -> Set[str]:
-    return {key[len(name) + 1 :] for key in state_dict if key.startswith(f"{name}.")}
-
-
-def _refuse(name: str, what: str) -> None:
-    raise CheckpointError(f"checkpoint of another family: its {name} {what}")
+def _refuse(name: str, problem: str) -> NoReturn:
+    raise CheckpointError(f"checkpoint of another family: its {name} {problem}")
 
 
 def _flag(model: nn.Module, name: str, option: str) -> str:
-    """The flag that sets an option of the attention `name`"""
+    """Return the flag that sets `option` of the attention `name`."""
     patterns = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag, "mixed_heads": model.heads_flag}
     return patterns.get(option, option_name(option)).format(side="decoder" if name.startswith("decoder") else "encoder")
 
 
-def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
+def _children(tensors: dict[str, Tensor], module: str) -> set[str]:
+    """Return the first names behind `module` in the names of tensors."""
+    return {name.split(".")[1] for name in tensors if name.startswith(f"{module}.")}
+
+
+def _flag_with_value(option: str, found: set[str]) -> str:
+    """Return the flag whose value makes parameters of these names, or the names if there is none."""
+    values = [value for value, kind in KINDS[option].items() if found == set(kind.parameters)]
+    return f"{option_name(option)} {values[0]}" if values else f"{option}.{{{', '.join(sorted(found))}}}"
+
+
+def _warn_of_other_normalizer(attentions: dict[str, nn.Module]) -> None:
     others = {m.normalizer for m in attentions.values() if isinstance(m, MixheadAttention)} - {"softmax"}
     if others:
         logger.warning(
@@ -76,76 +82,70 @@ def _warn_of_other_normalizer(attentions: Dict[str, nn.Module]) -> None:
         )
 
 
-def _compare_scores(name: str, entries: Set[str], module: MultiheadAttention) -> None:
-    """Scores come from queries and keys, or from a synthesizer; the tensors tell, whoever has written them."""
-    own = getattr(module, "synthesizer", None)
-    found = {entry.partition(".")[2] for entry in entries if entry.startswith("synthesizer.")}
-    if found == (set() if own is None else set(own.state_dict())):
+def _check_scores(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
+    """Refuse scores of queries and keys for a synthesizer, the reverse, and another synthesizer."""
+    own = getattr(attention, "synthesizer_kind", None)
+    found = _children(tensors, "synthesizer")
+    if found == (set() if own is None else set(SYNTHESIZERS[own].parameters)):
         return
-    has = "scores of queries and keys" if own is None else f"--synthesizer {module.synthesizer_kind}"
+    has = "scores of queries and keys" if own is None else f"--synthesizer {own}"
     if not found:
         _refuse(name, f"has scores of queries and keys, this model {has}; use an architecture *_transformer_lm")
-    kinds = [n for n, kind in SYNTHESIZERS.items() if found == set(_example(kind).state_dict())]
-    flag = f"--synthesizer {kinds[0]}" if kinds else f"synthesizer.{{{', '.join(sorted(found))}}}"
+    flag = _flag_with_value("synthesizer", found)
     arch = "an architecture *_synthesizer_lm with " if own is None else ""
     _refuse(name, f"was trained with {flag}, this model has {has}; use {arch}{flag}")
 
 
-def _example(kind: SynthesizerKind) -> nn.Module:
-    return kind.build(Sizes(1, 1, 1, 1), nn.Linear)
-
-
-def _compare_embedding(model: nn.Module, name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
-    weight = state_dict.get(f"{name}.q_proj.weight")
-    if weight is not None and weight.shape[1] != module.embed_dim:
+def _check_embedding(model: nn.Module, name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
+    weight = tensors.get("q_proj.weight")
+    if weight is not None and weight.shape[1] != attention.embed_dim:
         flag = _flag(model, name, "embed_dim")
-        _refuse(name, f"has {flag} {weight.shape[1]}, this model {module.embed_dim}; use {flag} {weight.shape[1]}")
+        _refuse(name, f"has {flag} {weight.shape[1]}, this model {attention.embed_dim}; use {flag} {weight.shape[1]}")
 
 
-def _refuse_later_options(name: str, record: Record, known: Set[str]) -> None:
-    """What a later version of the plugin may have, and this one would silently leave out."""
-    for option in sorted(set(record) - known):
-        if record[option] not in (None, "none", 0):
-            _refuse(name, f"was trained with {option_name(option)} {record[option]}, which this mixhead_plugin has not")
-
-
-def _compare_record(model: nn.Module, name: str, record: Record, module: MultiheadAttention) -> None:
-    wanted = module.signature() if isinstance(module, MixheadAttention) else STOCK
-    for option, value in record.items():
+def _check_record(
+    model: nn.Module, name: str, record: dict[str, Any], attention: MultiheadAttention, known: set[str]
+) -> None:
+    wanted = attention.signature() if isinstance(attention, MixheadAttention) else FAIRSEQ
+    for option, value in sorted(record.items(), key=lambda item: item[0] in known):  # unknown ones first
+        if option not in known and value not in (None, "none", 0):  # of a later version of the plugin
+            _refuse(name, f"was trained with {option_name(option)} {value}, which this mixhead_plugin has not")
         if option not in wanted or value == wanted[option]:
             continue
-        if value in ("none", 0) and STARTS_AS_NOTHING.get(option, lambda wanted: False)(wanted[option]):
+        if value in ("none", 0) and _loads_without(option, wanted[option]):
             continue
         flag = _flag(model, name, option)
         if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
             found = f"{record['attention_heads']}:{record['mixed_heads']}"
-            heads = f"{module.num_heads}:{module.num_mixed_heads}"
+            heads = f"{attention.num_heads}:{attention.num_mixed_heads}"
             _refuse(
                 name,
-                f"has {found} source:mixed heads, this model {heads}; use {flag} {value}, or for a model whose heads "
-                "were pruned its --heads-per-layer and --head-dim",
+                f"has {found} source:mixed heads, this model {heads}; use {flag} {value}, or --heads-per-layer and "
+                "--head-dim for a pruned model",
             )
-        scope = "" if record is not STOCK and wanted is not STOCK else ", or another --attention-scope"
+        scope = "" if record is not FAIRSEQ and wanted is not FAIRSEQ else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
 
 
-def _compare_entries(name: str, entries: Set[str], module: MultiheadAttention) -> None:
-    """For a checkpoint without a record, an average of several for instance, the tensors must fit at least."""
-    found = {entry.partition(".")[2] for entry in entries if entry.startswith("head_mixing.")}
-    mixing = getattr(module, "head_mixing", None)
-    if not found or (mixing is not None and found == set(mixing.state_dict())):
+def _loads_without(option: str, value: Any) -> bool:
+    """Return whether a checkpoint without this option loads into a model that has it with this value."""
+    return option == "relative_gain" or (option in KINDS and KINDS[option][value].loads_without)
+
+
+def _check_mixing(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
+    own = getattr(attention, "head_mixing_kind", "none")
+    found = _children(tensors, "head_mixing")
+    if not found or found == set(HEAD_MIXINGS[own].parameters):
         return
-    kinds = [n for n, kind in HEAD_MIXINGS.items() if kind.trained and found == set(kind.build(1, 1, 1).state_dict())]
-    flag = f"--head-mixing {kinds[0]}" if kinds else f"head_mixing.{{{', '.join(sorted(found))}}}"
-    if mixing is None and not isinstance(module, MixheadAttention):
+    flag = _flag_with_value("head_mixing", found)
+    if not isinstance(attention, MixheadAttention):
         _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")
-    has = module.signature()["head_mixing"]
-    _refuse(name, f"was trained with {flag}, this model has {has}; use {flag}")
+    _refuse(name, f"was trained with {flag}, this model has {own}; use {flag}")
 
 
-def _compare_heads(name: str, state_dict: Dict[str, Tensor], module: MultiheadAttention) -> None:
-    weight = state_dict.get(f"{name}.q_proj.weight")
-    heads, size = module.num_heads, module.head_dim
+def _check_heads(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
+    weight = tensors.get("q_proj.weight")
+    heads, size = attention.num_heads, attention.head_dim
     if weight is None or weight.shape[0] == heads * size:
         return
     hint = f"; use --head-dim {weight.shape[0] // heads}" if weight.shape[0] % heads == 0 else ""

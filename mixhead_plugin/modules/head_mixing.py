@@ -1,30 +1,35 @@
-"""Where the mixing matrix M comes from: every head mixing once.
+"""The mixing matrix M: every value of --head-mixing is one row of HEAD_MIXINGS.
 
 M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
-unless some were cut off.
+unless pruning removed some.
+
+Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020). Position-wise mixing,
+Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
 """
 
-from typing import Callable, Dict, NamedTuple, Optional
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.modules.heads import Axis
+
 
 class HeadMixing(nn.Module):
-    """What all head mixings share; called with the projected query [B, H, Nq, D], before scaling, they return M."""
+    """The base class of all head mixings: called with the projected, unscaled query [B, H, Nq, D], they return M."""
 
     def identity(self) -> Dict[str, Tensor]:
-        """The state in which the trained mixing does nothing; empty for a mixing that is not trained."""
+        """Return the state in which a trained mixing does nothing; empty for a frozen one."""
         return {}
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """A checkpoint without mixing acts as the identity; one without this module's constants keeps them."""
+        """Complete a checkpoint without mixing: a trained matrix is the identity, a frozen one stays as it is here."""
         for key, value in {**self.state_dict(), **self.identity()}.items():
             state_dict.setdefault(f"{name}.{key}", value)
 
 
 class PositionIndependentMixing(HeadMixing):
-    """One trained M for all positions, Mixhead A (mixhead eq. 12); starts as the identity (section 3.2)."""
+    """One trained M for all positions (mixhead eq. 12); starts as the identity (section 3.2)."""
 
     def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
@@ -38,10 +43,7 @@ class PositionIndependentMixing(HeadMixing):
 
 
 class PositionWiseMixing(HeadMixing):
-    """M_t[j, i] = q_{t,j} . W[:, i] + B[j, i], Mixhead B (mixhead section 3.1).
-
-    Starts with W = 0, B = I (section 3.2).
-    """
+    """M_t[j, i] = q_{t,j} . W[:, i] + B[j, i] (mixhead section 3.1); starts with W = 0, B = I (section 3.2)."""
 
     def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
@@ -56,7 +58,7 @@ class PositionWiseMixing(HeadMixing):
 
 
 class FrozenMixing(HeadMixing):
-    """A constant M, the ablations of mixhead table 7; a buffer, so that a checkpoint keeps the matrix that acted."""
+    """A constant M (ablations of mixhead table 7); a buffer, so that checkpoints contain it."""
 
     def __init__(self, matrix: Tensor):
         super().__init__()
@@ -67,38 +69,56 @@ class FrozenMixing(HeadMixing):
 
 
 def random_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
-    """Normal entries (mixhead section 4.4.2); columns scaled to sum to 1, like the heads' own rows under softmax."""
-    matrix = torch.randn(num_heads, mixed_heads, dtype=torch.float64)
-    # A column sum near 0, within a tenth of its deviation, would blow the column up: draw such columns again.
+    """Return normal entries (mixhead section 4.4.2); each column is scaled to sum to 1, as a softmax row does."""
+    # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
+    matrix = torch.randn(num_heads, mixed_heads, dtype=torch.float64, device="cpu")
+    # A column sum near 0, within a tenth of its deviation, would make large entries: draw such columns again.
     while (small := matrix.sum(0).abs() < 0.1 * num_heads**0.5).any():
-        matrix[:, small] = torch.randn(num_heads, int(small.sum()), dtype=torch.float64)
-    return FrozenMixing((matrix / matrix.sum(0)).float())
+        matrix[:, small] = torch.randn(num_heads, int(small.sum()), dtype=torch.float64, device="cpu")
+    return FrozenMixing((matrix / matrix.sum(0)).float().to(torch.get_default_device()))
 
 
 def average_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
-    """1 / H everywhere: all mixed heads are the mean head (mixhead section 4.4.2)."""
+    """Return 1 / H everywhere: each mixed head is the mean head (mixhead section 4.4.2)."""
     return FrozenMixing(torch.full((num_heads, mixed_heads), 1 / num_heads))
 
 
 class MixingKind(NamedTuple):
-    """One entry of the flag ``--head-mixing``."""
+    """One value of the flag --head-mixing."""
 
-    build: Optional[Callable[[int, int, int], HeadMixing]]  # source heads, head size, mixed heads
-    trained: bool
+    build: Optional[Callable[[int, int, int], HeadMixing]]  # called with source heads, head size, mixed heads
     formula: str
     source: str
+    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
+    trained: bool = False
+    reads_query: bool = False
+    loads_without: bool = True  # whether a checkpoint trained without mixing loads
 
+
+_MATRIX = (Axis(0, "source"), Axis(1, "mixed"))  # M [H, H']
 
 HEAD_MIXINGS = {
-    "none": MixingKind(None, False, "identity, not computed", ""),
+    "none": MixingKind(None, "identity, not computed", "", {}),
     "position-independent": MixingKind(
-        PositionIndependentMixing, True, "one [H, H] matrix per attention", "Mixhead A, mixhead eq. 12"
+        PositionIndependentMixing,
+        "one [H, H] matrix per attention",
+        "Mixhead A, mixhead eq. 12",
+        {"weight": _MATRIX},
+        trained=True,
     ),
     "position-wise": MixingKind(
-        PositionWiseMixing, True, "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]", "Mixhead B, mixhead section 3.1"
+        PositionWiseMixing,
+        "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
+        "Mixhead B, mixhead section 3.1",
+        {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
+        trained=True,
+        reads_query=True,
     ),
     "random": MixingKind(
-        random_mixing, False, "normal, columns scaled to sum to 1, frozen", "ablation, mixhead section 4.4"
+        random_mixing,
+        "normal, columns scaled to sum to 1, frozen",
+        "ablation, mixhead section 4.4",
+        {"weight": _MATRIX},
     ),
-    "average": MixingKind(average_mixing, False, "1 / H, frozen", "ablation, mixhead section 4.4"),
+    "average": MixingKind(average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}),
 }

@@ -1,6 +1,9 @@
-"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention in the places that the flags name."""
+"""fairseq's Transformer layers, encoder and decoder, with the plugin's attention at the sites that the flags cover.
 
-from typing import Any, ClassVar, Dict, Type
+`options` and `cfg` have the plugin's flags, as `options.AttentionOptions`; modules do not import that class.
+"""
+
+from typing import Any, ClassVar
 
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
@@ -11,11 +14,10 @@ from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
-from mixhead_plugin.options import AttentionOptions
 
 
-def flags_of_attention(options: AttentionOptions) -> Dict[str, Any]:
-    """Arguments of `MixheadAttention` that the plugin's flags name, for every attention that they cover."""
+def flags_of_attention(options: Any) -> dict[str, Any]:
+    """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention they cover."""
     return {
         "normalizer": options.attention_normalizer,
         "head_mixing": options.head_mixing,
@@ -26,161 +28,123 @@ def flags_of_attention(options: AttentionOptions) -> Dict[str, Any]:
     }
 
 
-def at_its_rate(attention: MixheadAttention, options: AttentionOptions) -> MixheadAttention:
-    """`attention`, whose head mixing learns at the rate that --mixing-lr-scale gives it."""
+def at_its_rate(attention: MixheadAttention, options: Any) -> MixheadAttention:
+    """Return `attention`, whose head mixing now learns at the rate of --mixing-lr-scale."""
     if attention.head_mixing is not None:
         scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
     return attention
 
 
 def build_attention(
-    embed_dim: int, num_heads: int, options: AttentionOptions, site: str, layer: int, **stock: Any
+    embed_dim: int, num_heads: int, options: Any, site: str, layer: int, **arguments: Any
 ) -> MixheadAttention:
-    """The attention that `options` ask for at `place`, one of SCOPES['all'], in the layer of this number.
+    """Return the attention that the flags ask for.
 
-    `stock` are arguments of fairseq's own attention.
+    Args:
+        embed_dim, num_heads, arguments: of fairseq's attention
+        options: the plugin's flags
+        site: "encoder-self", "decoder-self" or "cross"
+        layer: its number
     """
     num_heads, num_mixed_heads = options.heads_at(site, layer) or (num_heads, num_heads)
     flags = flags_of_attention(options)
-    if site == "cross":  # queries and keys do not stand in the same sentence
+    if site == "cross":  # its queries and keys are in different sentences: they have no distance
         del flags["relative_gain"]
     else:
         flags["relative_position"] = options.relative_position
     attention = MixheadAttention(
-        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=site == "decoder-self", **flags, **stock
+        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=site == "decoder-self", **flags, **arguments
     )
     return at_its_rate(attention, options)
 
 
-def _keep_dropout_names(module: nn.Module, stock: type) -> None:
-    """fairseq names a dropout after the class around it; --retain-dropout-modules must find the stock names."""
-    name = stock.__name__
-    for child in module.children():
-        if isinstance(child, FairseqDropout):
-            child.module_name = name
-
-
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
-    """Activation checkpointing and FSDP around a layer, as fairseq's `build_*_layer` do."""
+    """Wrap a layer for activation checkpointing and FSDP, as fairseq's `build_*_layer` do."""
     if cfg.checkpoint_activations:
         layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
     return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
 
-class _Numbered(nn.Module):
-    """Mixin before a layer of fairseq, which builds its attention when it is made itself."""
+class _Layer(nn.Module):
+    """Mixin before a layer of fairseq, whose __init__ builds attentions: they depend on the number of the layer."""
 
-    def __init__(self, *args: Any, layer: int, **kwargs: Any):
-        self.layer = layer  # an int is no business of nn.Module's, which is not yet ready for others
+    fairseq_class: ClassVar[type]
+
+    def __init__(self, *args: Any, layer: int = 0, **kwargs: Any):
+        self.layer = layer  # nn.Module takes a plain int before its own __init__
         super().__init__(*args, **kwargs)
+        for child in self.children():
+            if isinstance(child, FairseqDropout):  # --retain-dropout-modules looks for the name of fairseq's class
+                child.module_name = self.fairseq_class.__name__
+
+    def _build_attention(self, embed_dim: int, cfg: Any, site: str, **arguments: Any) -> MixheadAttention:
+        side = cfg.encoder if site == "encoder-self" else cfg.decoder
+        arguments |= {"dropout": cfg.attention_dropout, "q_noise": self.quant_noise}
+        arguments["qn_block_size"] = self.quant_noise_block_size
+        return build_attention(embed_dim, side.attention_heads, cfg, site, self.layer, **arguments)
 
 
-class MixheadEncoderLayer(_Numbered, TransformerEncoderLayerBase):
-    def __init__(self, cfg: Any, return_fc: bool = False, *, layer: int = 0):
-        super().__init__(cfg, return_fc=return_fc, layer=layer)
-        _keep_dropout_names(self, TransformerEncoderLayerBase)
+class MixheadEncoderLayer(_Layer, TransformerEncoderLayerBase):
+    fairseq_class = TransformerEncoderLayerBase
 
     def build_self_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         if not cfg.covers("encoder-self"):
             return super().build_self_attention(embed_dim, cfg)
-        return build_attention(
-            embed_dim,
-            cfg.encoder.attention_heads,
-            cfg,
-            "encoder-self",
-            self.layer,
-            dropout=cfg.attention_dropout,
-            self_attention=True,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-        )
+        return self._build_attention(embed_dim, cfg, "encoder-self", self_attention=True)
 
 
-class MixheadDecoderLayer(_Numbered, TransformerDecoderLayerBase):
-    def __init__(
-        self,
-        cfg: Any,
-        no_encoder_attn: bool = False,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        *,
-        layer: int = 0,
-    ):
-        super().__init__(cfg, no_encoder_attn, add_bias_kv, add_zero_attn, layer=layer)
-        _keep_dropout_names(self, TransformerDecoderLayerBase)
+class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
+    fairseq_class = TransformerDecoderLayerBase
 
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         if not cfg.covers("decoder-self"):
             return super().build_self_attention(embed_dim, cfg, add_bias_kv, add_zero_attn)
-        return build_attention(
+        return self._build_attention(
             embed_dim,
-            cfg.decoder.attention_heads,
             cfg,
             "decoder-self",
-            self.layer,
-            dropout=cfg.attention_dropout,
             add_bias_kv=add_bias_kv,
             add_zero_attn=add_zero_attn,
             self_attention=not cfg.cross_self_attention,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
         )
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         if not cfg.covers("cross"):
             return super().build_encoder_attention(embed_dim, cfg)
-        return build_attention(
-            embed_dim,
-            cfg.decoder.attention_heads,
-            cfg,
-            "cross",
-            self.layer,
-            kdim=cfg.encoder.embed_dim,
-            vdim=cfg.encoder.embed_dim,
-            dropout=cfg.attention_dropout,
-            encoder_decoder_attention=True,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
-        )
+        size = cfg.encoder.embed_dim
+        return self._build_attention(embed_dim, cfg, "cross", kdim=size, vdim=size, encoder_decoder_attention=True)
 
 
 def _next(stack: nn.Module) -> int:
-    """The number of the layer that an encoder or a decoder builds now; fairseq builds them in turn and does not say."""
+    """Return the number of the layer that an encoder or a decoder builds now; fairseq builds them in order."""
     stack.layers_built = getattr(stack, "layers_built", -1) + 1
     return stack.layers_built
 
 
 class MixheadEncoder(TransformerEncoderBase):
-    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, return_fc: bool = False):
-        super().__init__(cfg, dictionary, embed_tokens, return_fc)
-        self.dropout_module.module_name = "TransformerEncoder"  # see _keep_dropout_names
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.dropout_module.module_name = "TransformerEncoder"  # for --retain-dropout-modules
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_next(self)), cfg)
 
 
 class MixheadDecoder(TransformerDecoderBase):
-    layer_type: ClassVar[Type[MixheadDecoderLayer]] = MixheadDecoderLayer
+    layer_type: ClassVar[type[MixheadDecoderLayer]] = MixheadDecoderLayer
 
-    def __init__(
-        self,
-        cfg: Any,
-        dictionary: Any,
-        embed_tokens: nn.Module,
-        no_encoder_attn: bool = False,
-        output_projection: Any = None,
-    ):
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn, output_projection)
-        self.dropout_module.module_name = "TransformerDecoder"  # see _keep_dropout_names
-
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Any], name: str) -> Dict[str, Any]:
-        super().upgrade_state_dict_named(state_dict, name)
-        if self.adaptive_softmax is not None:
-            # with --share-decoder-input-output-embed fairseq adds one for a projection that the model does not have
-            state_dict.pop(f"{name}.output_projection.weight", None)
-        return state_dict
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.dropout_module.module_name = "TransformerDecoder"  # for --retain-dropout-modules
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_next(self)), cfg)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.adaptive_softmax is not None:
+            # With --share-decoder-input-output-embed fairseq adds the weight of a projection that the model lacks.
+            state_dict.pop(f"{name}.output_projection.weight", None)
+        return state_dict

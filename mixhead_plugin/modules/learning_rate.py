@@ -1,18 +1,18 @@
-"""A learning rate of their own for some parameters, whatever the optimizer (mixhead section 4.3.1).
+"""Scale the learning rate of some parameters, for any optimizer (mixhead section 4.3.1).
 
-fairseq has one learning rate for all parameters. What an optimizer does to a marked parameter in one step is therefore
-multiplied afterwards: for every optimizer whose step is proportional to its learning rate, Adam and SGD alike, that is
-the same as a learning rate multiplied by the factor, and the stored parameter remains the one that acts.
+fairseq has one learning rate for all parameters. Hooks therefore multiply the change of a marked parameter after each
+step. That equals a scaled learning rate for every optimizer whose step is proportional to it, such as Adam and SGD.
 """
 
-from typing import Any, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 _FACTOR = "mixing_lr_scale"
-_before: "dict[int, List[Tuple[nn.Parameter, Tensor]]]" = {}  # by id of the optimizer that is stepping
+_before: dict[int, list[tuple[nn.Parameter, Tensor]]] = {}  # by id of the optimizer whose step runs
 _hooked = False
 
 
@@ -22,11 +22,11 @@ def scale_learning_rate(module: nn.Module, factor: float) -> None:
     if factor == 1:
         return
     for parameter in module.parameters():
-        # fairseq hands this attribute, and few others, on to the float32 copies that it optimizes under fp16 and bf16
+        # Under fp16 and bf16 fairseq copies this attribute to the float32 parameters that it optimizes.
         parameter.optim_overrides = {_FACTOR: factor}
     if not _hooked:
-        register_optimizer_step_pre_hook(_remember)
-        register_optimizer_step_post_hook(_stretch)
+        register_optimizer_step_pre_hook(_save)
+        register_optimizer_step_post_hook(_scale_change)
         _hooked = True
 
 
@@ -37,13 +37,13 @@ def _marked(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
                 yield parameter
 
 
-def _remember(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    # An optimizer may step another one around the same parameters: the outermost stretches.
+def _save(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    # An optimizer may call another one with the same parameters: the outer one scales them.
     taken = {id(parameter) for others in _before.values() for parameter, _ in others}
     _before[id(optimizer)] = [(p, p.detach().clone()) for p in _marked(optimizer) if id(p) not in taken]
 
 
-def _stretch(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _scale_change(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     for parameter, before in _before.pop(id(optimizer), []):
         with torch.no_grad():
             parameter.copy_(before + parameter.optim_overrides[_FACTOR] * (parameter - before))

@@ -1,7 +1,7 @@
-"""What a model remembers of the window of text before, and that it belongs to that window alone."""
+"""The memory of Transformer-XL: hidden states of the previous window of text."""
 
 import logging
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -10,42 +10,41 @@ from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 
-# fairseq's moving average of a model (--store-ema) passes over what has "version" in its name, as it must over these.
+# fairseq's moving average of a model (--store-ema) skips names with "version", and must skip these.
 STATES, PLACE = "version_1.states", "version_1.place"
 
 
 class Memory(NamedTuple):
-    states: List[Tensor]  # [M, B, C] for each layer: what went into it at the last M places, detached
-    window: Optional[int]  # the number of the window that they end with, if the caller knows
-    before: List[Tensor]  # those that this window was computed with, for when it is computed again
+    states: list[Tensor]  # [M, B, C] for each layer: its inputs at the last M positions, detached
+    window: int | None  # the number of the window whose end they are; None without numbers
+    before: list[Tensor]  # the states that this window saw
 
 
 class Mems(nn.Module):
-    """The memory of one decoder: one for training, one for evaluation, neither of which sees the other.
+    """The memories of one decoder: one for training and one for evaluation.
 
-    A memory serves the window after the one it was made of, in the same mode and with as many rows; for every other
-    window it is empty: the first of a text, of another set or epoch, after a reset of the data loader. One that is
-    computed again, as after an overflow under --amp, has what it had. A caller that has no numbers for its windows goes
-    on from call to call. The evaluation's memory ends with each change from training to evaluation.
+    A memory serves the next window, in the same mode and with the same number of rows. For every other window it is
+    empty: the first of a text, of another set or epoch. A window that is computed again, as after an overflow under
+    --amp, sees what it saw. Windows without numbers continue from call to call. A change from training to evaluation
+    empties the evaluation's memory.
 
-    A checkpoint has the training's memory, so that training resumed within an epoch goes on as if uninterrupted.
-    It is that of the first worker, the only one to save: the other workers, whose text is another, start with
-    an empty one.
+    A checkpoint contains the memory of training, so that training can resume within an epoch. It is the first worker's;
+    the other workers have other text and start empty.
 
     Args:
-        length: how many places are remembered; 0 for none
-        window_length: of the windows that are numbered; only tells a checkpoint of other windows
+        length: how many positions are remembered; 0 for none
+        window_length: of numbered windows; a memory of other windows is not loaded
     """
 
     def __init__(self, length: int, window_length: int):
         super().__init__()
         self.length = length
         self.window_length = window_length
-        self._of_training: Optional[Memory] = None
-        self._of_evaluation: Optional[Memory] = None
+        self._of_training: Memory | None = None
+        self._of_evaluation: Memory | None = None
 
-    def recall(self, window: Optional[int], like: Tensor) -> List[Optional[Tensor]]:
-        """The states [M, B, C] before a window, by layer; an empty list if there are none.
+    def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
+        """Return the states [M, B, C] before a window, one for each layer; an empty list if there are none.
 
         Args:
             window: its number, None if it has none
@@ -58,13 +57,13 @@ class Mems(nn.Module):
             return [states.to(like) for states in memory.states]
         return [states.to(like) for states in memory.before] if window == memory.window else []
 
-    def keep(self, window: Optional[int], before: List[Tensor], states: List[Tensor]) -> None:
+    def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
         """Remember a window.
 
         Args:
             window: its number, None if it has none
-            before: what `recall` gave for it
-            states: what went into each layer, [Nq, B, C]
+            before: what `recall` returned for it
+            states: the input of each layer, [Nq, B, C]
         """
         if self.length == 0:
             return
@@ -74,7 +73,7 @@ class Mems(nn.Module):
             old = min(self.length - parts[0].size(0), before[i].size(0) if before else 0)
             if old:
                 parts.insert(0, before[i][-old:])
-            kept.append(torch.cat(parts))  # a copy, so that nothing larger stays alive
+            kept.append(torch.cat(parts))  # a copy: a view would keep all states in memory
         memory = Memory(kept, window, before)
         if self.training:
             self._of_training = memory
@@ -82,7 +81,7 @@ class Mems(nn.Module):
             self._of_evaluation = memory
 
     def reset(self) -> None:
-        """Forget everything, of training and of evaluation."""
+        """Empty both memories."""
         self._of_training = self._of_evaluation = None
 
     def train(self, mode: bool = True) -> "Mems":
@@ -91,29 +90,29 @@ class Mems(nn.Module):
         return super().train(mode)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
-        self.reset()  # fairseq's word that nothing is trained any more: a checkpoint's memory need not stay
+        self.reset()  # fairseq calls this before generation: the memory of training is not needed
 
-    def _save_to_state_dict(self, destination: Dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         memory = self._of_training
         if memory is None or memory.window is None:
             return
         states = torch.stack(memory.states)  # [layers, M, B, C]
         held = states.size(1)
-        # of one size from the first update on: checkpoints are averaged tensor by tensor
+        # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
         destination[prefix + PLACE] = torch.tensor([memory.window, held, _workers(), self.window_length])
 
-    def _load_from_state_dict(self, state_dict: Dict[str, Any], prefix: str, *args: Any) -> None:
-        states, site = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + PLACE, None)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        states, place = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + PLACE, None)
         self.reset()
-        if states is not None and site is not None and self.length > 0:
-            self._load(states, *site.tolist())
+        if states is not None and place is not None and self.length > 0:
+            self._load(states, *place.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _load(self, states: Tensor, window: int, held: int, workers: int, window_length: int) -> None:
         if (workers, window_length) != (_workers(), self.window_length):
-            logger.info("memory: empty, since the checkpoint's is of another number of workers or length of windows")
+            logger.info("memory: empty, the checkpoint has another number of workers or length of windows")
             return
         if workers > 1:
             logger.info("memory: of the first worker, from the checkpoint; that of the others starts empty")

@@ -1,27 +1,30 @@
-"""Penalties on the heads of a whole model, as part of the loss that a criterion computes.
+"""Auxiliary losses of the attentions, as a part of the loss that a criterion computes.
 
-Every attention computes its penalty within its own forward pass, and its gradient sets out from there too: only there
-are the matrices of the batch at hand, with activation checkpointing and sharded parameters as well, and only there does
-the gradient meet the others of its layer.
+They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's AddAuxiliaryLoss). Each
+attention computes its penalty in its own forward pass and attaches it to its output. The backward pass then
+differentiates it too. The criterion only adds its value.
+
+A criterion cannot simply add the penalties of all attentions and differentiate their sum. fairseq's activation
+checkpointing runs a layer without gradients and again in the backward pass: only then does a penalty have a graph.
 """
 
-import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional, Set, Union
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.attention import Heads, MixheadAttention
+from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.heads import Heads
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
-from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.ops.reference import upcast, without_autocast
 
 
 class Penalty(NamedTuple):
-    """One entry of the flags `--<name>-weight`; logged as `<name>_loss`."""
+    """One flag --<name>-weight; logged as `<name>_loss`."""
 
     of: Callable[[Heads, Tensor], Tensor]  # heads, real queries [B, Nq] -> scalar, in float32 or better
-    on_mixing: bool  # whether it is a penalty on a trained M, else on the attention matrices
+    on_mixing: bool  # on a trained M, else on the attention matrices
     weight: float  # the default
     formula: str
     source: str
@@ -35,130 +38,117 @@ class Penalty(NamedTuple):
 PENALTIES = {
     "orthogonal": Penalty(
         lambda heads, real: orthogonal_penalty(heads.mixing, real),
-        True,
-        0.0001,
-        "squared Frobenius norm of M^T M - I",
-        "mixhead eq. 16",
+        on_mixing=True,
+        weight=0.0001,
+        formula="squared Frobenius norm of M^T M - I",
+        source="mixhead eq. 16",
     ),
     "rank": Penalty(
         lambda heads, real: rank_penalty(heads.weights(), real),
-        False,
-        0.0,
-        "squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
-        "mixhead eq. 20",
+        on_mixing=False,
+        weight=0.0,
+        formula="squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
+        source="mixhead eq. 20",
     ),
 }
 
 
 class RegularizedPass:
-    """Context in which the attentions of `model` add up their penalties; afterwards `add_to` puts them on the loss.
+    """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them to the loss.
 
-    An attention that LayerDrop leaves out is left out of the sums. Where fairseq's activation checkpointing computes a
-    layer again in the backward pass, its attentions still take part then; such a pass is to be differentiated before
-    the next one begins.
+    Attentions that LayerDrop leaves out have no penalty.
 
     Args:
-        model: any model; attentions that are not the plugin's have no penalties
-        weights: what each penalty, a key of PENALTIES, is multiplied with
+        model: any model; only attentions of the plugin have penalties
+        weights: the factor of each penalty, by its name in PENALTIES
         real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
 
     Attributes:
-        attentions: for each penalty the number of attentions of the model that it can act on
+        attentions: for each penalty the number of attentions of the model that it acts on
         values: for each penalty its sum over the attentions of this pass, a detached scalar, unweighted
-
-    Raises:
-        RuntimeError: on entering, an earlier pass with checkpointed activations still waits for its backward pass
     """
 
-    def __init__(self, model: nn.Module, weights: Dict[str, float], real: Dict[str, Tensor]):
+    def __init__(self, model: nn.Module, weights: dict[str, float], real: dict[str, Tensor]):
         self.weights = weights
-        self.sites: Dict[MixheadAttention, Tensor] = {}
+        self.real_queries: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                self.sites[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
-        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.sites)) for name in weights}
-        device = next(iter(self.sites.values())).device if self.sites else None
+                self.real_queries[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
+        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.real_queries)) for name in weights}
+        device = next(iter(self.real_queries.values())).device if self.real_queries else None
         self.values = {name: torch.zeros((), device=device) for name in weights}
 
-        self.open = False  # whether the forward pass is on
-        self.differentiable = False
-        self.recomputed: Set[MixheadAttention] = set()  # attentions of which the pass that counts is still to come
-        self.sample_size: Union[int, Tensor] = 0
-        self.d_loss: Optional[Tensor] = None  # what the loss is multiplied with before it is differentiated
-        self.graph: Callable[[], Any] = lambda: None  # something as long as there is a graph behind the loss
+        self.with_gradients = False
+        self.without_graph: set[MixheadAttention] = set()  # the backward pass computes them again
+        self.sample_size: int | Tensor = 0
+        self.d_loss: Tensor | None = None  # known when the backward pass begins
 
     def __enter__(self) -> "RegularizedPass":
-        for attention in self.sites:
-            if attention.hook is not None and attention.hook.is_awaited(attention):
-                raise RuntimeError("a regularized pass with checkpointed activations is not yet differentiated")
-        self.open = True
-        self.differentiable = torch.is_grad_enabled()
-        for attention in self.sites:
-            attention.hook = self
+        self.with_gradients = torch.is_grad_enabled()
+        for attention in self.real_queries:
+            attention.hook = self._in_forward_pass
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.open = False
-        failed = exception[0] is not None
-        for attention in self.sites:
-            if failed or attention not in self.recomputed:
-                attention.hook = None
-
-    def is_awaited(self, attention: MixheadAttention) -> bool:
-        """Whether a backward pass may still come that computes `attention` again."""
-        return attention in self.recomputed and self.d_loss is None and self.graph() is not None
-
-    def __call__(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
-        """`out` of an attention, behind which its penalties wait for the backward pass."""
-        if self.open and self.differentiable and not torch.is_grad_enabled():
-            self.recomputed.add(attention)
-        if not self.open:
+        for attention in self.real_queries:
             attention.hook = None
-            if not torch.is_grad_enabled():  # not the recomputation, which was given up: saves the time
-                return out
-        for name, weight in self.weights.items():
-            if PENALTIES[name].acts_on(attention):
-                with torch.autocast(out.device.type, enabled=False):
-                    penalty = PENALTIES[name].of(heads, self.sites[attention])
-                if self.open:
-                    self.values[name] = self.values[name] + penalty.detach()
-                out = _Charge.apply(out, penalty, self, weight)
+
+    def _in_forward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        """Return `out` [B, H, Nq, D] with the penalties attached, and add up their values."""
+        if self.with_gradients and not torch.is_grad_enabled():
+            self.without_graph.add(attention)
+        penalties = self._penalties(attention, heads)
+        for name, penalty in penalties.items():
+            self.values[name] = self.values[name] + penalty.detach()
+        return self._attach(penalties, out)
+
+    def _in_backward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        """Return `out` of an attention that is computed again, with the penalties attached."""
+        attention.hook = None
+        if not torch.is_grad_enabled():  # an earlier backward pass failed before it came here
+            return out
+        return self._attach(self._penalties(attention, heads), out)
+
+    def _penalties(self, attention: MixheadAttention, heads: Heads) -> dict[str, Tensor]:
+        names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
+        real = self.real_queries[attention]
+        with without_autocast(real.device):
+            return {name: PENALTIES[name].of(heads, real) for name in names}
+
+    def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
+        for name, penalty in penalties.items():
+            out = _AddAuxiliaryLoss.apply(out, penalty, self, self.weights[name])
         return out
 
-    def add_to(self, loss: Tensor, sample_size: Union[int, Tensor]) -> Tensor:
-        """`loss`, the sum over a batch, plus the weighted penalties times `sample_size`; in float32 or better.
+    def add_to(self, loss: Tensor, sample_size: int | Tensor) -> Tensor:
+        """Return `loss`, a sum over the batch, plus the weighted penalties times `sample_size`, in float32 or better.
 
-        fairseq divides the gradients of all batches and workers of one update by the sum of their sample sizes: what
-        remains of the penalties is their weighted mean.
+        fairseq divides the gradients of all batches and workers of one update by the sum of their sample sizes. So the
+        penalties end as their weighted mean.
         """
         self.sample_size = sample_size
         loss = upcast(loss) + sample_size * sum(weight * self.values[name] for name, weight in self.weights.items())
         if loss.requires_grad:
-            graph = _Graph()
-            self.graph = weakref.ref(graph)
-
-            def begin(d_loss: Tensor, graph: _Graph = graph) -> None:
-                self.d_loss = d_loss.sum()
-
-            loss.register_hook(begin)  # called before anything behind the loss is differentiated
+            loss.register_hook(self._begin_backward_pass)  # called before anything behind the loss
         return loss
 
+    def _begin_backward_pass(self, d_loss: Tensor) -> None:
+        self.d_loss = d_loss.sum()
+        for attention in self.without_graph:
+            attention.hook = self._in_backward_pass
 
-class _Graph:
-    """Lives in a hook of the loss, and so as long as the loss can be differentiated."""
 
-
-class _Charge(torch.autograd.Function):
-    """The identity, which differentiates a penalty as if it stood in the loss."""
+class _AddAuxiliaryLoss(torch.autograd.Function):
+    """The identity on `out`; its derivative treats the penalty as a part of the loss."""
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, penalty: Tensor, of_pass: RegularizedPass, weight: float) -> Tensor:
-        ctx.of_pass, ctx.weight, ctx.dtype = of_pass, weight, penalty.dtype
+    def forward(ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float) -> Tensor:
+        ctx.regularized, ctx.weight, ctx.dtype = regularized, weight, penalty.dtype
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        d_loss = ctx.of_pass.d_loss
+        d_loss = ctx.regularized.d_loss
         if d_loss is None:
-            raise RuntimeError("outputs of a regularized pass are differentiated, but not the loss that it belongs to")
-        return d_out, (d_loss * ctx.of_pass.sample_size * ctx.weight).to(ctx.dtype), None, None
+            raise RuntimeError("the outputs of a regularized pass are differentiated without its loss")
+        return d_out, (d_loss * ctx.regularized.sample_size * ctx.weight).to(ctx.dtype), None, None

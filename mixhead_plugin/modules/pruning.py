@@ -1,57 +1,60 @@
-"""Cuts heads off attentions for good: what stays of their parameters, and how a model's config says so.
+"""Cut heads off attentions for good: their parameters, and the flags of the smaller model.
 
-Where heads mix, a head is two things that are cut apart: a source head j, whose weights P_j come from q_proj and
-k_proj, and a mixed head i, whose output O_i comes from v_proj through out_proj. M loses the rows of the first and the
-columns of the second.
+Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and k_proj and a row of
+M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
 """
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.options import format_heads_per_layer
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.heads import Axis, HeadGates
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 
 
 class KeptHeads(NamedTuple):
     """The heads of one attention that stay, ascending; without mixing both are the same."""
 
-    source: Tuple[int, ...]
-    mixed: Tuple[int, ...]
+    source: tuple[int, ...]
+    mixed: tuple[int, ...]
 
 
-class Axis(NamedTuple):
-    """A dimension of a parameter that goes by heads."""
-
-    dim: int
-    kind: str  # a field of KeptHeads
-    whole_heads: bool  # head_dim entries for each head, not one
-
-
-# Every parameter of a MixheadAttention, and the dimensions of it that shrink with the heads.
-PARAMETERS: Dict[str, Tuple[Axis, ...]] = {
-    "q_proj.weight": (Axis(0, "source", True),),
-    "q_proj.bias": (Axis(0, "source", True),),
-    "k_proj.weight": (Axis(0, "source", True),),
-    "k_proj.bias": (Axis(0, "source", True),),
-    "bias_k": (Axis(2, "source", True),),
-    "v_proj.weight": (Axis(0, "mixed", True),),
-    "v_proj.bias": (Axis(0, "mixed", True),),
-    "bias_v": (Axis(2, "mixed", True),),
-    "out_proj.weight": (Axis(1, "mixed", True),),
+# The parameters of every MixheadAttention and their dimensions that shrink with the heads.
+_SOURCE_ROWS = (Axis(0, "source", whole_heads=True),)
+_MIXED_ROWS = (Axis(0, "mixed", whole_heads=True),)
+PARAMETERS: dict[str, tuple[Axis, ...]] = {
+    "q_proj.weight": _SOURCE_ROWS,
+    "q_proj.bias": _SOURCE_ROWS,
+    "k_proj.weight": _SOURCE_ROWS,
+    "k_proj.bias": _SOURCE_ROWS,
+    "bias_k": (Axis(2, "source", whole_heads=True),),
+    "v_proj.weight": _MIXED_ROWS,
+    "v_proj.bias": _MIXED_ROWS,
+    "bias_v": (Axis(2, "mixed", whole_heads=True),),
+    "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
     "out_proj.bias": (),
-    "head_mixing.weight": (Axis(0, "source", False), Axis(1, "mixed", False)),
-    "head_mixing.query_weight": (Axis(1, "mixed", False),),
-    "head_mixing.bias": (Axis(0, "source", False), Axis(1, "mixed", False)),
-    "relative_position.weight": (Axis(1, "source", False),),
-    "relative_gain.weight": (Axis(0, "source", False),),
+    "relative_gain.weight": (Axis(0, "source"),),
 }
 
 
+def parameters_of(attention: MixheadAttention) -> dict[str, tuple[Axis, ...]]:
+    """Return PARAMETERS and those of the attention's head mixing and relative position."""
+    mixing = HEAD_MIXINGS[attention.head_mixing_kind].parameters
+    position = RELATIVE_POSITIONS[attention.relative_position_kind].parameters
+    return {
+        **PARAMETERS,
+        **{f"head_mixing.{name}": axes for name, axes in mixing.items()},
+        **{f"relative_position.{name}": axes for name, axes in position.items()},
+    }
+
+
 def number_of_heads(attention: MixheadAttention, kind: str) -> int:
-    """How many source or mixed heads `attention` has; `kind` is a field of KeptHeads."""
+    """Return the number of source or mixed heads; `kind` is a field of KeptHeads."""
     return attention.num_heads if kind == "source" else attention.num_mixed_heads
 
 
@@ -59,7 +62,7 @@ def check_kept(name: str, attention: MixheadAttention, kept: KeptHeads) -> None:
     """Refuse a choice of heads that the attention `name` cannot keep.
 
     Raises:
-        ValueError: heads that are not there, none at all, not ascending, or unequal ones where heads do not mix
+        ValueError: unknown heads, none at all, not ascending, or source and mixed heads differ where heads do not mix
     """
     for kind in KeptHeads._fields:
         heads, number = getattr(kept, kind), number_of_heads(attention, kind)
@@ -73,10 +76,10 @@ def check_kept(name: str, attention: MixheadAttention, kept: KeptHeads) -> None:
 
 
 def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
-    """Gates that let the heads of `kept` pass alone: what pruning does to the outputs, and nothing else."""
+    """Return gates that silence all heads but `kept`: the outputs are those after pruning."""
     parameter = next(attention.parameters())
 
-    def passing(kind: str) -> Optional[Tensor]:
+    def passing(kind: str) -> Tensor | None:
         number = number_of_heads(attention, kind)
         if len(getattr(kept, kind)) == number:
             return None
@@ -87,40 +90,40 @@ def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     return HeadGates(None if attention.head_mixing is None else passing("source"), passing("mixed"))
 
 
-def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> Dict[str, Tensor]:
-    """Copies of the parameters and buffers of the attention `name` without the heads that are not in `kept`.
+def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
+    """Return copies of the parameters and buffers of the attention `name`, with the heads of `kept` alone.
 
     Raises:
-        OptionError: the attention has parameters of its own, which nobody said how to cut
+        OptionError: the attention has parameters that are in no table of axes
         ValueError: see `check_kept`
     """
     check_kept(name, attention, kept)
-    smaller = {}
+    smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
-        if entry not in PARAMETERS:
+        if entry not in table:
             raise OptionError(
                 f"{name}: cannot be cut, its {entry} belongs to {type(attention).__name__}; "
                 "its heads can only be masked"
             )
-        for dim, kind, whole_heads in PARAMETERS[entry]:
+        for dim, kind, whole_heads in table[entry]:
             heads = torch.tensor(getattr(kept, kind), device=tensor.device)
             if whole_heads:
                 within = torch.arange(attention.head_dim, device=tensor.device)
                 heads = (heads[:, None] * attention.head_dim + within).flatten()
             tensor = tensor.index_select(dim, heads)
-        smaller[entry] = tensor.clone() if not PARAMETERS[entry] else tensor
+        smaller[entry] = tensor.clone() if not table[entry] else tensor
     return smaller
 
 
 def cut_state(
     state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
-) -> Dict[str, Tensor]:
-    """The state of a model without the heads that `kept` leaves out.
+) -> dict[str, Tensor]:
+    """Return the state of a model with the heads of `kept` alone.
 
     Args:
         state: of the whole model
-        attentions: those of the model, by name
-        kept: what stays of each of them
+        attentions: of the model, by name
+        kept: the heads that stay, by name
     """
     smaller = dict(state)
     for name, attention in attentions.items():
@@ -130,26 +133,30 @@ def cut_state(
 
 
 def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
-    """The value of --heads-per-layer, such as `encoder-self=8,6;decoder-self=8:6,7`.
+    """Return the value of --heads-per-layer, such as `encoder-self=8,6;decoder-self=8:6,7`.
 
     Args:
-        kept: by place, one for each layer; `8:6` are 8 source and 6 mixed heads
+        kept: by site, one for each layer; `8:6` are 8 source and 6 mixed heads
     """
-    numbers = {site: [(len(layer.source), len(layer.mixed)) for layer in layers] for site, layers in kept.items()}
-    return format_heads_per_layer(numbers)
+
+    def number(layer: KeptHeads) -> str:
+        source, mixed = len(layer.source), len(layer.mixed)
+        return str(source) if source == mixed else f"{source}:{mixed}"
+
+    return ";".join(f"{site}={','.join(map(number, layers))}" for site, layers in kept.items())
 
 
-def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> Dict[str, Any]:
-    """What the config of the pruned model says that the whole one's did not, by option.
+def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
+    """Return the options that the config of the pruned model has beside those of the whole one.
 
     Args:
         attentions: of the whole model, by name
-        kept: by place, as in `heads_per_layer`
+        kept: by site, as in `heads_per_layer`
 
     Raises:
-        OptionError: heads of several sizes, which one --head-dim cannot say
+        OptionError: heads have several sizes, and --head-dim names one
     """
-    sizes: List[int] = sorted({attention.head_dim for attention in attentions.values()})
+    sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
         raise OptionError(
             f"heads of sizes {', '.join(map(str, sizes))}: cannot be cut, --head-dim names one size for all attentions"

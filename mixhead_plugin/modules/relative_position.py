@@ -1,6 +1,6 @@
-"""How an attention comes to know how far a key lies from its query: every relative position once.
+"""Relative positions: every value of --relative-position is one row of RELATIVE_POSITIONS.
 
-Query t stands at the place of key t + (Nk - Nq), as in step-by-step decoding, where the cache has the keys before it.
+Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, where the cache has the keys before it.
 """
 
 import math
@@ -9,42 +9,43 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.modules.heads import Axis
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
 
 
 class RotaryPosition(nn.Module):
-    """Turns each pair of features (d, d + D / 2) of queries and keys by an angle that grows with the place (RoPE).
+    """Rotate each pair of features (d, d + D / 2) of queries and keys by an angle that grows with the position (RoPE).
 
-    Su et al. 2021, 'RoFormer', eq. 34: products of turned vectors depend on the distance alone.
+    Su et al. 2021, 'RoFormer', eq. 34: products of rotated vectors depend on the distance alone.
     """
 
     def __init__(self, num_heads: int, head_dim: int, causal: bool):
         super().__init__()
         if head_dim % 2 != 0:
-            raise ValueError(f"rotary positions turn pairs of features, and the head size {head_dim} is odd")
+            raise ValueError(f"rotary positions need an even head size, not {head_dim}")
         self.head_dim = head_dim
-        self.log_ratio = -2.0 * math.log(10000.0) / head_dim  # from the speed of one pair to the next one's
+        self.log_ratio = -2.0 * math.log(10000.0) / head_dim  # of the frequencies of two neighbouring pairs
 
     def forward(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor, Optional[RelativeScores]]:
-        """Queries [B, H, Nq, D] and keys [B, H, Nk, D], turned; what is added to the scores"""
+        """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the scores."""
         n_keys, dtype = k.size(2), upcast(k).dtype
-        speed = torch.exp(torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) * self.log_ratio)
-        angles = torch.arange(n_keys, dtype=dtype, device=k.device)[:, None] * speed  # [Nk, D / 2]
-        return self._turn(q, angles[n_keys - q.size(2) :]), self._turn(k, angles), None
+        frequency = torch.exp(torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) * self.log_ratio)
+        angles = torch.arange(n_keys, dtype=dtype, device=k.device)[:, None] * frequency  # [Nk, D / 2]
+        return self._rotate(q, angles[n_keys - q.size(2) :]), self._rotate(k, angles), None
 
-    def _turn(self, x: Tensor, angles: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
         cos, sin = angles.cos(), angles.sin()
         first, second = upcast(x).chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 class BucketedBias(nn.Module):
-    """A learned number for each head and distance, added to the score; far distances share one (T5).
+    """Add a learned bias to the score, one for each head and bucket of distances (T5).
 
-    Raffel et al. 2020, section 2.1: half of the buckets are a distance each, the other half grow with its logarithm up
-    to 128, beyond which all is one. T5 shares them among its layers; here each attention has its own. They start at 0,
-    which only where all inputs are the same is a place that l2 weights cannot leave by gradients.
+    Raffel et al. 2020, section 2.1: half of the buckets hold one distance each. The others grow with its logarithm up
+    to 128, and the last one holds all larger distances. T5 shares biases among layers; here each attention has its own.
+    Biases start at 0. With l2 weights and equal inputs everywhere, gradients could not leave that point.
     """
 
     def __init__(self, num_heads: int, head_dim: int, causal: bool):
@@ -54,11 +55,11 @@ class BucketedBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(self.num_buckets, num_heads))  # [buckets, H]
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """A checkpoint without biases has biases of 0."""
+        """Give a checkpoint without biases biases of 0."""
         state_dict.setdefault(f"{name}.weight", torch.zeros(self.weight.shape))
 
     def forward(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor, Optional[RelativeScores]]:
-        """Queries [B, H, Nq, D] and keys [B, H, Nk, D]; what is added to the scores"""
+        """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to the scores."""
         n_queries, n_keys = q.size(2), k.size(2)
         offsets = torch.arange(n_queries + n_keys - 1, device=k.device) - (n_keys - 1)  # key - query, [P]
         bias = self.weight.to(q.dtype)[self.buckets(offsets)]  # [P, H]
@@ -66,12 +67,12 @@ class BucketedBias(nn.Module):
         return q, k, RelativeScores(ones.expand(q.size(0), q.size(1), n_queries, 1), bias.t()[:, :, None])
 
     def buckets(self, offsets: Tensor) -> Tensor:
-        """The bucket of each offset of a key from its query, int64 of any shape"""
+        """Return the bucket of each offset, key - query; int64 of any shape."""
         buckets, base = self.num_buckets, torch.zeros_like(offsets)
         distances = -offsets
         if self.causal:
             distances = distances.clamp(min=0)
-        else:  # half of them for the keys that follow
+        else:  # half of the buckets are for later keys
             buckets = buckets // 2
             base = base + (offsets > 0).to(offsets.dtype) * buckets
             distances = distances.abs()
@@ -82,28 +83,37 @@ class BucketedBias(nn.Module):
 
 
 class RelativePositionKind(NamedTuple):
-    """One entry of the flag ``--relative-position``."""
+    """One value of the flag --relative-position."""
 
-    build: Optional[Callable[[int, int, bool], nn.Module]]  # number of heads, head size, whether causal
+    build: Optional[Callable[[int, int, bool], nn.Module]]  # called with number of heads, head size, whether causal
     formula: str
     source: str
+    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters, and the dimensions that go by heads
+    loads_without: bool = True  # whether a checkpoint trained without it loads: it changes nothing before training
 
 
 RELATIVE_POSITIONS = {
-    "none": RelativePositionKind(None, "", ""),
+    "none": RelativePositionKind(None, "", "", {}),
     "rotary": RelativePositionKind(
-        RotaryPosition, "queries and keys turned by angles that grow with their place", "Su et al. 2021, RoPE"
+        RotaryPosition,
+        "queries and keys turned by angles that grow with their place",
+        "Su et al. 2021, RoPE",
+        {},
+        loads_without=False,
     ),
     "t5": RelativePositionKind(
-        BucketedBias, "s + a learned number for each head and bucket of distances", "Raffel et al. 2020, section 2.1"
+        BucketedBias,
+        "s + a learned number for each head and bucket of distances",
+        "Raffel et al. 2020, section 2.1",
+        {"weight": (Axis(1, "source"),)},
     ),
 }
 
 
 class DistanceGain(nn.Module):
-    """c_{i-j} of the weights A * C, one number for each head and distance up to a limit, beyond which all is one.
+    """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and distance.
 
-    l2 essay, 'Preliminary Solution' (after Luo et al. 2022); starts as 1 everywhere, which changes nothing.
+    Distances above `clip` share one factor. All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
     """
 
     def __init__(self, num_heads: int, clip: int):
@@ -112,10 +122,10 @@ class DistanceGain(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_heads, 2 * clip + 1))  # [H, distances]
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """A checkpoint without gains has gains of 1."""
+        """Give a checkpoint without gains gains of 1."""
         state_dict.setdefault(f"{name}.weight", torch.ones(self.weight.shape))
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:
-        """The gain of `ops.attention`, [H, Nq + Nk - 1]"""
+        """Return the gain of `ops.attention`, [H, Nq + Nk - 1]."""
         offsets = torch.arange(n_queries + n_keys - 1, device=self.weight.device) - (n_keys - 1)  # key - query
         return self.weight[:, offsets.clamp(-self.clip, self.clip) + self.clip]

@@ -1,6 +1,6 @@
-"""Self-attention of Transformer-XL: over the segment before as well, by distance instead of place."""
+"""Self-attention of Transformer-XL: over the previous segment too, by distance instead of position."""
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Optional
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,16 @@ from mixhead_plugin.ops.relative import RelativeScores
 
 
 def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tensor:
-    """R, [length, dim] in the dtype of `like`: the sinusoids of the distances length - 1 down to 0.
+    """Return R [length, dim] in the dtype of `like`: sinusoids of the distances length - 1 down to 0.
 
-    All sines come before all cosines, as in the published code of Dai et al. Computed in float32 or better: half
-    precision cannot tell distances above 2048 apart.
+    All sines come before all cosines, as in the published code of Dai et al. The computation is in float32 or better:
+    half precision cannot tell distances above 2048 apart.
 
     Args:
-        clamp: distances beyond it count as this one; 0 or less for none
+        length: the number of distances
+        dim: the number of features
+        clamp: larger distances count as this one; 0 or less for none
+        like: a tensor of the dtype and on the device of the result
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distance = torch.arange(length - 1, -1, -1, dtype=dtype, device=like.device)
@@ -28,10 +31,12 @@ def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tenso
 
 
 def segment_mask(n_queries: int, n_keys: int, span: Optional[int], like: Tensor) -> Tensor:
-    """What a segment's queries, which stand at the last keys, may see: 0 or -inf, [n_queries, n_keys].
+    """Return the additive mask [n_queries, n_keys] of a segment whose queries are at the last keys.
 
     Args:
-        span: how many keys each query sees, itself among them; None for all up to itself
+        n_queries, n_keys: the lengths of the segment, and of the segment with its memory
+        span: how many keys each query sees, its own included; None for all up to its own
+        like: a tensor of the dtype and on the device of the result
     """
     hidden = like.new_full((n_queries, n_keys), float("-inf"))
     past = n_keys - n_queries
@@ -42,16 +47,13 @@ def segment_mask(n_queries: int, n_keys: int, span: Optional[int], like: Tensor)
 class SegmentAttention(MixheadAttention):
     """Multi-head attention with content and position terms (Dai et al. 2019, section 3.3).
 
-    The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with u and v given by the caller
-    and r = position_proj(R); what normalizes and mixes the heads is that of the base class. Position-wise mixing reads
-    q_t itself. No projection has a bias.
+    The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r = position_proj(R). The
+    caller gives u and v. Normalization and mixing are those of the base class; position-wise mixing reads q_t without
+    u and v. No projection has a bias.
 
     Args:
-        embed_dim: size of the states
-        num_heads: number of heads
-        dropout: of the attention weights
-        options: `normalizer`, `head_mixing`, `head_dim`, `impl`, `value_init_scale` and `relative_gain` of the base
-            class
+        embed_dim, num_heads, dropout: as in the base class
+        options: `normalizer`, `head_mixing`, `head_dim`, `impl`, `value_init_scale`, `relative_gain` of the base class
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):
@@ -68,17 +70,17 @@ class SegmentAttention(MixheadAttention):
         attn_mask: Optional[Tensor] = None,
         incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
     ) -> Tensor:
-        """Attend to what comes before the segment and to the segment.
+        """Attend to the segment and to its memory.
 
         Args:
             x: the segment, [Nq, B, embed_dim]
-            memory: what comes before it, [M, B, embed_dim], or None
-            positions: R for the distances Nk - 1 to 0, [Nk, embed_dim]; with `incremental_state` its length limits
-                how many keys the step sees and the cache holds, else Nk = M + Nq
+            memory: the states before it, [M, B, embed_dim], or None
+            positions: R for the distances Nk - 1 to 0, [Nk, embed_dim], Nk = M + Nq. With `incremental_state` its
+                length is the most keys that the step sees and the cache keeps.
             content_bias: u, [H, D]
             position_bias: v, [H, D]
-            attn_mask: added to the scores, [Nq, Nk]; -inf hides a key, beside those that come after the query
-            incremental_state: keys and values of earlier steps, instead of `memory`
+            attn_mask: added to the scores, [Nq, Nk]; keys after the query are hidden without it
+            incremental_state: the cache of step-by-step decoding, instead of `memory`
 
         Returns:
             [Nq, B, embed_dim]
@@ -88,39 +90,19 @@ class SegmentAttention(MixheadAttention):
         k = self._split_heads(self.k_proj(source))  # [B, H, Nk, D]
         v = self._split_heads(self.v_proj(source))
         if incremental_state is not None:
-            k, v = self._with_cached(k, v, positions.size(0), incremental_state)
+            saved = self._get_input_buffer(incremental_state)
+            k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]
+            v = self._after_cached(saved, "prev_value", v)[:, :, -positions.size(0) :]
+            self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
         r = self.position_proj(positions).view(-1, self.num_heads, self.head_dim).transpose(0, 1)  # [H, Nk, D]
-        # Parameters stay float32 under autocast, the projections do not; nothing scales the relative scores but this.
+        # Autocast lowers the projections but not the parameters u and v. `attention` does not scale relative scores.
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
-        mixing = None if self.head_mixing is None else self.head_mixing(q)  # [H, H] or [B, Nq, H, H]
-        acts = self.training or self.dropout_module.apply_during_inference
-        out, _ = self._attend(
-            q + content_bias[:, None].to(q),
-            k,
-            v,
-            mixing,
-            None if attn_mask is None else self._as_additive(attn_mask, q),
-            None,
-            float(self.dropout_module.p) if acts else 0.0,
-            False,
-            relative,
-            causal=True,
-        )
-        return self.out_proj(out.transpose(1, 2).flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
+        content = q + content_bias[:, None].to(q)
+        mask = self._additive(attn_mask, q)
+        inputs = self._inputs(content, k, v, self._mixing(q), mask, relative=relative, causal=True)
+        return self._output(inputs, 1, False, False, False)[0]
 
     def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:
-        """How many keys earlier steps have left"""
+        """Return how many keys earlier steps have cached."""
         key = self._get_input_buffer(incremental_state).get("prev_key")
         return 0 if key is None else key.size(2)
-
-    def _with_cached(
-        self, k: Tensor, v: Tensor, limit: int, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]
-    ) -> Tuple[Tensor, Tensor]:
-        """Keys and values [B, H, Nk, D] behind those of earlier steps, the last `limit` of them"""
-        saved = self._get_input_buffer(incremental_state)
-        if "prev_key" in saved:
-            k = torch.cat([saved["prev_key"], k], 2)[:, :, -limit:]
-            v = torch.cat([saved["prev_value"], v], 2)[:, :, -limit:]
-        # base class names: it reorders them with the beams
-        self._set_input_buffer(incremental_state, {"prev_key": k, "prev_value": v})
-        return k, v

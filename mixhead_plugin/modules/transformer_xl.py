@@ -1,6 +1,6 @@
 """Layers and decoder of Transformer-XL (Dai et al. 2019) with the plugin's attention."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,14 +15,14 @@ from mixhead_plugin.modules.mems import Mems
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from mixhead_plugin.ops.reference import upcast
 
-ENDLESS = 10**9  # places are told by distance: no text is too long to be scored or continued
+ENDLESS = 10**9  # positions are distances: no text is too long
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward block, each followed by a layer norm of its sum with what went in.
+    """Attention and feed-forward block, each with a residual connection and a layer norm after it.
 
     Args:
-        cfg: the model's config; `d_model`, `n_head`, `d_inner`, `dropout`, `dropatt` and the plugin's flags are read
+        cfg: the model's config, with `d_model`, `n_head`, `d_inner`, `dropout`, `dropatt` and the plugin's flags
     """
 
     def __init__(self, cfg: Any):
@@ -43,7 +43,7 @@ class TransformerXLLayer(nn.Module):
 
 
 class TransformerXLDecoder(FairseqIncrementalDecoder):
-    """Embeddings, layers and adaptive softmax; two biases of the attention for all layers.
+    """Embeddings, layers and adaptive softmax; all layers share the two biases of the attention.
 
     Args:
         cfg: the model's config, complete and checked
@@ -51,12 +51,12 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         cutoffs: see `AdaptiveEmbedding`
     """
 
-    def __init__(self, cfg: Any, dictionary: Any, cutoffs: List[int]):
+    def __init__(self, cfg: Any, dictionary: Any, cutoffs: list[int]):
         super().__init__(dictionary)
         self.mem_len = cfg.mem_len
         self.clamp_len = cfg.clamp_len
         self.max_target_positions = cfg.max_target_positions
-        self.span = cfg.mem_len if cfg.same_length else None  # how many places each token sees; None: all there are
+        self.span = cfg.mem_len if cfg.same_length else None  # how many positions a token sees; None for all
         self.embed_tokens = AdaptiveEmbedding(cutoffs, cfg.d_model, cfg.div_val)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
         self.content_bias = nn.Parameter(torch.empty(cfg.n_head, cfg.head_dim))  # u of eq. (d) in section 3.3
@@ -70,7 +70,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The initialisation of the published code; the head mixing keeps its own."""
+        """Initialise as the published code; the head mixing keeps its own initialisation."""
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -90,32 +90,32 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
                 nn.init.normal_(norm.weight, mean=1.0, std=0.02)
             layer.self_attn.scale_values()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tuple[Tensor, None]:
-        """As `extract_features`"""
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """Return what `extract_features` returns; its arguments are the same."""
         features, extra = self.extract_features(*args, **kwargs)
         return self.output_layer(features), extra
 
     def extract_features(
         self,
         prev_output_tokens: Tensor,
-        src_lengths: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        window: Optional[int] = None,
+        src_lengths: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        window: int | None = None,
         encoder_out: None = None,
-    ) -> Tuple[Tensor, None]:
-        """What the adaptive softmax takes, [B, N, d_model] in float32 or better, and None.
+    ) -> tuple[Tensor, None]:
+        """Return the input of the adaptive softmax, [B, N, d_model] in float32 or better, and None.
 
         Args:
-            prev_output_tokens: [B, N], padded on the right if at all
+            prev_output_tokens: [B, N], with padding on the right only
             src_lengths, encoder_out: not used
-            incremental_state: step-by-step decoding of the last token alone; the memory takes no part in it
-            window: the number of this window in its text, see `Mems`; None goes on from the last call
+            incremental_state: the cache of step-by-step decoding, which reads the last token and no memory
+            window: the number of this window in its text, see `Mems`; None continues from the last call
         """
         if incremental_state is not None:
             prev_output_tokens = prev_output_tokens[:, -1:]
         x = self.dropout_module(self.embed_tokens(prev_output_tokens)).transpose(0, 1)  # [N, B, C]
-        memory: List[Tensor] = []
-        mask: Optional[Tensor] = None
+        memory: list[Tensor] = []
+        mask: Tensor | None = None
         if incremental_state is None:
             memory = self.memory.recall(window, x)
             n_keys = x.size(0) + (memory[0].size(0) if memory else 0)
@@ -140,14 +140,14 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
-        return upcast(x), None  # fairseq sums the adaptive loss in the dtype of this: float16 ends at 65504
+        return upcast(x), None  # fairseq sums the adaptive loss in this dtype: float16 ends at 65504
 
     def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
-        """The features as they are: criterion, scorer and search call `adaptive_softmax` themselves."""
+        """Return `features`: criterion, scorer and search call `adaptive_softmax` themselves."""
         return features
 
     def _farthest(self) -> int:
-        """How many places the token of a step sees at most: as many as the last of a window of training"""
+        """Return the most positions that the token of a step sees: those of a window's last token in training."""
         return self.mem_len + self.max_target_positions if self.span is None else self.span
 
     def max_positions(self) -> int:

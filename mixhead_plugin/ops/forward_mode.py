@@ -1,4 +1,7 @@
-"""Forward-mode derivatives, which only the formula itself has: torch takes an operator without them for a constant."""
+"""Refuse forward-mode derivatives where an implementation has none.
+
+torch gives an operator without forward-mode derivatives a tangent of zero, silently. Only `reference` supports them.
+"""
 
 from typing import Any
 
@@ -8,7 +11,7 @@ from torch.autograd import forward_ad
 
 
 def in_forward_mode(*values: Any) -> bool:
-    """Whether any tensor among the values, or in a tuple of them, carries a tangent."""
+    """Return whether any tensor among the values, or in a tuple of them, carries a tangent."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return False
     tensors = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
@@ -16,9 +19,6 @@ def in_forward_mode(*values: Any) -> bool:
 
 
 def refuse_forward_mode(impl: str, *values: Any) -> None:
-    """
-    Raises:
-        NotImplementedError: any of the values carries a tangent
-    """
+    """Raise NotImplementedError if any of the values carries a tangent."""
     if in_forward_mode(*values):
         raise NotImplementedError(f"impl {impl!r} has no forward-mode derivative; impl 'reference' has")

@@ -1,75 +1,49 @@
 """Plain softmax attention by torch's own fused kernels."""
 
-from typing import Optional
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
-from mixhead_plugin.ops.reference import upcast
-from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.ops.reference import upcast, without_autocast
 
 
-def serves(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    relative: Optional[RelativeScores],
-    gain: Optional[Tensor],
-    dropout_p: float,
-) -> bool:
-    """Whether torch has a fused kernel for this, arguments as in `ops.attention`."""
-    if normalizer != "softmax" or any(t is not None for t in (mixing, relative, gain)):
+def serves(inputs: AttentionInputs) -> bool:
+    """Return whether torch has a fused kernel for this call."""
+    query, key, value, mask = *inputs[:3], inputs.attn_mask
+    if inputs.normalizer != "softmax" or inputs.given().keys() != {"query", "key", "value"}:
         return False
     if query.device.type != "cpu":
         return True
-    if dropout_p > 0 or query.shape[3] != value.shape[3] or any(t.stride(3) != 1 for t in (query, key, value)):
-        return False  # on a CPU torch has no kernel for these, and would write out all weights
-    if attn_mask is not None and (attn_mask.requires_grad or query.dtype in (torch.float16, torch.bfloat16)):
-        return False  # nor for the gradient of a mask; and it would round the mask
-    return not causal or key_padding_mask is None  # both together need a mask [B, 1, Nq, Nk]
+    # On a CPU torch has no kernel for the following, and would keep all weights.
+    if inputs.dropout_p > 0 or query.shape[3] != value.shape[3] or any(t.stride(3) != 1 for t in (query, key, value)):
+        return False
+    # The same holds for a mask with a gradient; a mask beside half precision would be rounded.
+    if mask is not None and (mask.requires_grad or query.dtype in (torch.float16, torch.bfloat16)):
+        return False
+    return not inputs.causal or inputs.key_padding_mask is None  # both together need a mask [B, 1, Nq, Nk]
 
 
-def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    relative: Optional[RelativeScores],
-    gain: Optional[Tensor],
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
-    """`ops.attention` for what it `serves`; arguments as there."""
+def fused_attention(inputs: AttentionInputs) -> Tensor:
+    """Compute `ops.attention` for inputs that it `serves`."""
+    query, key, value, _, attn_mask, padding = inputs[:6]
     n_queries, n_keys = query.shape[2], key.shape[2]
-    # torch lines up the first query with the first key, not the last with the last
-    plain_causal = causal and n_queries == n_keys and attn_mask is None and key_padding_mask is None
+    # torch aligns the first query with the first key; here the last query belongs to the last key.
+    plain_causal = inputs.causal and n_queries == n_keys and attn_mask is None and padding is None
     mask = unseen = None
     if not plain_causal:
-        dtype = upcast(query).dtype
-        mask = additive_mask(causal, attn_mask, key_padding_mask, n_queries, n_keys, query.device, dtype)
+        mask = additive_mask(inputs.causal, attn_mask, padding, n_queries, n_keys, query.device, upcast(query).dtype)
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
         hidden = mask == float("-inf")
-        # What a kernel makes of a row that sees nothing is its own affair: here the row sees all, and is dropped.
+        # Kernels differ on rows that see no key. Such a row sees all keys here, and its output is set to 0.
         unseen = hidden.all(-1, keepdim=True)  # [.., .., .., 1]
-        # Rounding may not make a low score, like the -1e8 of fairseq's encoders, a hidden key.
-        mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden & ~unseen, float("-inf"))
+        # Rounding may not turn a low score, like the -1e8 of fairseq's encoders, into a hidden key.
+        mask = mask.clamp_min(torch.finfo(query.dtype).min).masked_fill(hidden, float("-inf"))
         mask = mask.masked_fill(unseen, 0.0).to(query.dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout_p, is_causal=plain_causal, scale=scale
+            query, key, value, attn_mask=mask, dropout_p=inputs.dropout_p, is_causal=plain_causal, scale=inputs.scale
         )
     return out if unseen is None else out.masked_fill(unseen, 0.0)

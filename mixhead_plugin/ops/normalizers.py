@@ -1,14 +1,14 @@
-"""How one row of scores becomes attention weights, and how a gradient goes back: every normalizer once.
+"""Normalizers: how one row of scores becomes attention weights, and how a gradient goes back.
 
-Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights ``[..., K]`` are exactly 0 for a
-hidden key, and for a row without any visible key; so are the gradients of their scores. The gradient of 0/0 is 0. A
-caller who knows that every row has a visible key says so with `seen`, and saves the care for it; one who does without
-autograd may offer memory for the weights with `out`. TorchScript compiles the weights. The gradients, for
-implementations with a backward pass of their own, are written to `out`, a tensor ``[..., K]`` apart from the others.
+Scores are ``[..., K]`` in float32 or float64, ``-inf`` where a key is hidden. Weights are exactly 0 for a hidden key
+and in a row without any visible key; so are the gradients of such scores. The gradient of 0/0 is 0.
 
-Weights that are too large for a float32, exp(s) from s = 89 on and s^2 from 2e19 on, are infinite, and gradients with
-them NaN or infinite: the definition of `unnormalized` and `relu2` leaves nothing to shift. Training stops there, since
-fairseq takes no step by such gradients.
+`weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which saves time. `out` is
+memory for the weights, for callers without autograd. TorchScript compiles these functions.
+`grad(scores, weights, d_weights, out)` writes d_scores to `out`, which shares memory with no other argument.
+
+The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s = 89 on in float32,
+s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such gradients.
 """
 
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -19,17 +19,17 @@ from torch import Tensor
 
 
 class Normalizer(NamedTuple):
-    """One entry of the flag ``--attention-normalizer``."""
+    """One value of the flag ``--attention-normalizer``."""
 
-    weights: Callable[..., Tensor]  # scores [..., K], -inf where hidden, seen=False, out=None -> weights [..., K]
-    grad: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # scores, weights, d_weights, out -> d_scores, in out
-    grad_reads_scores: bool  # or else their weights are enough
+    weights: Callable[..., Tensor]
+    grad: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    grad_reads_scores: bool  # otherwise the gradient reads the weights alone
     formula: str
     source: str
 
 
 def _shifted_exp(scores: Tensor) -> Tensor:
-    """exp(s - max s): the shift cancels in a quotient, so it needs no gradient."""
+    """Return exp(s - max s); the shift cancels in a quotient, so it needs no gradient."""
     if scores.size(-1) == 0:  # amax of nothing is an error
         return scores
     largest = scores.detach().amax(-1, keepdim=True)
@@ -37,7 +37,7 @@ def _shifted_exp(scores: Tensor) -> Tensor:
 
 
 def _divide(weights: Tensor, total: Tensor, out: Optional[Tensor] = None) -> Tensor:
-    """weights / total, with 0/0 = 0 and no gradient there: dividing by infinity gives both."""
+    """Return weights / total, with 0/0 = 0 and no gradient there: dividing by infinity gives both."""
     total = total.masked_fill(total == 0, float("inf"))
     return weights / total if out is None else torch.div(weights, total, out=out)
 
@@ -47,7 +47,7 @@ def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) ->
     if not seen and scores.size(-1) > 0:  # amax of nothing is an error
         largest = scores.detach().amax(-1, keepdim=True)
         visible = largest != float("-inf")  # [..., 1]
-        # A row that sees nothing is raised to 0, lest it be 0/0; the others, NaN too, stay as they are.
+        # A row that sees nothing is raised to 0, because it would be 0/0. The others, NaN too, stay.
         scores = torch.maximum(scores, torch.zeros_like(largest).masked_fill(visible, float("-inf")))
     if out is None:
         weights = torch.softmax(scores, -1)
@@ -57,27 +57,28 @@ def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) ->
 
 
 def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    # P (dP - sum P dP) in one pass
+    # w (g - w.g), with w the weights and g their gradient
     return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
-    # logsigmoid, not log(sigmoid): the latter is -inf from s = -104 on in float32
+    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32
     return softmax(F.logsigmoid(scores).add_(scores), seen, out)
 
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    # d (s + logsigmoid(s)) / ds = 2 - sigmoid(s)
+    # w (g - w.g) (2 - sigmoid(s)), since d (s + logsigmoid(s)) / ds = 2 - sigmoid(s)
     return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(scores).neg_().add_(2))
 
 
 def l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
-    # exp(s) / sqrt(sum exp(2 s)), above and below divided by sum exp(s)
+    # the softmax divided by its own length: the factor 1 / sum exp(s) cancels
     weights = softmax(scores, seen, out)
     return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
 
 
 def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # w (g - w (w.g))
     return _along_the_sphere(weights, d_weights, out).mul_(weights)
 
 
@@ -94,12 +95,13 @@ def relu2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> T
 
 
 def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # 2 relu(s) g / n, with n visible keys
     slope = _divide(torch.full_like(scores[..., :1], 2.0), _count(scores))  # [..., 1]
     return torch.mul(F.relu(scores), d_weights, out=out).mul_(slope)
 
 
 def _count(scores: Tensor) -> Tensor:
-    """The number of visible keys, [..., 1]"""
+    """Return the number of visible keys, [..., 1]."""
     return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
 
 
@@ -110,29 +112,30 @@ def swish_l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -
 
 
 def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # swish'(s) / |swish(s)| (g - w (w.g))
     visible, sigmoid = _visible_and_sigmoid(scores)
     norm = torch.linalg.vector_norm(visible * sigmoid, dim=-1, keepdim=True)  # [..., 1]
-    slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # of swish, with the sigmoid's factor
+    slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
     return _along_the_sphere(weights, d_weights, out).mul_(_divide(slope, norm))
 
 
 def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
-    """Scores, and their sigmoid divided so that the row's largest swish is 1 or -1, each with 0 for a hidden key.
+    """Return the scores and a multiple of their sigmoid, each with 0 for a hidden key.
 
-    The factor cancels in a quotient of swishes; without it a row of s < -104 would vanish in float32, and so would the
-    squares of very small and of very large scores.
+    The largest swish of a row, their product, becomes 1 or -1. The factor cancels in a quotient of swishes. Without it
+    a row of s < -104 would vanish in float32, as would the squares of very small and of very large scores.
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
     sigmoid = _shifted_exp(F.logsigmoid(scores))
     if scores.size(-1) == 0:  # amax of nothing is an error
         return visible, sigmoid
     largest = (visible * sigmoid).detach().abs().amax(-1, keepdim=True)
-    # no less than float32's least, of which the inverse is a number as well
+    # at least the least normal float32, whose inverse is finite
     return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 
 
 def _along_the_sphere(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    """dP - P (P . dP): what of d_weights keeps the length of a row"""
+    """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
     return torch.addcmul(d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out)
 
 
@@ -145,7 +148,9 @@ NORMALIZERS = {
     "unnormalized": Normalizer(
         unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
     ),
-    "relu2": Normalizer(relu2, relu2_grad, True, "relu(s)^2 / (number of visible keys)", "l2 essay, GAU"),
+    "relu2": Normalizer(
+        relu2, relu2_grad, True, "relu(s)^2 / (number of visible keys)", "l2 essay and GAU, but they divide by all keys"
+    ),
     "swish-l2": Normalizer(
         swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
     ),

@@ -1,4 +1,8 @@
-"""Two penalties that keep heads apart: on the matrix that mixes them, and on their attention matrices."""
+"""Two penalties on similar heads: on the matrix that mixes them, and on their attention matrices.
+
+Both take any floating dtype, compute in float32 or float64, and return a scalar. `real` is None or a bool [B, Nq],
+False where a query is padding. The penalty is 0 where no position is real.
+"""
 
 from typing import Optional
 
@@ -9,40 +13,23 @@ from mixhead_plugin.ops.reference import upcast
 
 
 def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
-    """||M^T M - I||_F^2 (mixhead eq. 16); for position-wise mixing its mean over the real query positions.
-
-    Args:
-        mixing: M [H, H'] or [B, Nq, H, H'], of any floating dtype; computed in float32 or float64
-        real: bool [B, Nq], False where a query is padding; None if none is
-
-    Returns:
-        a scalar; 0 where no position is real
-    """
+    """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H']; its mean over the real queries for M [B, Nq, H, H']."""
     mixing = upcast(mixing)
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
     position_wise = mixing.dim() == 4 and real is not None
     if position_wise:
-        mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)  # nothing of the padding, NaN neither, comes through
+        mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)  # keeps out NaN as well
     gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H', H'] or [B, Nq, H', H']
     distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
     return (distance * real).sum() / real.sum().clamp(min=1) if position_wise else distance.mean()
 
 
 def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
-    """Means over the pairs of heads of ||P_i P_j^T||_F^2 and ||P_i^T P_j||_F^2 (mixhead eq. 20), added up.
+    """Return the sum of two means over pairs of heads, of ||P_i P_j^T||_F^2 and ||P_i^T P_j||_F^2 (mixhead eq. 20).
 
-    The mean over the sentences. Costs 4 B H Nq Nk (Nq + Nk) operations forward: ||P_i P_j^T||^2 is the inner product of
-    P_i^T P_i and P_j^T P_j, so that the matrices are multiplied once a head, not once a pair.
-
-    Args:
-        weights: P [B, H, Nq, Nk] before mixing and dropout, of any floating dtype; computed in float32 or float64
-        real: bool [B, Nq], False where a query is padding; None if none is
-
-    Returns:
-        a scalar; 0 where no position is real
-
-    Raises:
-        ValueError: there is one head only
+    The weights P [B, H, Nq, Nk] are those before mixing and dropout. The penalty is averaged over sentences. A single
+    head raises ValueError. ||P_i P_j^T||^2 is the inner product of P_i^T P_i and P_j^T P_j. So each head needs one
+    product of matrices, not each pair: 4 B H Nq Nk (Nq + Nk) operations forward.
     """
     weights = upcast(weights)
     batch, heads = weights.shape[:2]

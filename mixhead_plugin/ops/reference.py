@@ -1,10 +1,10 @@
-"""Mixed attention as its equations stand in the papers: the specification that every other implementation is held to.
+"""Mixed attention by the equations of the papers; every other implementation is tested against it.
 
-The three steps are functions of their own, because a module that must return its weights, or be scripted, takes them
-one by one.
+The three steps are separate functions: a module that returns its weights, or is scripted, calls them one by one.
 """
 
-from typing import Optional
+from contextlib import nullcontext
+from typing import ContextManager, Optional
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +16,20 @@ from mixhead_plugin.ops.relative import RelativeScores, relative_scores, toeplit
 
 
 def upcast(tensor: Tensor) -> Tensor:
-    """float32 for half precision; float32 and float64 stay."""
+    """Return half precision as float32; float32 and float64 stay."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def without_autocast(device: torch.device) -> ContextManager:
+    """Return a context in which operations on the device keep the dtype of their inputs."""
+    # The device "meta" has no autocast, and asking torch for it is an error.
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def attention_scores(
     query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float, relative: Optional[RelativeScores] = None
 ) -> Tensor:
-    """scale * Q K^T + relative scores + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
+    """Return scale * Q K^T + relative scores + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
 
     Args:
         query: [B, H, Nq, D]
@@ -40,7 +46,7 @@ def attention_scores(
 
 
 def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
-    """Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12).
+    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12).
 
     Args:
         weights: P [B, H, Nq, Nk]
@@ -68,8 +74,8 @@ def reference_attention(
     dropout_p: float,
     scale: float,
 ) -> Tensor:
-    """Mixhead eqs 8-12 in float32 or better, whatever dtype comes and goes; arguments as in `ops.attention`."""
-    with torch.autocast(query.device.type, enabled=False):
+    """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype; arguments as in `ops.attention`."""
+    with without_autocast(query.device):
         mask = additive_mask(
             causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
         )

@@ -88,15 +88,19 @@ def numbers_alone(monkeypatch):
 
 @pytest.fixture
 def analysis(capsys):
-    """analysis(*arguments) -> exit status, what was printed, errors; in this process, for its start takes seconds."""
+    """Return analysis(*arguments) -> exit status, output, errors; in this process, because a start takes seconds."""
 
     def run(*arguments):
         capsys.readouterr()
+        status = 0
         try:
-            status = main(list(map(str, arguments)))
+            main(list(map(str, arguments)))
         except SystemExit as end:
             status = end.code
         printed = capsys.readouterr()
-        return status, printed.out, printed.err
+        errors = printed.err
+        if isinstance(status, str):  # Python prints the line, and ends with status 1
+            status, errors = 1, f"{errors}{status}\n"
+        return status, printed.out, errors
 
     return run

@@ -25,7 +25,7 @@ def test_each_head_goes_once_and_stays_alone_once():
         seen.append([(passing(a.gates.source), passing(a.gates.mixed)) for a in found.values()])
         return {"loss": float(len(seen))}
 
-    measured = ablations(found, score)
+    measured = {experiment: ablations(found, experiment, score) for experiment in EXPERIMENTS}
     heads = all_heads(found)
     assert len(seen) == len(EXPERIMENTS) * len(heads) == 24
     ones, eye = [1.0] * 4, torch.eye(4)
@@ -39,6 +39,7 @@ def test_each_head_goes_once_and_stays_alone_once():
     assert all(attention.gates is None for attention in found.values())
 
 
+@pytest.mark.usefixtures("numbers_alone")
 def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(analysis, stock_lm_checkpoint, tmp_path):
     status, out, err = analysis("ablate", stock_lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
@@ -63,21 +64,3 @@ def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(a
     assert second["mixed"][2] == pytest.approx(loss_without([8, 9, 10, 11]), rel=1e-5)
     alone = content["only"]["loss"][1]["mixed"][2]
     assert alone == pytest.approx(loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5)
-
-
-@pytest.mark.slow  # 80 searches
-def test_bleu_comes_beside_the_loss(analysis, translation_checkpoint, tmp_path):
-    flags = ["--metric", "bleu", "--beam", 2, "--max-len-b", 3, "--bleu-tokenize", "char", "--post-process", "@@ "]
-    arguments = [translation_checkpoint, "--limit", 1, "--batch-size", 1, "--output", tmp_path]
-    status, _, err = analysis("ablate", *arguments, *flags)
-    assert status == 0, err
-    content = json.loads((tmp_path / "ablate.json").read_text())
-    assert set(content["single"]) == set(content["only"]) == set(content["baseline"]) == {"loss", "bleu"}
-    pictures = {f"ablate-{e}-{m}.{kind}" for e in EXPERIMENTS for m in ("loss", "bleu") for kind in ("png", "svg")}
-    assert {f.name for f in tmp_path.iterdir()} == {*pictures, "ablate.json"}
-
-
-def test_a_metric_of_other_models_is_refused_in_one_line(analysis, lm_checkpoint, tmp_path):
-    status, _, err = analysis("ablate", lm_checkpoint, "--metric", "bleu", "--limit", 1, "--output", tmp_path)
-    assert status == 1
-    assert err == "analysis ablate: error: --metric bleu: LanguageModelingTask does not translate; must be loss\n"

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from mixhead_plugin.analysis.heads import Head, all_heads, kept_heads, kinds, without
+from mixhead_plugin.analysis.attentions import attentions as find
+from mixhead_plugin.analysis.heads import Head, all_heads, heat_maps, kept_heads, kinds, without
+from mixhead_plugin.analysis.loading import load
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.pruning import KeptHeads
 from tests.helpers import shake
@@ -28,24 +30,6 @@ def test_what_is_kept_is_what_was_not_removed():
     }
 
 
-def test_a_removed_head_gives_nothing():
-    both = attentions()
-    x = torch.randn(3, 1, 8)
-    with without(both, [Head("plain", "mixed", 1)]):
-        found = both["plain"](x, x, x)[0]
-    with torch.no_grad():
-        both["plain"].out_proj.weight[:, 4:] = 0
-    torch.testing.assert_close(found, both["plain"](x, x, x)[0])
-
-
-def test_all_heads_of_an_attention_can_go():
-    both = attentions()
-    x = torch.randn(3, 1, 8)
-    with without(both, all_heads(both)):
-        for attention in both.values():
-            torch.testing.assert_close(attention(x, x, x)[0], attention.out_proj.bias.expand(3, 1, 8))
-
-
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_gates_that_were_there_come_back(fails):
     both = attentions()
@@ -58,3 +42,16 @@ def test_the_gates_that_were_there_come_back(fails):
         assert fails
     assert both["plain"].gates.mixed.tolist() == [0.5, 2.0]
     assert both["mixed"].gates is None
+
+
+def test_heat_maps_have_a_panel_for_each_site_and_kind(stock_translation_checkpoint):
+    model = load(stock_translation_checkpoint, cpu=True).model
+    sites = ("encoder-self", "decoder-self", "cross")
+    plain = {name: {"mixed": torch.rand(4)} for name in find(model)}
+    both = {name: {kind: torch.rand(4) for kind in ("source", "mixed")} for name in find(model)}
+    for values, titles in (
+        (plain, set(sites)),
+        (both, {f"{site}, {kind} heads" for site in sites for kind in ("source", "mixed")}),
+    ):
+        panels = [axes for axes in heat_maps(model, values, "").figure.axes if axes.get_xlabel() == "head"]
+        assert {panel.get_title() for panel in panels} == titles

@@ -2,14 +2,26 @@
 
 import json
 import math
+from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.spectrum import cumulative, cut, effective_rank, singular_values
-from tests.commands import PLUGIN, train
+from mixhead_plugin.analysis.spectrum import (
+    NOTE,
+    Measured,
+    Spectrum,
+    cumulative,
+    draw_ranks,
+    effective_rank,
+    singular_values,
+    windows,
+)
+from tests.helpers import task
 
 
 def test_equal_singular_values_are_a_straight_line_and_the_full_rank():
@@ -33,12 +45,6 @@ def test_the_definitions_at_known_singular_values():
     assert effective_rank(torch.zeros(3)).isnan()
 
 
-def test_a_factor_on_the_matrix_changes_nothing():
-    matrices = torch.rand(2, 5, 5)
-    for measure in (cumulative, effective_rank):
-        torch.testing.assert_close(measure(singular_values(7 * matrices)), measure(singular_values(matrices)))
-
-
 def test_chunks_do_not_matter(monkeypatch):
     matrices = torch.rand(3, 4, 6, 5)
     whole = singular_values(matrices)
@@ -47,17 +53,25 @@ def test_chunks_do_not_matter(monkeypatch):
     np.testing.assert_allclose(whole, np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12)
 
 
-def test_windows_are_the_first_tokens_of_sentences_that_are_long_enough_on_both_sides():
-    source = torch.tensor([[1, 1, 5, 6, 7], [1, 5, 6, 7, 8], [1, 1, 1, 5, 6], [4, 5, 6, 7, 8]])  # padded on the left
-    target = torch.tensor([[2, 5, 6, 7], [2, 5, 1, 1], [2, 5, 6, 7], [2, 8, 9, 1]])
-    net_input = {"src_tokens": source, "src_lengths": source.ne(1).sum(1), "prev_output_tokens": target}
-    windows, number = cut(net_input, {"src_tokens": 1, "prev_output_tokens": 1}, 3)
-    assert number == 2
-    assert windows["src_tokens"].tolist() == [[5, 6, 7], [4, 5, 6]]
-    assert windows["prev_output_tokens"].tolist() == [[2, 5, 6], [2, 8, 9]]
-    assert windows["src_lengths"].tolist() == [3, 3]
-    nothing, number = cut(net_input, {"src_tokens": 1, "prev_output_tokens": 1}, 9)
-    assert number == 0 and nothing["src_tokens"].shape == (0, 9)
+def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_sides(monkeypatch):
+    def batch(source, target):
+        source = torch.tensor([source])
+        lengths = torch.tensor([source.shape[1]])
+        return {
+            "net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": torch.tensor([target])}
+        }
+
+    long = batch([4, 5, 6, 7], [2, 8, 9]), batch([9, 8, 7], [2, 4, 5, 6])
+    short = batch([4, 5], [2, 8, 9, 7]), batch([4, 5, 6], [2, 8]), batch([4, 5, 6, 7], [2, 8, 1, 1])  # 1 is padding
+    monkeypatch.setattr(loading, "batches", lambda *args, **settings: iter([*short, *long]))
+    words = task().source_dictionary
+    loaded = SimpleNamespace(task=SimpleNamespace(source_dictionary=words, target_dictionary=words))
+    found = list(windows(loaded, Namespace(subset="valid", windows=9), 3))
+    assert [{name: x.tolist() for name, x in window.items()} for window in found] == [
+        {"src_tokens": [[4, 5, 6]], "prev_output_tokens": [[2, 8, 9]], "src_lengths": [3]},
+        {"src_tokens": [[9, 8, 7]], "prev_output_tokens": [[2, 4, 5]], "src_lengths": [3]},
+    ]
+    assert len(list(windows(loaded, Namespace(subset="valid", windows=1), 3))) == 1
 
 
 def by_hand(path, length):
@@ -85,14 +99,15 @@ def by_hand(path, length):
 
 
 @pytest.mark.usefixtures("numbers_alone")
-@pytest.mark.parametrize("length", [7, 16])
-def test_the_numbers_are_those_of_the_returned_weights(length, lm_checkpoint, stock_lm_checkpoint, analysis, tmp_path):
+def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, stock_lm_checkpoint, analysis, tmp_path):
+    length = 7
     paths = {"mixhead_lm": lm_checkpoint, "stock_lm": stock_lm_checkpoint}
     flags = ["--length", length, "--windows", 1000, "--output", tmp_path]
     status, printed, _ = analysis("spectrum", *paths.values(), *flags)
     assert status == 0
     found = json.loads((tmp_path / "spectrum.json").read_text())
     assert found["length"] == length
+    assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "stock_lm"]
     for name, path in paths.items():
         curves, ranks, number = by_hand(path, length)
         model = found["models"][name]
@@ -106,64 +121,24 @@ def test_the_numbers_are_those_of_the_returned_weights(length, lm_checkpoint, st
         assert f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: {number}" in printed
 
 
-def test_pictures_are_written(lm_checkpoint, analysis, tmp_path):
-    status, printed, _ = analysis("spectrum", lm_checkpoint, "--length", 7, "--windows", 2, "--output", tmp_path)
+def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, analysis, tmp_path, numbers_alone):
+    status, printed, _ = analysis("spectrum", translation_checkpoint, "--output", tmp_path)
     assert status == 0
-    files = [f"{figure}.{suffix}" for figure in ("spectrum", "effective_rank") for suffix in ("png", "svg")]
-    assert all((tmp_path / file).stat().st_size > 5000 for file in files)
-    assert [line for line in printed.splitlines() if line.startswith("wrote ")] == [
-        f"wrote {tmp_path / file}" for file in [*files, "spectrum.json"]
-    ]
-
-
-@pytest.mark.usefixtures("numbers_alone")
-def test_all_places_and_the_source_heads(translation_checkpoint, stock_translation_checkpoint, analysis, tmp_path):
-    flags = ["--source", "--labels", "A,stock", "--output", tmp_path]
-    status, printed, _ = analysis("spectrum", translation_checkpoint, stock_translation_checkpoint, *flags)
-    assert status == 0
-    models = json.loads((tmp_path / "spectrum.json").read_text())["models"]
+    found = json.loads((tmp_path / "spectrum.json").read_text())
+    models = found["models"]
     assert {name: list(model["places"]) for name, model in models.items()} == {
-        "A": ["encoder-self", "decoder-self", "cross"],
-        "A, before mixing": ["decoder-self", "cross"],  # only the decoder mixes
-        "stock": ["encoder-self", "decoder-self", "cross"],
+        "mixhead_translation": ["encoder-self", "decoder-self", "cross"],
+        "mixhead_translation, before mixing": ["decoder-self", "cross"],  # only the decoder mixes
     }
-    mixed, source = (models[name]["places"]["cross"]["mean_effective_rank"] for name in ("A", "A, before mixing"))
+    mixed, source = (model["places"]["cross"]["mean_effective_rank"] for model in models.values())
     assert mixed != pytest.approx(source, rel=1e-3)
-    assert "windows of 4 tokens from valid" in printed  # three words and the end, which all sentences have
+    assert f"mixhead_translation, before mixing: cross: mean effective rank {source:.2f} of 4" in printed
+    assert NOTE in printed and found["note"] == NOTE
+    assert numbers_alone == ["spectrum", "effective_rank"]
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--length", 50], "--length 50: no sentence of valid has as many tokens; half of them have 16"),
-        (["--length", 0], "argument --length: 0: must be a whole number of at least 1"),
-        (["--labels", "a,b"], "--labels a,b: must be 1 names, with commas between them"),
-        (["--subset", "dev"], "--subset dev: not in "),
-    ],
-)
-def test_flags_that_cannot_be_used_are_named(flags, message, lm_checkpoint, analysis, tmp_path):
-    status, _, errors = analysis("spectrum", lm_checkpoint, *flags, "--output", tmp_path)
-    assert status in (1, 2)
-    assert errors.startswith(f"analysis spectrum: error: {message}")
-    assert errors.count("\n") == 1
-
-
-@pytest.mark.usefixtures("numbers_alone")
-def test_the_same_checkpoint_twice_needs_labels(lm_checkpoint, analysis, tmp_path):
-    status, _, errors = analysis("spectrum", lm_checkpoint, lm_checkpoint, "--output", tmp_path)
-    assert status == 1
-    assert "two inputs are called mixhead_lm" in errors and errors.count("\n") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["transformer_iwslt_de_en", "mixhead_transformer_iwslt_de_en"])
-def test_checkpoints_of_real_trainings(arch, translation_data, analysis, tmp_path):
-    sizes = ["--encoder-layers", 1, "--decoder-layers", 1, "--encoder-embed-dim", 16, "--decoder-embed-dim", 16]
-    sizes += ["--encoder-ffn-embed-dim", 16, "--decoder-ffn-embed-dim", 16]
-    save, logs = tmp_path / "save", tmp_path / "train.log"
-    train(translation_data, arch, save, *sizes, "--log-file", logs, updates=4)
-    best = save / "checkpoint_best.pt"
-    assert analysis("spectrum", best, "--user-dir", PLUGIN, "--output", tmp_path)[0] == 0
-    assert analysis("mixing", best, "--output", tmp_path)[0] == (0 if arch.startswith("mixhead") else 1)
-    assert analysis("curves", logs, "--output", tmp_path)[0] == 0
-    assert list(json.loads((tmp_path / "curves.json").read_text())["runs"]) == [tmp_path.name]
+def test_the_picture_of_ranks_has_a_panel_before_mixing_and_the_note():
+    spectra = {"cross": {0: Spectrum(torch.rand(4), torch.rand(2)), 1: Spectrum(torch.rand(4), torch.rand(2))}}
+    figure = draw_ranks([Measured("A", False, 1, spectra), Measured("A", True, 1, spectra)])
+    assert [axes.get_title().partition("\n")[0] for axes in figure.axes[:2]] == ["A", "A, before mixing"]
+    assert figure.get_supxlabel() == NOTE

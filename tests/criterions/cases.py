@@ -4,13 +4,13 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 import torch
+from bert.model import NEXT_SENTENCE
+from bert.span_head import install_span_head
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from torch import Tensor
 
-from mixhead_plugin.models.bert import NEXT_SENTENCE
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import PositionWiseMixing
-from mixhead_plugin.modules.span_head import install_span_head
 from tests.helpers import build, dictionary, shake, tokens
 
 PAD = dictionary().pad()

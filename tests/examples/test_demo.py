@@ -1,5 +1,6 @@
 """The demo, far too short to learn anything."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -21,10 +22,23 @@ def run(*arguments, data=None):
 
 @pytest.fixture
 def text(tmp_path):
-    """A little of the generated corpus as a user's own text."""
-    corpus = [sys.executable, str(DEMO / "corpus.py"), str(tmp_path / "text")]
-    subprocess.run([*corpus, "--train", "200", "--valid", "20", "--test", "21"], check=True, capture_output=True)
-    return tmp_path / "text"
+    """A little of the demo's corpus as a user's own text."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for language in ("de", "en"):
+        with gzip.open(DEMO / "corpus" / f"{language}.gz", "rt", encoding="utf-8") as file:
+            lines = file.readlines()
+        for split, part in {"train": lines[:200], "valid": lines[200:220], "test": lines[220:241]}.items():
+            (folder / f"{split}.{language}").write_text("".join(part), encoding="utf-8")
+    return folder
+
+
+def test_the_corpus_is_pairs_of_which_none_is_there_twice():
+    sides = [
+        gzip.decompress((DEMO / "corpus" / f"{side}.gz").read_bytes()).decode().splitlines() for side in ("de", "en")
+    ]
+    assert [len(lines) for lines in sides] == [23_200, 23_200]
+    assert [len(set(lines)) for lines in sides] == [23_200, 23_200]
 
 
 @pytest.mark.slow

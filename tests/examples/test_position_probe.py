@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -167,14 +166,6 @@ def test_what_contradicts_the_theory_is_found(outcome):
     assert "equal at random weights" in changed("swish-l2", spread_at_random_weights=[0.0])[0]
 
 
-@pytest.mark.slow
-def test_processes_beside_each_other_change_nothing(outcome, tmp_path):
-    from position_probe.run import main
-
-    main([*SMALL, "--jobs", "2", "--output", str(tmp_path)])
-    assert json.loads((tmp_path / "results.json").read_text())["rows"] == outcome[1]["rows"]
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -193,15 +184,3 @@ def test_what_cannot_be_is_named(arguments, message, tmp_path):
         arguments += f" --output {tmp_path}"
     with pytest.raises(SystemExit, match=f"^position_probe: error: {message}"):
         main(arguments.format(file=tmp_path / "file").split())
-
-
-def test_the_readmes_numbers_are_those_of_the_results():
-    from position_probe.run import table
-
-    results = json.loads((EXAMPLE / "results.json").read_text())
-    readme = (EXAMPLE / "README.md").read_text()
-    for kind in ("encoder", "decoder"):
-        assert table(results["rows"], kind) in readme
-    assert results["against_theory"] == []
-    assert re.search(r"!\[.+\]\(\.\./\.\./docs/position_probe\.svg\)", readme)
-    assert (ROOT / "docs" / "position_probe.svg").stat().st_size < 100_000

@@ -9,8 +9,7 @@ import torch
 from common.average import average, last_checkpoints
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.distributed import utils as distributed_utils
-from fairseq.models import ARCH_MODEL_REGISTRY
-from recipes import EXAMPLES, PLUGIN, ROOT, differences, dry_run, from_yaml, parse, refusal, script
+from recipes import EXAMPLES, ROOT, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
@@ -91,12 +90,6 @@ def test_its_readme_has_its_three_commands(recipe):
     assert all(f"examples/{recipe}/{name}.sh" in commands for name in ("prepare", "train", "evaluate"))
 
 
-@pytest.mark.parametrize("path", READMES, ids=[path.parent.name for path in READMES])
-def test_every_link_of_a_readme_leads_somewhere(path):
-    links = [link for link in re.findall(r"\]\(([^)#]+)", path.read_text()) if "://" not in link]
-    assert [link for link in links if not (path.parent / link).exists()] == []
-
-
 @pytest.mark.parametrize("path, command", COMMANDS, ids=[f"{p.parent.name}: {command}" for p, command in COMMANDS])
 def test_fairseq_takes_every_command_of_the_readmes(path, command, launchers, plain_environment):
     if "prepare.sh" in command:
@@ -122,57 +115,6 @@ def test_one_of_the_scripts_takes_the_flags_of_the_tables(path, flags, launchers
             except SystemExit:  # a flag of another script
                 continue
     pytest.fail(f"neither train.sh nor evaluate.sh nor prepare.sh takes {flags}")
-
-
-HYDRA_COMMANDS = [
-    (path, line)
-    for path in READMES
-    for line in re.findall(r"fairseq-hydra-train (?:.*\\\n)*.*", path.read_text())
-    if "--config-name" in line
-]
-
-
-@HYDRA
-@pytest.mark.parametrize("path, line", HYDRA_COMMANDS, ids=[f"{p.parent.name}: {line}" for p, line in HYDRA_COMMANDS])
-def test_hydra_takes_every_command_of_the_readmes(path, line):
-    words = shlex.split(re.sub(r"\$\([^)]*\)|\\\n", " ", line).replace("= ", f"={PLUGIN} ").replace("$PWD", str(ROOT)))
-    options = dict(zip(words[1::2], words[2::2]))
-    file = ROOT / options["--config-dir"] / f"{options['--config-name']}.yaml"
-    cfg = from_yaml(file, *words[5:])
-    assert cfg.common.user_dir == str(PLUGIN)
-    assert cfg.model._name in ARCH_MODEL_REGISTRY
-
-
-# The command that each YAML file stands for.
-YAML = {
-    "wikitext2/wikitext2": "GPUS=1 PRECISION=fp32 examples/wikitext2/train.sh",
-    "wikitext2/transformer_xl": "GPUS=1 PRECISION=fp32 MODEL=transformer-xl examples/wikitext2/train.sh",
-    "wikitext103/baevski": "GPUS=1 PRECISION=fp32 examples/wikitext103/train.sh",
-    "wikitext103/vanilla": "GPUS=1 PRECISION=fp32 MODEL=vanilla examples/wikitext103/train.sh",
-    "wikitext103/transformer_xl": "GPUS=1 PRECISION=fp32 MODEL=transformer-xl examples/wikitext103/train.sh",
-    "wikitext103/synthesizer": "GPUS=1 PRECISION=fp32 MODEL=synthesizer examples/wikitext103/train.sh",
-    "lm1b/word": "GPUS=8 examples/lm1b/train.sh",
-    "lm1b/transformer_xl": "GPUS=8 MODEL=transformer-xl examples/lm1b/train.sh",
-    "lm1b/subword": "GPUS=8 MODEL=fixhead examples/lm1b/train.sh",
-    "iwslt14_de_en/train": "GPUS=1 PRECISION=fp32 examples/iwslt14_de_en/train.sh"
-    " --arch mixhead_transformer_iwslt_de_en_h64 --attention-scope self",
-    "multi30k_de_en/train": "GPUS=1 PRECISION=fp32 examples/multi30k_de_en/train.sh",
-}
-# Where the checkpoints go, how the log looks, and languages that fairseq finds out from the files.
-ANYHOW = {"checkpoint.save_dir", "common.log_format", "task.source_lang", "task.target_lang"}
-
-
-def test_every_yaml_file_is_compared_with_a_command():
-    assert {*YAML} == {f"{p.parent.name}/{p.stem}" for p in EXAMPLES.glob("*/*.yaml") if p.parent.name != "demo"}
-
-
-@HYDRA
-@pytest.mark.parametrize("name, line", YAML.items(), ids=YAML.keys())
-def test_a_yaml_file_says_what_train_sh_says(name, line):
-    """Every value of the file is the command line's, and the other way about, as fairseq sees them."""
-    (command,) = dry_run(line)
-    found = differences(command, EXAMPLES / f"{name}.yaml", f"task.data={command[1]}")
-    assert {name: values for name, values in found.items() if name not in ANYHOW} == {}
 
 
 # ---- recipe.sh -------------------------------------------------------------------------------------------------------
@@ -211,17 +153,6 @@ def test_a_number_of_gpus_that_does_not_divide_an_update_is_refused(recipe, batc
     message = refusal(script(line, check=False, DRY_RUN=1))
     assert message.startswith(f"train: error: 3 workers cannot share the {batches} batches of an update evenly")
     assert dry_run(f"{line} --update-freq 5")
-
-
-@pytest.mark.parametrize("flags", ["--bf16", "--memory-efficient-fp16", "--amp"])
-def test_a_precision_of_the_users_own_takes_the_place_of_fp16(flags):
-    (command,) = dry_run(f"GPUS=1 examples/wikitext2/train.sh {flags}")
-    assert "--fp16" not in command and flags in command
-    for precision, expected in {"fp16": ["--fp16"], "bf16": ["--bf16"], "amp": ["--amp"], "fp32": []}.items():
-        (command,) = dry_run("GPUS=1 examples/wikitext2/train.sh", PRECISION=precision)
-        assert [word for word in command if word in ("--fp16", "--bf16", "--amp")] == expected
-    message = refusal(script("GPUS=1 PRECISION=half examples/wikitext2/train.sh", check=False, DRY_RUN=1))
-    assert message == "train: error: PRECISION=half: must be one of fp16, bf16, amp, fp32"
 
 
 def test_flags_of_the_user_win():
@@ -381,12 +312,6 @@ def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, launchers):
             assert (cfg.distributed_rank, cfg.device_id, cfg.distributed_no_spawn) == (task, task % 4, True)
 
 
-def test_several_tasks_without_gpus_are_refused_under_slurm():
-    environment = {"SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 2, "SLURM_JOB_ID": 1, "GPUS": 0}
-    result = script("examples/wikitext2/train.sh", check=False, DRY_RUN=1, **environment)
-    assert refusal(result).startswith("train: error: srun of 2 tasks: fairseq needs GPUs for that")
-
-
 # ---- averaging -------------------------------------------------------------------------------------------------------
 
 
@@ -428,13 +353,3 @@ def test_checkpoints_of_different_models_are_not_averaged(tmp_path, capsys):
     torch.save({"model": {}}, tmp_path / "checkpoint_1_500.pt")
     line = ended(capsys, last_checkpoints, tmp_path, 3)
     assert re.search(r"AVERAGE=3: .* has 2 of epochs and 1 of updates; 3 checkpoints of one kind", line)
-
-
-def test_what_is_no_checkpoint_is_not_averaged(tmp_path, capsys):
-    torch.save({"model": {"weight": torch.ones(1000)}}, tmp_path / "checkpoint1.pt")
-    (tmp_path / "checkpoint2.pt").write_bytes((tmp_path / "checkpoint1.pt").read_bytes()[:-1000])
-    torch.save({"weight": torch.ones(1)}, tmp_path / "checkpoint3.pt")
-    for number in (2, 3):
-        path = tmp_path / f"checkpoint{number}.pt"
-        line = ended(capsys, average, [tmp_path / "checkpoint1.pt", path], tmp_path / "average.pt")
-        assert re.match(rf"average: error: {path}: (is no|not a) checkpoint (of|that) fairseq-train", line)

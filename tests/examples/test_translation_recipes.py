@@ -5,13 +5,11 @@ import io
 import json
 import re
 import shlex
-import shutil
 import sys
 import tarfile
 
 import pytest
 from common import archives, bleu, parallel_text, subwords
-from common.translation_data import is_ready
 from fairseq_cli import score
 from iwslt14_de_en import prepare as iwslt
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
@@ -206,17 +204,6 @@ def test_other_text_than_the_published_is_refused(lines, pairs_expected, message
     assert not (tmp_path / "text").exists()
 
 
-def test_an_archive_that_is_truncated_or_lacks_a_file_is_refused_by_name(pairs, tmp_path, capsys):
-    archive = write_archive(tmp_path / "de-en.tgz", pairs, leave_out=["IWSLT14.TEDX.dev2012.de-en.en.xml"])
-    message = ends_with(capsys, iwslt.prepare_text, archive, tmp_path / "text", LINES, PAIRS)
-    assert message == f"{archive}: de-en/IWSLT14.TEDX.dev2012.de-en.en.xml is missing"
-
-    write_archive(archive, pairs)
-    archive.write_bytes(archive.read_bytes()[:-3000])
-    message = ends_with(capsys, iwslt.prepare_text, archive, tmp_path / "text", LINES, PAIRS)
-    assert message.startswith(f"{archive}: truncated or damaged")
-
-
 def test_the_sides_of_a_pair_of_files_must_have_as_many_lines(capsys):
     message = ends_with(capsys, parallel_text.pairs_of, ["a", "b"], ["c"], "train.tags.de-en")
     assert message == "train.tags.de-en: 2 German and 1 English lines, must be as many"
@@ -350,30 +337,6 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
     assert (tmp_path / "out" / "valid.detokenised.en").read_text().splitlines() == plain
 
 
-def test_plain_output_is_scored_as_text_alone(tmp_path, monkeypatch, capsys):
-    parallel_text.write_lines(tmp_path / "out" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute laut."])
-    parallel_text.write_lines(tmp_path / "reference" / "test.raw.en", ["Ein Hund bellt heute laut."])
-    printed = evaluate(monkeypatch, capsys, tmp_path)
-    assert printed[0].startswith("detokenised, cased (sacreBLEU): nrefs:1|case:mixed|")
-    assert printed[-1] == "BLEU = 100.00"
-    assert len(printed) == 3
-
-
-@pytest.mark.parametrize("form", ["--results-path={}", "--results-path {}"])
-def test_what_fairseq_wrote_elsewhere_is_scored_and_nothing_older(form, tmp_path, monkeypatch, capsys):
-    parallel_text.write_lines(tmp_path / "reference" / "test.raw.en", ["Ein Hund bellt heute laut."])
-    parallel_text.write_lines(tmp_path / "out" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute laut."])
-    flags = form.format(tmp_path / "new").split(" ")
-    with pytest.raises(SystemExit, match=r"^1$"):
-        evaluate(monkeypatch, capsys, tmp_path, *flags)
-    assert capsys.readouterr().err.startswith(f"evaluate: error: {tmp_path}/new/generate-test.txt: is missing")
-    parallel_text.write_lines(tmp_path / "new" / "generate-test.txt", ["H-0\t-1\tEin Hund bellt heute leise."])
-    printed = evaluate(monkeypatch, capsys, tmp_path, *flags)
-    assert printed[-2] == f"translations: {tmp_path}/new"
-    assert printed[-1] != "BLEU = 100.00"
-    assert (tmp_path / "new" / "test.en").exists() and not (tmp_path / "out" / "test.en").exists()
-
-
 # ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
 
 
@@ -416,43 +379,6 @@ def test_iwslt_is_fetched_and_prepared_and_a_second_run_has_nothing_to_do(server
 UNCHECKED = "made with --any-counts, so its counts were not checked; give --any-counts, or remove it"
 
 
-def test_text_that_was_not_checked_is_refused_without_the_flag(archive, pairs, tmp_path, monkeypatch, capsys):
-    write_multi30k(tmp_path, pairs)
-    monkeypatch.setenv("ARCHIVES", str(tmp_path))
-    for module, folder, cut in ((iwslt, "bpe", "bpe-120.codes"), (multi30k, "binary", "sentencepiece-120.model")):
-        data = tmp_path / folder
-        monkeypatch.setenv("DATA", str(data))
-        flags = ["--vocabulary", "120", "--workers", "1"]
-        monkeypatch.setattr("common.translation_data.preprocess", lambda made, *rest: write_dictionaries(made))
-        module.main(["--any-counts", *flags])
-        module.main(["--any-counts", *flags])
-        assert ends_with(capsys, module.main, flags) == f"{data}/text: {UNCHECKED}"
-        shutil.rmtree(data / "text")
-        assert ends_with(capsys, module.main, flags) == f"{data}/{folder}: {UNCHECKED}"
-        shutil.rmtree(data / folder)
-        assert (data / "subwords" / cut).exists()
-        assert "must be" in ends_with(capsys, module.main, flags)
-        assert list(data.iterdir()) == []  # nor are subwords of it used for another text
-
-
-def test_a_translation_text_that_lacks_a_file_is_refused(archive, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ARCHIVES", str(tmp_path))
-    monkeypatch.setenv("DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("common.translation_data.preprocess", lambda made, *rest: write_dictionaries(made))
-    iwslt.prepare_text(archive, tmp_path / "data" / "text", LINES, PAIRS)
-    (tmp_path / "data" / "text" / "valid.tokens.de").unlink()
-    message = ends_with(capsys, iwslt.main, ["--vocabulary", "60"])
-    assert message == f"{tmp_path}/data/text: valid.tokens.de is missing; remove the folder to have it made again"
-
-
-def test_iwslt_of_other_counts_is_refused_by_the_command(pairs, tmp_path):
-    write_archive(tmp_path / "de-en.tgz", pairs)
-    settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path}
-    message = complaint(recipe("iwslt14_de_en/prepare.sh", check=False, **settings))
-    assert message == "train.tags.de-en: 70 lines, must be 174,443"
-    assert list((tmp_path / "data").iterdir()) == []
-
-
 def test_an_interrupted_iwslt_preparation_is_done_again(archive, tmp_path, monkeypatch):
     monkeypatch.setenv("DATA", str(tmp_path / "data"))
     monkeypatch.setenv("ARCHIVES", str(tmp_path))
@@ -476,28 +402,9 @@ def test_an_interrupted_iwslt_preparation_is_done_again(archive, tmp_path, monke
     assert json.loads((tmp_path / "data" / "bpe" / "settings.json").read_text()) == {"--vocabulary": 60}
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path, capsys):
-    (tmp_path / "bpe").mkdir()
-    message = ends_with(capsys, is_ready, tmp_path / "bpe", {})
-    assert message.startswith(f"{tmp_path}/bpe: is there, but not made by prepare.sh")
-
-
 def write_dictionaries(folder):
     for language in ("de", "en"):
         parallel_text.write_lines(folder / f"dict.{language}.txt", ["word 1"])
-
-
-def test_it_is_said_whether_the_subwords_are_the_published_ones(tmp_path, capsys, monkeypatch):
-    write_dictionaries(tmp_path)
-    found = {name: ["a b"] for name in iwslt.PUBLISHED if not name.startswith("dict")}
-    same = {**dict.fromkeys(found, 3), "dict.de": 5, "dict.en": 5}
-    monkeypatch.setattr(iwslt, "PUBLISHED", same)
-    iwslt.compare_with_published(tmp_path, found)
-    monkeypatch.setattr(iwslt, "PUBLISHED", {**same, "valid.en": 4, "dict.de": 6})
-    iwslt.compare_with_published(tmp_path, found)
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "prepare: subwords and types are the published ones"
-    assert second.endswith("differ from the published ones: valid.en 3 (4), dict.de 5 (6)")
 
 
 @pytest.mark.parametrize("variant, last", [("bpe", 4), ("sentencepiece", 2)])
@@ -516,25 +423,6 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
     assert sum("BLEU" in line for line in printed) == last
     folder = tmp_path / "save" / "checkpoint_best.translations"
     assert len((folder / "test.en").read_text().splitlines()) == 20
-
-
-@pytest.mark.parametrize(
-    "script_name, settings, message",
-    [
-        ("train", {"VARIANT": "words"}, "VARIANT=words: must be bpe or sentencepiece, with -<tokens> behind it"),
-        ("train", {"SELECT": "ppl", "DRY_RUN": "1"}, "SELECT=ppl: must be bleu or loss"),
-        ("evaluate", {"VARIANT": "bpe-240"}, "bpe-240: no such folder; examples/iwslt14_de_en/prepare.sh makes it"),
-    ],
-)
-def test_iwslt_scripts_refuse_what_cannot_be(script_name, settings, message, tmp_path):
-    result = recipe(f"iwslt14_de_en/{script_name}.sh", check=False, DATA=tmp_path, **settings)
-    assert message in complaint(result, script_name)
-
-
-@pytest.mark.parametrize("flag, message", [("--vocabulary", "must be at least 1"), ("--concatenate", "at least 1, or")])
-def test_numbers_that_cannot_be_are_refused(flag, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("DATA", str(tmp_path))
-    assert message in ends_with(capsys, iwslt.main, [flag, "-1"])
 
 
 # ---- Multi30k --------------------------------------------------------------------------------------------------------
@@ -562,24 +450,6 @@ def test_multi30k_takes_the_folder_of_the_archives_or_the_one_above(nested, pair
     multi30k.prepare_text(tmp_path, tmp_path / "text", counts)
     assert (tmp_path / "text" / "valid.en").read_text().splitlines() == [pair[1] for pair in pairs[300:310]]
     assert len(list((tmp_path / "text").iterdir())) == 6
-
-
-def test_multi30k_of_other_counts_is_refused(pairs, tmp_path, monkeypatch, capsys):
-    counts = write_multi30k(tmp_path / "multi30k", pairs)
-    monkeypatch.setenv("ARCHIVES", str(tmp_path / "multi30k"))
-    found = counts["val.de"]["tokens"]
-    counts["val.de"] = {**counts["val.de"], "tokens": found + 1}
-    message = ends_with(capsys, multi30k.prepare_text, tmp_path, tmp_path / "text", counts)
-    assert message == f"val.de: {found:,} tokens, must be {found + 1:,}"
-    assert not (tmp_path / "text").exists()
-
-
-def test_multi30k_fetched_with_another_sum_is_removed_and_named(server, pairs, tmp_path, monkeypatch, capsys):
-    write_multi30k(server.folder, pairs)
-    monkeypatch.setenv("MIRROR", server.url)
-    message = ends_with(capsys, multi30k.prepare_text, tmp_path, tmp_path / "text")
-    assert message.startswith("train.de.gz: sha256 ")
-    assert list((tmp_path / "archives").iterdir()) == []
 
 
 @needs_multi30k

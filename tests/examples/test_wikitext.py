@@ -142,19 +142,6 @@ def test_text_that_is_another_is_refused(corpus, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_an_archive_that_lacks_a_split_is_refused(corpus, server, tmp_path, monkeypatch, capfd):
-    path = server.folder / corpus.archive.file
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("wikitext-2/wiki.train.tokens", TEXTS["train"])
-    monkeypatch.setenv("ARCHIVES", str(server.folder))
-    with pytest.raises(SystemExit):
-        prepare(corpus, tmp_path / "data", monkeypatch, "--any-counts")
-    error = capfd.readouterr().err
-    assert f"prepare: error: {path}: wikitext-2/wiki.valid.tokens is missing\n" in error
-    assert f"is not the published {corpus.archive.sha256}" in error
-
-
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_an_interrupted_preparation_goes_on(corpus, server, tmp_path, monkeypatch):
     def interrupted(destination, workers, flags):
         destination.mkdir()
@@ -199,18 +186,6 @@ def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, cap
     prepare(own, tmp_path, monkeypatch, "--any-counts", "--breaks", "articles")
 
 
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_a_text_that_lacks_a_file_is_refused(corpus, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True))
-    prepare(corpus, tmp_path, monkeypatch)
-    (tmp_path / "text" / "wiki.test.tokens").unlink()
-    capfd.readouterr()
-    with pytest.raises(SystemExit):
-        prepare(corpus, tmp_path, monkeypatch, "--breaks", "articles")
-    message = f"{tmp_path}/text: wiki.test.tokens is missing; remove the folder to have it made again"
-    assert capfd.readouterr().err == f"prepare: error: {message}\n"
-
-
 @pytest.fixture
 def own_text(tmp_path):
     """Text of a user's own in the layout of WikiText-2, prepared by the script itself."""
@@ -230,25 +205,6 @@ def torchrun():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"torchrun --no-python --nproc-per-node 2 --master-port {free.getsockname()[1]} "
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_two_processes_log_what_one_does(corpus, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
-    prepare(corpus, tmp_path / "data", monkeypatch)
-    flags = f"""{TINY} --dropout 0 --attention-dropout 0 --activation-dropout 0 --max-tokens 16 --lr 0.01
-        --warmup-updates 1 --tokens-per-sample 4 --max-update 2 --no-save --disable-validation"""
-    line = f"examples/wikitext2/train.sh {' '.join(flags.split())} --update-freq"
-    result = script(f"{torchrun()}{line} 1", OMP_NUM_THREADS=1, SAVE=tmp_path, GPUS=0)
-    log = result.stdout + result.stderr
-    assert "'distributed_world_size': 2," in log
-    (command,) = dry_run(f"{line} 2", SAVE=tmp_path, GPUS=0)
-    with caplog.at_level("INFO"):
-        train_here(command, monkeypatch)
-    assert "'distributed_world_size': 1," in caplog.text
-    assert len(set(losses(log))) == 2
-    assert losses(log) == losses(caplog.text)
 
 
 @pytest.mark.slow

@@ -1,92 +1,112 @@
-from argparse import Namespace
+"""Every architecture is there in every family, and a family presets flags and nothing else."""
+
+import re
 
 import pytest
 import torch
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY, build_model
+from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
 
+from mixhead_plugin.models import ARCHITECTURES
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
+from mixhead_plugin.options import FAMILIES, SCOPES
 from tests.helpers import TINY, build, shake, task, tokens
+from tests.models.cases import attentions, command, forward, yaml
 
-STOCK_ARCHS = [
-    arch for stock in ("transformer", "transformer_lm", "roberta") for arch in ARCH_MODEL_INV_REGISTRY[stock]
-]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stock_arch", STOCK_ARCHS)
-def test_every_stock_architecture_has_one_of_every_family(family, stock_arch):
-    model = ARCH_MODEL_REGISTRY[f"{family}_{stock_arch}"]
-    assert model.family == family
-    assert issubclass(model, ARCH_MODEL_REGISTRY[stock_arch])
+UPSTREAM = [name for model in ("transformer", "transformer_lm", "roberta") for name in ARCH_MODEL_INV_REGISTRY[model]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stock", TINY)
-def test_a_family_is_its_preset(family, stock):
-    flags = {"head_dim": 6} if family == "fixhead" and stock == "transformer" else {}
-    model = build(f"{family}_{stock}", **flags)
-    attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
-    assert len(attentions) == (6 if stock == "transformer" else 2)
-    preset = FAMILIES[family]
-    head_dim = flags.get("head_dim") or (TINY[stock]["tokens_per_sample"] if "head_dim" in preset else 4)
-    for attention in attentions:
-        assert attention.normalizer == preset.get("attention_normalizer", "softmax")
-        assert attention.head_mixing_kind == preset.get("head_mixing", "none")
-        assert attention.value_init_scale == preset.get("value_init_scale", 1.0)
-        assert attention.head_dim == head_dim
+def test_every_architecture_is_there_in_every_family(family):
+    assert set(UPSTREAM) | {"transformer_xl", "synthesizer_lm"} < set(ARCHITECTURES)
+    for name, entry in ARCHITECTURES.items():
+        assert ARCH_MODEL_REGISTRY[f"{family}_{name}"] is entry.model
+        assert f"{family}_{name}" in ARCH_CONFIG_REGISTRY
+        if name in UPSTREAM:
+            assert issubclass(entry.model, ARCH_MODEL_REGISTRY[name])
+        if entry.defaults and entry.model.by_dataclass:
+            assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
+
+
+def expected(family, name, **usual):
+    return {**{"attention_normalizer": "softmax", "head_mixing": "none"}, **usual, **FAMILIES[family]}[name]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stock", TINY)
-def test_any_flag_overrides_the_preset(family, stock):
+@pytest.mark.parametrize("upstream", TINY)
+def test_a_family_is_its_preset(family, upstream):
+    flags = {"head_dim": 6} if family == "fixhead" and upstream == "transformer" else {}
+    model = build(f"{family}_{upstream}", **flags)
+    length = TINY[upstream].get("tokens_per_sample", 6)
+    assert len(attentions(model)) == (6 if upstream == "transformer" else 2)
+    for attention in attentions(model):
+        assert attention.normalizer == expected(family, "attention_normalizer")
+        assert attention.head_mixing_kind == expected(family, "head_mixing")
+        assert attention.value_init_scale == expected(family, "value_init_scale", value_init_scale=1.0)
+        assert attention.head_dim == (length if family == "fixhead" else 4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("upstream", TINY)
+def test_any_flag_overrides_the_preset(family, upstream):
     flags = dict(attention_normalizer="relu2", head_mixing="position-independent", head_dim=5, value_init_scale=0.1)
-    attention = next(m for m in build(f"{family}_{stock}", **flags).modules() if isinstance(m, MixheadAttention))
+    attention = attentions(build(f"{family}_{upstream}", **flags))[0]
     assert attention.normalizer == "relu2"
     assert attention.head_mixing_kind == "position-independent"
     assert (attention.head_dim, attention.value_init_scale) == (5, 0.1)
 
 
-def test_fixheads_preset_is_the_input_length():
-    assert FAMILIES["fixhead"]["head_dim"] == TOKENS_PER_SAMPLE
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("arch", ["transformer_lm", "transformer_xl", "synthesizer_lm"])
+def test_a_yaml_file_gets_the_preset_of_the_family(arch, family):
+    # Width and heads are the same in the command line's defaults.
+    model = build_model(yaml(f"{family}_{arch}"), task())
+    typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
+    for attention in attentions(model):
+        assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
+        assert attention.head_mixing_kind == typed.head_mixing == expected(family, "head_mixing")
+        if family == "fixhead":
+            assert attention.head_dim == typed.head_dim == 48
 
 
-def forward(model, sentences):
-    if "Roberta" in type(model).__name__:
-        return model(sentences)[0]
-    if hasattr(model, "encoder"):
-        return model(sentences, None, sentences)[0]
-    return model(sentences)[0]
+def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
+    for registry in ("ARCH_MODEL_REGISTRY", "ARCH_MODEL_NAME_REGISTRY"):
+        table = getattr(__import__("fairseq.models", fromlist=[registry]), registry)
+        monkeypatch.setitem(table, "mine_transformer", table["l2_transformer"])
+    monkeypatch.setitem(ARCH_CONFIG_REGISTRY, "mine_transformer", ARCH_CONFIG_REGISTRY["transformer"])
+    assert {attention.normalizer for attention in attentions(build("mine_transformer"))} == {"l2"}
+
+
+def test_the_command_line_trains_in_bf16_without_a_tpu():
+    assert command("mixhead_transformer", "--bf16").tpu is False
 
 
 @pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
-@pytest.mark.parametrize("stock", TINY)
-def test_an_untrained_mixhead_model_is_the_stock_model_of_the_same_seed(stock, mixing):
-    expected = build(stock)
-    model = build(f"mixhead_{stock}", head_mixing=mixing)
+@pytest.mark.parametrize("upstream", TINY)
+def test_an_untrained_mixhead_model_is_fairseqs_model_of_the_same_seed(upstream, mixing):
+    models = build(f"mixhead_{upstream}", head_mixing=mixing), build(upstream)
     sentences = tokens(padded=True)
-    torch.testing.assert_close(forward(model.eval(), sentences), forward(expected.eval(), sentences))
-    loss = [forward(m.train(), sentences).square().mean() for m in (model, expected)]
-    torch.testing.assert_close(*loss)
+    torch.testing.assert_close(*(forward(model.eval(), sentences) for model in models))
+    torch.testing.assert_close(*(forward(model.train(), sentences).square().mean() for model in models))
 
 
-@pytest.mark.parametrize("stock", TINY)
-def test_training_moves_the_mixing(stock):
-    model = build(f"mixhead_{stock}").train()
+@pytest.mark.parametrize("upstream", TINY)
+def test_training_moves_the_mixing(upstream):
+    model = build(f"mixhead_{upstream}").train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     sentences = tokens(padded=True)
     for _ in range(2):
         optimizer.zero_grad()
         forward(model, sentences).log_softmax(-1)[..., 5].mean().neg().backward()
         optimizer.step()
-    for attention in (m for m in model.modules() if isinstance(m, MixheadAttention)):
+    for attention in attentions(model):
         for name, value in attention.head_mixing.identity().items():
             assert (attention.head_mixing.get_parameter(name) - value).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("stock", TINY)
-def test_padding_and_the_other_sentences_of_a_batch_change_nothing(stock):
-    model = shake(build(f"mixhead_{stock}", attention_normalizer="sigsoftmax")).eval()
+@pytest.mark.parametrize("upstream", TINY)
+def test_padding_and_the_other_sentences_of_a_batch_change_nothing(upstream):
+    model = shake(build(f"mixhead_{upstream}", attention_normalizer="sigsoftmax")).eval()
     batch = tokens(padded=True)
     together = forward(model, batch)
     for i, sentence in enumerate(batch):
@@ -95,47 +115,28 @@ def test_padding_and_the_other_sentences_of_a_batch_change_nothing(stock):
 
 
 SCOPED = {
-    "all": ("encoder.self_attn", "decoder.self_attn", "decoder.encoder_attn"),
-    "self": ("encoder.self_attn", "decoder.self_attn"),
-    "cross": ("decoder.encoder_attn",),
-    "encoder": ("encoder.self_attn",),
-    "decoder": ("decoder.self_attn", "decoder.encoder_attn"),
-    "decoder-self": ("decoder.self_attn",),
+    "all": {"encoder.self_attn", "decoder.self_attn", "decoder.encoder_attn"},
+    "self": {"encoder.self_attn", "decoder.self_attn"},
+    "cross": {"decoder.encoder_attn"},
+    "encoder": {"encoder.self_attn"},
+    "decoder": {"decoder.self_attn", "decoder.encoder_attn"},
+    "decoder-self": {"decoder.self_attn"},
 }
 
 
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_scope_says_which_attentions_change(scope):
     model = build("mixhead_transformer", attention_scope=scope, head_dim=7)
-    for name, module in model.named_modules():
-        if name.endswith("attn"):
-            side, *_, kind = name.split(".")
-            assert isinstance(module, MixheadAttention) == (f"{side}.{kind}" in SCOPED[scope]), name
+    changed = {name for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
+    assert {re.sub(r"layers\.\d+\.", "", name) for name in changed} == SCOPED[scope]
 
 
-# Parameters that mixing adds: mixhead tables 1 to 3. (stock architecture, A, B)
-ADDED = [
-    ("transformer_lm", 384, 3_456),
-    ("transformer_lm_wiki103", 1_024, 17_408),
-    ("transformer_lm_baevski_wiki103", 1_024, 17_408),
-]
-
-
-@pytest.mark.parametrize("stock_arch, independent, wise", ADDED)
-def test_mixing_adds_as_many_parameters_as_in_the_paper(stock_arch, independent, wise):
-    counts = {}
-    cutoffs = {"adaptive_input_cutoff": "10,20", "adaptive_softmax_cutoff": "10,20"} if "wiki103" in stock_arch else {}
-    sizes = {"max_target_positions": 32, "tokens_per_sample": 32, **cutoffs}
-    for mixing in ("none", "position-independent", "position-wise"):
-        with torch.device("meta"):
-            model = build_full(f"mixhead_{stock_arch}", head_mixing=mixing, **sizes)
-        counts[mixing] = sum(p.numel() for p in model.parameters())
-    assert counts["position-independent"] - counts["none"] == independent
-    assert counts["position-wise"] - counts["none"] == wise
-
-
-def build_full(arch, **flags):
-    """A model of `arch` in its real sizes, but for `flags`."""
-    args = Namespace(arch=arch, **flags)
-    ARCH_CONFIG_REGISTRY[arch](args)
-    return build_model(args, task())
+@pytest.mark.parametrize("upstream", TINY)
+def test_the_value_scale_survives_every_initialisation(upstream):
+    small, plain = build(f"l2_{upstream}", value_init_scale=0.125), build(upstream)
+    scaled = 0
+    for name, parameter in plain.named_parameters():
+        values = "attn.v_proj.weight" in name or "attn.out_proj.weight" in name
+        torch.testing.assert_close(small.get_parameter(name), (0.125 if values else 1.0) * parameter, msg=name)
+        scaled += values
+    assert scaled == (12 if upstream == "transformer" else 4)

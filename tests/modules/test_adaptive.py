@@ -1,5 +1,6 @@
 """Adaptive input and softmax of Transformer-XL."""
 
+import copy
 from itertools import pairwise
 
 import pytest
@@ -66,24 +67,14 @@ def test_every_word_has_its_row_scaled(cutoffs, div_val):
 @every_band
 def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     _, softmax = modules(cutoffs, div_val)
-    x = torch.randn(2, 3, DIM, dtype=torch.float64)
-    found = softmax.get_log_prob(x, None)
-    expected = torch.stack([torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)])
-    torch.testing.assert_close(found.flatten(0, 1), expected)
-    torch.testing.assert_close(found.exp().sum(2), torch.ones(2, 3, dtype=torch.float64))
-
-
-@every_factor
-@every_band
-def test_with_targets_only_other_bands_are_left_out(cutoffs, div_val):
-    _, softmax = modules(cutoffs, div_val)
     x, target = torch.randn(2, 4, DIM, dtype=torch.float64), torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
     every, found = softmax.get_log_prob(x, None), softmax.get_log_prob(x, target)
-    torch.testing.assert_close(found.gather(2, target[..., None]), every.gather(2, target[..., None]))
-    assert torch.equal(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
+    expected = torch.stack([torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in x.flatten(0, 1)])
+    torch.testing.assert_close(every.flatten(0, 1), expected)
+    # with targets, other bands than theirs and the first are left out
+    torch.testing.assert_close(found[..., : cutoffs[0]], every[..., : cutoffs[0]])
     for start, stop in pairwise(cutoffs):
         inside = (target >= start) & (target < stop)
-        # products of other shapes may be summed in another order
         torch.testing.assert_close(found[inside][:, start:stop], every[inside][:, start:stop])
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
@@ -132,23 +123,24 @@ def test_words_are_tied_and_projections_are_not():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gives_probabilities_in_float32(dtype):
-    embedding, softmax = modules([4, 7, 12], dtype=torch.float32)
+    """At most twice as far from float64 as the formula in half precision."""
+    embedding, softmax = (module.to(dtype) for module in modules([4, 7, 12]))
     words = torch.arange(WORDS)[None]
-    expected = softmax.get_log_prob(embedding(words), words)
-    softmax.to(dtype), embedding.to(dtype)
     hidden = embedding(words)
     assert hidden.dtype == dtype
-    found = softmax.get_log_prob(hidden, words)
-    assert found.dtype == torch.float32
-    real = expected > -torch.inf
-    error = (found - expected)[real].abs().max()
-    assert error <= 64 * torch.finfo(dtype).eps * expected[real].abs().max()
-    assert all(y.dtype == torch.float32 for y in softmax(hidden, words)[0])
+    found = softmax.get_log_prob(hidden, None)
+    logits, _ = softmax(hidden, words)
+    assert found.dtype == torch.float32 and all(y.dtype == torch.float32 for y in logits)
+    plain = [torch.stack([log_prob(softmax, row, w) for w in range(WORDS)]) for row in hidden[0]]
+    exact = copy.deepcopy(softmax).double().get_log_prob(hidden.double(), None)
+    assert (found - exact).abs().max() <= 2 * (torch.stack(plain) - exact).abs().max()
 
 
 def test_projections_may_be_in_half_precision_under_autocast():
     embedding, _ = modules([4, 7, 12], dtype=torch.float32)
     words = torch.arange(WORDS)[None]
-    expected = embedding(words)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(embedding(words), expected, rtol=0.05, atol=0.2)
+        found = embedding(words)
+    exact = copy.deepcopy(embedding).double()(words)
+    assert found.dtype == torch.float32
+    assert (found - exact).abs().max() <= 2 * (embedding.bfloat16()(words) - exact).abs().max()

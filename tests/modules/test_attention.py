@@ -1,5 +1,4 @@
 import itertools
-from typing import Dict, List, Optional
 
 import pytest
 import torch
@@ -7,346 +6,270 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.ops import NORMALIZERS, attention
-from tests.helpers import shake
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
+from tests import helpers
+from tests.covering import covering
+from tests.modules.definition import (
+    CROSS,
+    KINDS,
+    NK,
+    NQ,
+    RELATIVE,
+    B,
+    E,
+    H,
+    StepByStep,
+    build,
+    check_half_precision,
+    decode,
+    definition,
+    future,
+    inputs,
+    padding,
+)
 
-E, H, B, NQ, NK = 16, 4, 3, 5, 7
-KDIM = 12
-
-every_normalizer = pytest.mark.parametrize("normalizer", NORMALIZERS)
-every_mixing = pytest.mark.parametrize("mixing", HEAD_MIXINGS)
-every_trained_mixing = pytest.mark.parametrize("mixing", [n for n, kind in HEAD_MIXINGS.items() if kind.trained])
+TRAINED = [name for name, kind in HEAD_MIXINGS.items() if kind.trained]
+DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
 
 
-def pair(mixing="none", **arguments):
-    """The stock module and ours from the same seed."""
+def hidden(kind):
+    return padding()[:, None, None] if kind == "cross" else future().bool()
+
+
+# ---- fairseq's module ------------------------------------------------------------------------------------------------
+
+
+@covering(
+    mixing=["none", *TRAINED],
+    kind=["self", "constant", "zero", "cross", "t5", "gain"],
+    masked=[False, True],
+    need=[{"need_weights": False}, {}, {"need_head_weights": True}],
+)
+def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
+    arguments = {"self_attention": kind != "cross", **KINDS[kind]}
     torch.manual_seed(3)
-    stock = MultiheadAttention(E, H, **arguments)
+    ours = MixheadAttention(E, H, head_mixing=mixing, **arguments).eval()
     torch.manual_seed(3)
-    return stock.eval(), MixheadAttention(E, H, head_mixing=mixing, **arguments).eval()
-
-
-def padding(n_keys=NK):
-    mask = torch.zeros(B, n_keys, dtype=torch.bool)
-    mask[1, -2:] = True
-    mask[2, -1:] = True
-    return mask
-
-
-def future(n=NQ):
-    return torch.full((n, n), float("-inf")).triu(1)
-
-
-@every_trained_mixing
-def test_the_same_seed_gives_the_stock_initialisation(mixing):
-    stock, ours = pair(mixing)
-    for name, parameter in stock.named_parameters():
+    fairseqs = MultiheadAttention(E, H, **{k: v for k, v in arguments.items() if "relative" not in k}).eval()
+    query, key, masks = inputs(kind)
+    need = {**need, "static_kv": kind == "cross"}
+    masks = {name: mask for name, mask in masks.items() if masked and name != "static_kv"}
+    expected, expected_weights = fairseqs(query, key, key, **masks, **need)
+    out, weights = ours(query, key, key, **masks, **need)
+    torch.testing.assert_close(out, expected)
+    if weights is not None and weights.dim() > expected_weights.dim():  # fairseq's self-attention averages anyway
+        weights = weights.mean(0)
+    torch.testing.assert_close(weights, expected_weights)
+    for result in (expected, out):
+        result.square().sum().backward()
+    for name, parameter in fairseqs.named_parameters():
         assert torch.equal(parameter, ours.get_parameter(name)), name
-
-
-@every_trained_mixing
-@pytest.mark.parametrize("bias", ["plain", "add_bias_kv", "add_zero_attn"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_untrained_self_attention_is_the_stock_module(mixing, bias, masked):
-    arguments = {} if bias == "plain" else {bias: True}
-    stock, ours = pair(mixing, self_attention=True, **arguments)
-    x = torch.randn(NQ, B, E)
-    masks = dict(key_padding_mask=padding(NQ), attn_mask=future()) if masked else {}
-    expected, expected_weights = stock(x, x, x, **masks)
-    out, weights = ours(x, x, x, **masks)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(weights, expected_weights)
-    assert ours(x, x, x, need_weights=False, **masks)[1] is None
-
-
-@every_trained_mixing
-@pytest.mark.parametrize("need_head_weights", [False, True])
-def test_untrained_cross_attention_is_the_stock_module(mixing, need_head_weights):
-    stock, ours = pair(mixing, kdim=KDIM, vdim=KDIM, encoder_decoder_attention=True)
-    query, key = torch.randn(NQ, B, E), torch.randn(NK, B, KDIM)
-    arguments = dict(key_padding_mask=padding(), static_kv=True, need_head_weights=need_head_weights)
-    expected, expected_weights = stock(query, key, key, **arguments)
-    out, weights = ours(query, key, key, **arguments)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(weights, expected_weights)
-    assert weights.shape == ((H, B, NQ, NK) if need_head_weights else (B, NQ, NK))
-
-
-def test_before_softmax_returns_what_the_stock_module_returns():
-    stock, ours = pair(kdim=KDIM, vdim=KDIM, encoder_decoder_attention=True)
-    query, key = torch.randn(NQ, B, E), torch.randn(NK, B, KDIM)
-    arguments = dict(key_padding_mask=padding(), static_kv=True, before_softmax=True)
-    for expected, out in zip(stock(query, key, key, **arguments), ours(query, key, key, **arguments), strict=True):
-        torch.testing.assert_close(out, expected)
-
-
-@every_trained_mixing
-def test_gradients_of_the_untrained_module_are_the_stock_modules(mixing):
-    stock, ours = pair(mixing, self_attention=True)
-    x = torch.randn(NQ, B, E)
-    for module in (stock, ours):
-        module(x, x, x, attn_mask=future())[0].square().sum().backward()
-    for name, parameter in stock.named_parameters():
         torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
-    for name, parameter in ours.head_mixing.named_parameters():
-        assert parameter.grad.abs().max() > 0, name
+    for name, parameter in ours.named_parameters():
+        assert "head_mixing" not in name or parameter.grad.abs().max() > 0, name
 
 
-@every_mixing
-@every_normalizer
-@pytest.mark.parametrize("head_dim", [None, 3])
-def test_the_output_is_the_equations(normalizer, mixing, head_dim):
-    module = MixheadAttention(
-        E, H, self_attention=True, normalizer=normalizer, head_mixing=mixing, head_dim=head_dim
-    ).double()
-    shake(module)
-    x = torch.randn(NQ, B, E).double()
-    out, weights = module(x, x, x, attn_mask=future().double(), key_padding_mask=padding(NQ), need_head_weights=True)
+def test_before_softmax_returns_what_fairseqs_module_returns():
+    torch.manual_seed(3)
+    fairseqs = MultiheadAttention(E, H, **CROSS).eval()
+    query, key, masks = inputs("cross")
+    expected = fairseqs(query, key, key, before_softmax=True, **masks)
+    torch.testing.assert_close(build("cross")(query, key, key, before_softmax=True, **masks), expected)
 
-    size = head_dim or E // H
-    q, k, v = (
-        proj(x).view(NQ, B, H, size).permute(1, 2, 0, 3) for proj in (module.q_proj, module.k_proj, module.v_proj)
+
+# ---- the equations ---------------------------------------------------------------------------------------------------
+
+
+@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=DEFINED, head_dim=[None, 6])
+def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, head_dim):
+    module = build(kind, mixing, normalizer, head_dim=head_dim).double()
+    query, key, masks = inputs(kind, dtype=torch.float64)
+    expected, weights = definition(module, query, key, hidden(kind))
+    torch.testing.assert_close(module(query, key, key, need_head_weights=True, **masks), (expected, weights))
+    averaged = module(query, key, key, **masks)[1]
+    torch.testing.assert_close(averaged, weights.mean(0))
+    parameters = list(module.parameters())
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    for impl in [name for name in IMPLEMENTATIONS if name != "triton"]:
+        module.impl = impl
+        out, nothing = module(query, key, key, need_weights=False, **masks)
+        assert nothing is None
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
+
+
+@covering(normalizer=NORMALIZERS, kind=DEFINED, dtype=[torch.float16, torch.bfloat16], need_weights=[False, True])
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(normalizer, kind, dtype, need_weights):
+    query, key, masks = inputs(kind)
+    check_half_precision(
+        lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
+        lambda m, q, k: definition(m, q, q if kind != "cross" else k, hidden(kind))[0],
+        build(kind, "position-wise", normalizer),
+        [query, key],
+        dtype,
     )
-    matrix = None
-    if mixing == "position-wise":
-        matrix = torch.einsum("bjtd,di->btji", q, module.head_mixing.query_weight) + module.head_mixing.bias
-    elif mixing != "none":
-        matrix = module.head_mixing.weight
-    arguments = dict(normalizer=normalizer, mixing=matrix, causal=True, key_padding_mask=padding(NQ), impl="reference")
-    expected = module.out_proj(attention(q, k, v, **arguments).permute(2, 0, 1, 3).reshape(NQ, B, H * size))
-    torch.testing.assert_close(out, expected)
-    # with V the identity the reference's output is the weights
-    identity = torch.eye(NQ).double().expand(B, H, NQ, NQ)
-    torch.testing.assert_close(weights, attention(q, k, identity, **arguments).transpose(0, 1))
 
 
-@every_mixing
-@every_normalizer
-def test_weights_asked_for_or_not_the_output_is_the_same(normalizer, mixing):
-    module = shake(MixheadAttention(E, H, self_attention=True, normalizer=normalizer, head_mixing=mixing))
-    x = torch.randn(NQ, B, E)
-    outputs = [module(x, x, x, need_weights=need, attn_mask=future())[0] for need in (False, True)]
-    torch.testing.assert_close(*outputs)
+def test_autocast_does_not_lower_the_precision_of_the_weights():
+    module, (x, *_) = build(mixing="position-wise"), inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, x, x)[1].dtype == torch.float32
 
 
-def decode(module, x, key=None, beams=1, key_padding_mask=None):
-    """The module fed one query at a time, as beam search does."""
-    state, steps = {}, []
-    for t in range(x.size(0)):
-        step = x[t : t + 1]
-        k = step if key is None else key
-        arguments = {} if key is None else dict(static_kv=True, key_padding_mask=key_padding_mask)
-        steps.append(module(step, k, k, incremental_state=state, need_weights=False, **arguments)[0])
-    return torch.cat(steps), state
+def test_masks_may_be_boolean_or_one_per_head():
+    module, (x, *_) = build(mixing="position-wise"), inputs()
+    expected = module(x, x, x, attn_mask=future())[0]
+    encoders = future().clamp_min(-1e8)  # fairseq's encoder layers hide so
+    for mask in (future().bool(), future().expand(B * H, NQ, NQ), encoders):
+        torch.testing.assert_close(module(x, x, x, attn_mask=mask)[0], expected)
 
 
-@every_mixing
-@every_normalizer
-def test_self_attention_step_by_step_is_the_full_pass(normalizer, mixing):
-    module = shake(MixheadAttention(E, H, self_attention=True, normalizer=normalizer, head_mixing=mixing))
-    x = torch.randn(NQ, B, E)
-    full = module(x, x, x, attn_mask=future(), need_weights=False)[0]
-    torch.testing.assert_close(decode(module, x)[0], full)
+# ---- step-by-step decoding -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("constant", ["add_bias_kv", "add_zero_attn"])
-def test_constant_keys_count_once_however_many_steps_were_decoded(constant):
-    module = shake(MixheadAttention(E, H, self_attention=True, head_mixing="position-wise", **{constant: True}))
-    x = torch.randn(NQ, B, E)
-    full = module(x, x, x, attn_mask=future(), need_weights=False)[0]
-    torch.testing.assert_close(decode(module, x)[0], full)
+@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=KINDS)
+def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
+    module, (x, key, masks) = build(kind, mixing, normalizer).double(), inputs(kind, dtype=torch.float64)
+    order, cross = torch.tensor([2, 0, 0]), kind == "cross"
+    hide = {"key_padding_mask": padding()} if cross else {}
+    steps, state = decode(module, x[:3], key if cross else None, **hide)
+    torch.testing.assert_close(steps, module(x, key, key, need_weights=False, **masks)[0][:3])
+    module.reorder_incremental_state(state, order)
+    chosen = torch.cat([x[:3, order], torch.randn_like(x[3:])])
+    rest, _ = decode(module, chosen[3:], key[:, order] if cross else None, state)
+    key = key[:, order] if cross else chosen
+    masks |= {name: mask[order] for name, mask in hide.items()}
+    torch.testing.assert_close(rest, module(chosen, key, key, need_weights=False, **masks)[0][3:])
 
 
-@every_mixing
-@every_normalizer
-@pytest.mark.parametrize("beam", [1, 2])
-def test_cross_attention_step_by_step_is_the_full_pass(normalizer, mixing, beam):
-    module = MixheadAttention(
-        E, H, kdim=KDIM, vdim=KDIM, encoder_decoder_attention=True, normalizer=normalizer, head_mixing=mixing
-    )
-    shake(module)
-    key = torch.randn(NK, B, KDIM)
-    query = torch.randn(NQ, B * beam, E)
-    repeated = key.repeat_interleave(beam, 1)
-    mask = padding().repeat_interleave(beam, 0)
-    full = module(query, repeated, repeated, key_padding_mask=mask, static_kv=True, need_weights=False)[0]
+@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, beam=[2, 3])
+def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
+    module, key = build("cross", mixing, normalizer).double(), inputs("cross", dtype=torch.float64)[1]
+    query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
+    masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
+    full = module(query, key, key, need_weights=False, **masks)[0]
     module.set_beam_size(beam)
-    steps, state = decode(module, query, repeated, key_padding_mask=mask)
+    steps, state = decode(module, query, key, **masks)
     torch.testing.assert_close(steps, full)
-    # the cache holds every sentence once
-    assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)
-    whole, weights = module(query, repeated, repeated, key_padding_mask=mask, static_kv=True, need_head_weights=True)
+    assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)  # every sentence once
+    whole, weights = module(query, key, key, need_head_weights=True, **masks)
     torch.testing.assert_close(whole, full)
     assert weights.shape == (H, B * beam, NQ, NK)
+    masked = {**masks, "attn_mask": torch.randn(NQ, NK, dtype=torch.float64)}
+    together = module(query, key, key, incremental_state={}, **masked)
+    torch.testing.assert_close(together, module(query, key, key, **masked))
+    # sentences that are finished leave the cache, and a hypothesis may continue twice
+    order = torch.tensor([1] * beam + list(range(2 * beam, 3 * beam)))
+    module.reorder_incremental_state(state, order)
+    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+    torch.testing.assert_close(step, full[:1, order])
 
 
-@every_mixing
-def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing):
-    """Neither training, nor a search of another beam size whose sentences happen to be as many."""
-    module = shake(MixheadAttention(E, H, kdim=KDIM, vdim=KDIM, encoder_decoder_attention=True, head_mixing=mixing))
-    query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KDIM)
+@pytest.mark.parametrize("mixing", HEAD_MIXINGS)
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
+    """Neither training, nor a search of another beam size with as many sentences, some of them equal."""
+    module = build("cross", mixing)
+    query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
+    if equal:
+        key = key[:, [0, 0, 2, 2]]
     full = module(query, key, key, static_kv=True, need_weights=False)[0]
     module.set_beam_size(2)
     torch.testing.assert_close(module(query, key, key, static_kv=True, need_weights=False)[0], full)
     steps, state = decode(module, query, key)
     torch.testing.assert_close(steps, full)
-
-    order = torch.tensor([3, 0, 0, 1])
-    module.reorder_incremental_state(state, order)
-    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
-    torch.testing.assert_close(step, full[:1, order])
-
-
-def test_sentences_that_are_finished_leave_the_cache():
-    module = shake(MixheadAttention(E, H, encoder_decoder_attention=True, head_mixing="position-wise"))
-    module.set_beam_size(2)
-    query, key = torch.randn(NQ, 6, E), torch.randn(NK, 3, E).repeat_interleave(2, 1)
-    full = module(query, key, key, static_kv=True, need_weights=False)[0]
-    _, state = decode(module, query, key)
-    order = torch.tensor([1, 1, 4, 5])  # the second sentence is finished, the first goes on from its second hypothesis
-    module.reorder_incremental_state(state, order)
-    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
-    torch.testing.assert_close(step, full[:1, order])
+    for order in (torch.tensor([3, 0, 0, 1]), torch.tensor([0, 2, 0, 1])):
+        module.reorder_incremental_state(state, order)
+        query, key = query[:, order], key[:, order]
+        step = module(query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+        torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
 
 
-@every_mixing
-@pytest.mark.parametrize("cross", [False, True])
-def test_reordered_beams_go_on_as_if_they_had_always_been_there(mixing, cross):
-    module = MixheadAttention(
-        E, H, self_attention=not cross, encoder_decoder_attention=cross, normalizer="sigsoftmax", head_mixing=mixing
-    )
-    shake(module)
-    order = torch.tensor([2, 0, 0])
-    x = torch.randn(NQ, B, E)
-    key = torch.randn(NK, B, E) if cross else None
-    _, state = decode(module, x, key)
-    module.reorder_incremental_state(state, order)
-    last = torch.randn(1, B, E)
-    k = None if cross else last
-    step = module(last, k, k, incremental_state=state, static_kv=cross, need_weights=False)[0]
-    chosen = torch.cat([x[:, order], last])
-    if cross:
-        full = module(chosen, key[:, order], key[:, order], static_kv=True, need_weights=False)[0]
-    else:
-        full = module(chosen, chosen, chosen, attn_mask=future(NQ + 1), need_weights=False)[0]
-    torch.testing.assert_close(step, full[-1:])
+@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=[kind for kind in KINDS if kind != "zero"])
+def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
+    module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
+    scripted = torch.jit.script(StepByStep(module))
+    for weights, head_weights in itertools.product([False, True], repeat=2):
+        arguments = {**masks, "need_weights": weights, "need_head_weights": head_weights}
+        expected = module(x, key, key, **arguments)
+        torch.testing.assert_close(scripted.attention(x, key, key, **arguments), expected)
+    key = key if kind == "cross" else None
+    torch.testing.assert_close(scripted(x, key), decode(module, x, key)[0])
 
 
-class StepByStep(torch.nn.Module):
-    """`decode` inside of TorchScript, where alone its dictionaries can be changed in place."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor]):
-        state: Dict[str, Dict[str, Optional[torch.Tensor]]] = {}
-        steps: List[torch.Tensor] = []
-        for t in range(x.size(0)):
-            step = x[t : t + 1]
-            k = step if key is None else key
-            steps.append(
-                self.attention(step, k, k, incremental_state=state, need_weights=False, static_kv=key is not None)[0]
-            )
-        return torch.cat(steps)
-
-
-@every_mixing
-@every_normalizer
-@pytest.mark.parametrize("cross", [False, True])
-def test_torchscript_gives_the_same_outputs(normalizer, mixing, cross):
-    module = MixheadAttention(
-        E, H, self_attention=not cross, encoder_decoder_attention=cross, normalizer=normalizer, head_mixing=mixing
-    )
-    shake(module).eval()
-    scripted = torch.jit.script(module)
-    x = torch.randn(NQ, B, E)
-    key = torch.randn(NK, B, E) if cross else x
-    arguments = dict(static_kv=cross, key_padding_mask=padding(key.size(0)))
-    if not cross:
-        arguments["attn_mask"] = future()
-    for need in itertools.product([False, True], repeat=2):
-        expected = module(x, key, key, need_weights=need[0], need_head_weights=need[1], **arguments)
-        got = scripted(x, key, key, need_weights=need[0], need_head_weights=need[1], **arguments)
-        torch.testing.assert_close(got, expected)
-    steps = torch.jit.script(StepByStep(module))(x, key if cross else None)
-    torch.testing.assert_close(steps, decode(module, x, key if cross else None)[0])
-
-
-def test_masks_may_be_boolean_or_one_per_head():
-    module = MixheadAttention(E, H, self_attention=True, head_mixing="position-wise").eval()
-    shake(module)
-    x = torch.randn(NQ, B, E)
-    expected = module(x, x, x, attn_mask=future())[0]
-    torch.testing.assert_close(module(x, x, x, attn_mask=future().bool())[0], expected)
-    torch.testing.assert_close(module(x, x, x, attn_mask=future().expand(B * H, NQ, NQ))[0], expected)
-    # encoder layers hide with -1e8 instead of -inf
-    torch.testing.assert_close(module(x, x, x, attn_mask=future().clamp_min(-1e8))[0], expected)
-
-
-@every_normalizer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_stays_close_to_float32(normalizer, dtype):
-    module = shake(MixheadAttention(E, H, self_attention=True, normalizer=normalizer, head_mixing="position-wise"))
-    x = torch.randn(NQ, B, E)
-    expected = module(x, x, x, attn_mask=future())[0]
-    out = module.to(dtype)(x.to(dtype), x.to(dtype), x.to(dtype), attn_mask=future().to(dtype))[0]
-    assert out.dtype == dtype
-    assert (out.float() - expected).abs().max() <= 16 * torch.finfo(dtype).eps * expected.abs().max()
-
-
-def test_autocast_does_not_lower_the_precision_of_the_weights():
-    module = shake(MixheadAttention(E, H, self_attention=True, head_mixing="position-wise")).eval()
-    x = torch.randn(NQ, B, E)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        weights = module(x, x, x)[1]
-    assert weights.dtype == torch.float32
+# ---- what a constructor takes ----------------------------------------------------------------------------------------
 
 
 def test_dropout_runs_in_training_and_where_it_is_retained():
-    module = MixheadAttention(E, H, self_attention=True, dropout=0.5, head_mixing="position-wise").eval()
-    x = torch.randn(NQ, B, E)
-    first = module(x, x, x)[0]
+    module, (x, *_) = build(mixing="position-wise", dropout=0.5), inputs()
+    first, weights = module(x, x, x)
     assert torch.equal(first, module(x, x, x)[0])
-    module.dropout_module.make_generation_fast_(
-        "attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"]
-    )
+    dropout = module.dropout_module
+    dropout.make_generation_fast_("attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"])
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
-    module.dropout_module.apply_during_inference = False
-    module.train()
-    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
-
-
-def test_the_returned_weights_are_those_before_dropout():
-    module = MixheadAttention(E, H, self_attention=True, dropout=0.5).train()
-    x = torch.randn(NQ, B, E)
-    torch.testing.assert_close(module(x, x, x)[1], module.eval()(x, x, x)[1])
-
-
-@pytest.mark.parametrize("head_dim", [1, 3, 40])
-def test_the_head_size_is_free(head_dim):
-    module = MixheadAttention(E, 5, self_attention=True, head_dim=head_dim, head_mixing="position-wise")
-    x = torch.randn(NQ, B, E)
-    assert module(x, x, x)[0].shape == (NQ, B, E)
-    assert module.q_proj.weight.shape == (5 * head_dim, E)
-    assert module.scaling == head_dim**-0.5
+    dropout.apply_during_inference = False
+    again, others = module.train()(x, x, x)
+    assert not torch.equal(again, first)
+    torch.testing.assert_close(others, weights)  # those before dropout
 
 
 def test_the_value_scale_shrinks_values_and_outputs_alone():
-    torch.manual_seed(3)
-    ours = MixheadAttention(E, H, value_init_scale=0.25)
-    stock, _ = pair()
-    for name, parameter in stock.named_parameters():
+    plain, scaled = build(), build(value_init_scale=0.25)
+    for name, parameter in plain.named_parameters():
         scale = 0.25 if name in ("v_proj.weight", "out_proj.weight") else 1.0
-        torch.testing.assert_close(ours.get_parameter(name), scale * parameter, msg=name)
+        torch.testing.assert_close(scaled.get_parameter(name), scale * parameter, msg=name)
 
 
-def test_heads_that_do_not_divide_the_embedding_need_a_head_size():
-    with pytest.raises(ValueError, match="num_heads 5 does not divide embed_dim 16"):
-        MixheadAttention(E, 5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_heads": 5},  # without a head size
+        {"num_mixed_heads": 2},  # without mixing
+        {"kdim": 3, "self_attention": True},
+        {"encoder_decoder_attention": True, "relative_position": "t5"},
+        {"self_attention": True, "add_zero_attn": True, "relative_gain": 2},
+        {"self_attention": True, "head_dim": 3, "relative_position": "rotary"},
+    ],
+)
+def test_what_cannot_work_is_refused(options):
+    with pytest.raises(ValueError):
+        MixheadAttention(E, **{"num_heads": H, **options})
 
 
 def test_quantisation_noise_reaches_the_projections():
-    module = MixheadAttention(E, H, self_attention=True, q_noise=0.5, qn_block_size=4).train()
-    x = torch.randn(NQ, B, E)
+    module, (x, *_) = build(q_noise=0.5, qn_block_size=4).train(), inputs()
     assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+
+
+# ---- the device `meta`, on which people count parameters -------------------------------------------------------------
+
+
+@covering(mixing=HEAD_MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
+def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
+    with torch.device("meta"):
+        module = build(kind, mixing)
+        query, key, masks = inputs(kind)
+        out, _ = module(query, key, key, need_weights=need_weights, **masks)
+    assert out.is_meta and out.shape == (NQ, B, E)
+    assert not any(tensor.device.type != "meta" for tensor in module.state_dict().values())
+    assert {name: tensor.shape for name, tensor in module.state_dict().items()} == {
+        name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("arch", ["mixhead_transformer", "l2_transformer_lm", "mixhead_synthesizer_lm"])
+def test_a_whole_model_can_be_built_on_meta_and_its_layers_run(arch):
+    """fairseq's models look for padding in the tokens, and only then need values."""
+    expected = sum(parameter.numel() for parameter in helpers.build(arch).parameters())
+    with torch.device("meta"):
+        model = helpers.build(arch)
+        layers = [*model.decoder.layers, *(model.encoder.layers if "_lm" not in arch else ())]
+        x = torch.randn(NQ, B, E)
+        for layer in layers:
+            if layer.__class__.__name__.endswith("EncoderLayer"):
+                out = layer(x, encoder_padding_mask=None)
+            else:
+                crosses = layer.encoder_attn is not None
+                out, *_ = layer(x, torch.randn(NK, B, E) if crosses else None, self_attn_mask=future())
+            assert out.shape == x.shape
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected

@@ -1,3 +1,5 @@
+"""Head mixings alone; tests/modules/test_attention.py has them in whole attentions."""
+
 import pytest
 import torch
 
@@ -9,16 +11,32 @@ trained = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items()
 
 
 @built
-def test_what_is_trained_is_a_parameter_and_what_is_frozen_is_kept_in_checkpoints(name):
-    mixing = HEAD_MIXINGS[name].build(H, D, H)
-    assert bool(list(mixing.parameters())) == HEAD_MIXINGS[name].trained
-    assert mixing.state_dict()
+def test_the_table_says_what_the_module_has(name):
+    """Frozen matrices are in checkpoints too."""
+    kind = HEAD_MIXINGS[name]
+    mixing = kind.build(H, D, H - 1)
+    assert bool(list(mixing.parameters())) == kind.trained
+    assert set(mixing.state_dict()) == set(kind.parameters)
+    for parameter, axes in kind.parameters.items():
+        for dim, side, _ in axes:
+            assert mixing.state_dict()[parameter].shape[dim] == {"source": H, "mixed": H - 1}[side]
+    torch.manual_seed(1)
+    torch.nn.init.normal_(next(iter(mixing.state_dict().values())))
+    one, other = (mixing(torch.randn(2, H, 3, D)) for _ in range(2))
+    assert torch.equal(one, other) != kind.reads_query
 
 
 @trained
-def test_a_trained_mixing_starts_as_the_identity(name):
-    matrix = HEAD_MIXINGS[name].build(H, D, H)(torch.randn(2, H, 3, D))
-    assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
+def test_a_trained_mixing_starts_as_the_identity_and_so_does_a_checkpoint_without_it(name):
+    mixing = HEAD_MIXINGS[name].build(H, D, H)
+    start = mixing(torch.randn(2, H, 3, D))
+    for parameter in mixing.parameters():
+        parameter.data.normal_()
+    state = {}
+    mixing.upgrade_state_dict_named(state, "attention.head_mixing")
+    mixing.load_state_dict({key.removeprefix("attention.head_mixing."): value for key, value in state.items()})
+    for matrix in (start, mixing(torch.randn(2, H, 3, D))):
+        assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
 
 
 def test_position_wise_mixing_is_its_equation():
@@ -27,12 +45,9 @@ def test_position_wise_mixing_is_its_equation():
         parameter.data.normal_()
     query = torch.randn(2, H, 3, D)
     matrix = mixing(query)
-    for b in range(2):
-        for t in range(3):
-            for j in range(H):
-                for i in range(H):
-                    expected = query[b, j, t] @ mixing.query_weight[:, i] + mixing.bias[j, i]
-                    torch.testing.assert_close(matrix[b, t, j, i], expected)
+    for b, t, j, i in torch.cartesian_prod(*map(torch.arange, (2, 3, H, H))).tolist():
+        expected = query[b, j, t] @ mixing.query_weight[:, i] + mixing.bias[j, i]
+        torch.testing.assert_close(matrix[b, t, j, i], expected)
 
 
 def test_average_mixing_makes_every_head_the_mean_head():
@@ -45,23 +60,3 @@ def test_columns_of_random_mixing_sum_to_one(heads):
     matrix = HEAD_MIXINGS["random"].build(heads, D, heads)(torch.randn(1, heads, 1, D))
     torch.testing.assert_close(matrix.sum(0), torch.ones(heads))
     assert heads == 1 or matrix.std() > 0.01
-
-
-@trained
-def test_a_checkpoint_without_mixing_gets_the_identity(name):
-    mixing = HEAD_MIXINGS[name].build(H, D, H)
-    for parameter in mixing.parameters():
-        parameter.data.normal_()
-    state = {"other": torch.zeros(1)}
-    mixing.upgrade_state_dict_named(state, "attention.head_mixing")
-    del state["other"]
-    mixing.load_state_dict({k.removeprefix("attention.head_mixing."): v for k, v in state.items()})
-    matrix = mixing(torch.randn(1, H, 2, D))
-    assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
-
-
-@built
-def test_torchscript_compiles_it(name):
-    mixing = HEAD_MIXINGS[name].build(H, D, H)
-    query = torch.randn(2, H, 3, D)
-    torch.testing.assert_close(torch.jit.script(mixing)(query), mixing(query))

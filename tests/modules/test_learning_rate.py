@@ -18,7 +18,6 @@ OPTIMIZERS = {
         "tpu": False,
     },
     "sgd": {"momentum": 0.9, "weight_decay": 0.01},
-    "nag": {"momentum": 0.9, "weight_decay": 0.01},
     "adafactor": {
         "adafactor_eps": "(1e-30, 1e-3)",
         "clip_threshold": 1.0,
@@ -29,7 +28,6 @@ OPTIMIZERS = {
         "scale_parameter": False,
         "warmup_init": False,
     },
-    "adagrad": {"weight_decay": 0.01},
 }
 
 
@@ -76,21 +74,15 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
     deltas = []
     for factor in (1, 5):
         model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
-        common = {"fp16_init_scale": 1, "fp16_scale_window": None, "fp16_scale_tolerance": 0.0, "bf16": True}
-        common |= {
-            "threshold_loss_scale": None,
-            "min_loss_scale": 1e-4,
-            "fp16_no_flatten_grads": True,
-            "model_parallel_size": 1,
+        common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_init_scale": 1, "fp16_scale_window": None}
+        common |= {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, "min_loss_scale": 1e-4}
+        config = {
+            "common": {**common, "model_parallel_size": 1},
+            "optimizer": optimizer_config("sgd", 0.01),
+            "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
+            "optimization": {"update_freq": [1]},
         }
-        cfg = OmegaConf.create(
-            {
-                "common": common,
-                "optimizer": optimizer_config("sgd", 0.01),
-                "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
-                "optimization": {"update_freq": [1]},
-            }
-        )
+        cfg = OmegaConf.create(config)
         optimizer = FP16Optimizer.build_optimizer(cfg, list(model.parameters()))
         named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
         before = {key: value.detach().clone() for key, value in named.items()}

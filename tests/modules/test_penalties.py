@@ -1,10 +1,17 @@
 import pytest
 import torch
 
+from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
+from tests.covering import covering
 from tests.helpers import build, dictionary, shake, tokens
 
 PAD = dictionary().pad()
+WEIGHTS = {"orthogonal": 0.4, "rank": 0.02}
+
+
+def model(**flags):
+    return shake(build("mixhead_transformer_lm", **flags)).double().train()
 
 
 def regularized_loss(model, source, weights, sample_size=5):
@@ -14,55 +21,115 @@ def regularized_loss(model, source, weights, sample_size=5):
     return regularized.add_to(loss, sample_size), regularized
 
 
-@pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
-@pytest.mark.parametrize("weights", [{"orthogonal": 0.4}, {"rank": 0.02}, {"orthogonal": 0.4, "rank": 0.02}])
-def test_gradients_are_those_of_finite_differences(weights, mixing):
-    model = shake(build("mixhead_transformer_lm", head_mixing=mixing, decoder_layers=1)).double().train()
-    source = tokens(padded=True)
-    loss, _ = regularized_loss(model, source, weights)
-    attention = model.decoder.layers[0].self_attn
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@covering(mixing=["position-independent", "position-wise"], names=[["orthogonal"], ["rank"], ["orthogonal", "rank"]])
+def test_gradients_are_those_of_finite_differences(mixing, names):
+    made, source, step = model(head_mixing=mixing, decoder_layers=1), tokens(padded=True), 1e-5
+    weights = {name: WEIGHTS[name] for name in names}
+    attention = made.decoder.layers[0].self_attn
     parameters = [*attention.head_mixing.parameters(), attention.q_proj.weight, attention.k_proj.bias]
-    step = 1e-5
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters)):
+    found = torch.autograd.grad(regularized_loss(made, source, weights)[0], parameters)
+    for parameter, gradient in zip(parameters, found):
         for index in torch.randint(parameter.numel(), (5,)):
-            found = []
+            values = []
             for sign in (1, -1):
                 with torch.no_grad():
                     parameter.view(-1)[index] += sign * step
-                    found.append(regularized_loss(model, source, weights)[0])
+                    values.append(regularized_loss(made, source, weights)[0])
                     parameter.view(-1)[index] -= sign * step
-            slope = (found[0] - found[1]) / (2 * step)
+            slope = (values[0] - values[1]) / (2 * step)
             torch.testing.assert_close(gradient.view(-1)[index], slope, rtol=1e-4, atol=1e-6)
 
 
-def test_the_plain_loss_and_the_values_are_told_apart():
-    model = shake(build("mixhead_transformer_lm")).double().train()
-    source = tokens(padded=True)
-    loss, regularized = regularized_loss(model, source, {"orthogonal": 0.4, "rank": 0.02}, sample_size=7)
-    plain, _ = regularized_loss(model, source, {})
-    expected = plain + 7 * (0.4 * regularized.values["orthogonal"] + 0.02 * regularized.values["rank"])
-    torch.testing.assert_close(loss, expected)
+def test_the_loss_is_the_plain_one_plus_the_weighted_values():
+    made, source = model(), tokens(padded=True)
+    loss, regularized = regularized_loss(made, source, WEIGHTS, sample_size=7)
+    plain, _ = regularized_loss(made, source, {})
+    torch.testing.assert_close(loss, plain + 7 * sum(WEIGHTS[name] * regularized.values[name] for name in WEIGHTS))
     assert regularized.attentions == {"orthogonal": 2, "rank": 2}
     assert not any(value.requires_grad for value in regularized.values.values())
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_afterwards_the_attentions_are_as_before(fails):
-    model = shake(build("mixhead_transformer_lm")).train()
-    source = tokens()
-    expected = model(source)[0]
+@pytest.mark.parametrize("order", ["together", "first", "last"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_passes_do_not_disturb_each_other(order, checkpointing):
+    """Two losses are differentiated together, or one after the other; a third one is given up."""
+    made, sources = model(checkpoint_activations=checkpointing), [tokens(padded=True) for _ in range(2)]
+    plain = model()
+    alone = [gradients(plain, regularized_loss(plain, source, WEIGHTS)[0]) for source in sources]
+    first, last = (regularized_loss(made, source, WEIGHTS)[0] for source in sources)
+    regularized_loss(made, tokens(padded=True), WEIGHTS)  # out of memory, say, before the backward pass
+    if order == "together":
+        found = gradients(made, first + 3 * last)
+    else:
+        one, other = gradients(made, first if order == "first" else 3 * last), None
+        other = gradients(made, 3 * last if order == "first" else first)
+        found = {name: gradient + other[name] for name, gradient in one.items()}
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, alone[0][name] + 3 * alone[1][name], msg=name)
+    assert all(module.hook is None for module in made.modules() if isinstance(module, MixheadAttention))
+
+
+@covering(fails=[False, True], checkpointing=[False, True])
+def test_afterwards_the_attentions_are_as_before(fails, checkpointing):
+    made, source = model(checkpoint_activations=checkpointing), tokens()
+    expected = made(source)[0]
     real = {"encoder": source.ne(PAD), "decoder": source.ne(PAD)}
     try:
-        with RegularizedPass(model, {"orthogonal": 1.0}, real):
-            model(source)
+        with RegularizedPass(made, WEIGHTS, real):
+            made(source)
             assert not fails, "out of memory"
     except AssertionError:
         assert fails
-    again = model(source)[0]
+    again = made(source)[0]
     again.sum().backward()  # raises if a penalty were still in it
     assert torch.equal(again, expected)
 
 
-def test_every_penalty_says_what_it_is():
-    for penalty in PENALTIES.values():
-        assert penalty.formula and penalty.source.startswith("mixhead eq.") and penalty.weight >= 0
+def test_a_backward_pass_that_failed_leaves_nothing_in_evaluation():
+    made, source = model(checkpoint_activations=True), tokens(padded=True)
+    expected = made.eval()(source)[0]
+    loss, _ = regularized_loss(made.train(), source, WEIGHTS)
+    made.decoder.layers[1].fc1.weight.register_hook(lambda gradient: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    with torch.no_grad():
+        assert torch.equal(made.eval()(source)[0], expected)
+    assert made.decoder.layers[0].self_attn.hook is None
+
+
+def test_the_outputs_alone_cannot_be_differentiated():
+    made, source = model(), tokens()
+    real = {"encoder": source.ne(PAD), "decoder": source.ne(PAD)}
+    with RegularizedPass(made, WEIGHTS, real):
+        outputs = made(source)[0]
+    with pytest.raises(RuntimeError, match="without its loss"):
+        outputs.sum().backward()
+
+
+def test_a_loss_in_half_precision_is_added_to_in_float32():
+    loss = torch.tensor(30_000.0, dtype=torch.float16, requires_grad=True)
+    regularized = RegularizedPass(torch.nn.Identity(), {"orthogonal": 1.0}, {})
+    regularized.values["orthogonal"] = torch.tensor(20.0)
+    total = regularized.add_to(loss, 4096)
+    assert float(total) == 30_000 + 20 * 4096  # more than float16 can hold
+    total.backward()
+    assert loss.grad.dtype == torch.float16
+
+
+def test_penalties_act_where_they_can():
+    acting = {
+        mixing: [name for name in PENALTIES if PENALTIES[name].acts_on(MixheadAttention(8, heads, head_mixing=mixing))]
+        for mixing, heads in (("none", 2), ("average", 2), ("position-wise", 2), ("position-independent", 1))
+    }
+    assert acting == {
+        "none": ["rank"],
+        "average": ["rank"],
+        "position-wise": ["orthogonal", "rank"],
+        "position-independent": ["orthogonal"],
+    }

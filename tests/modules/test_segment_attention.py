@@ -6,13 +6,12 @@ import torch
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from mixhead_plugin.ops import NORMALIZERS
+from tests.covering import covering
 from tests.helpers import shake
+from tests.modules.definition import check_half_precision, finish, heads
 
 C, H, D, B, M, N = 6, 3, 5, 2, 3, 4
-GAIN = 2  # where the distances of learned gains end
-
-every_normalizer = pytest.mark.parametrize("normalizer", NORMALIZERS)
-every_mixing = pytest.mark.parametrize("mixing", HEAD_MIXINGS)
+GAIN = 2  # the farthest distance of learned gains
 
 
 def module(normalizer="softmax", mixing="position-wise", **options):
@@ -29,85 +28,61 @@ def inputs(memory=M, n=N):
 
 
 def by_definition(attention, x, memory, positions, u, v, span=None):
-    """One score after the other, as they are written in the paper."""
-    source = torch.cat([memory, x])
-    n, past = x.size(0), memory.size(0)
-    outputs = []
-    for b in range(B):
-        query = attention.q_proj(x[:, b]).view(n, H, D)
-        key = attention.k_proj(source[:, b]).view(past + n, H, D)
-        value = attention.v_proj(source[:, b]).view(past + n, H, D)
-        rows = []
-        for t in range(n):
-            scores = torch.full((H, past + n), -math.inf, dtype=torch.float64)
-            for k in range(past + n):
-                distance = past + t - k
-                if distance < 0 or (span is not None and distance >= span):
-                    continue
-                r = attention.position_proj(positions[past + n - 1 - distance]).view(H, D)
-                for h in range(H):
-                    content = (query[t, h] + u[h]) @ key[k, h]
-                    scores[h, k] = (content + (query[t, h] + v[h]) @ r[h]) / math.sqrt(D)
-            weights = NORMALIZERS[attention.normalizer].weights(scores)
-            if attention.relative_gain is not None:
-                offsets = (torch.arange(past + n) - past - t).clamp(-GAIN, GAIN) + GAIN
-                weights = weights * attention.relative_gain.weight[:, offsets]
-            matrix = torch.eye(H, dtype=torch.float64)
-            if attention.head_mixing_kind == "position-wise":
-                matrix = query[t] @ attention.head_mixing.query_weight + attention.head_mixing.bias
-            elif attention.head_mixing is not None:
-                matrix = attention.head_mixing.weight
-            mixed = matrix.T @ weights  # row i: the sum over j of M[j, i] P_j
-            rows.append(torch.stack([mixed[h] @ value[:, h] for h in range(H)]).flatten())
-        outputs.append(attention.out_proj(torch.stack(rows)))
-    return torch.stack(outputs, 1)
+    """Compute one score after the other, as they are written in the paper."""
+    source, past = torch.cat([memory, x]), memory.size(0)
+    query, key = heads(attention.q_proj(x), H), heads(attention.k_proj(source), H)
+    r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)  # [H, Nk, D], the last at distance 0
+    hidden = torch.ones(x.size(0), source.size(0), dtype=torch.bool)
+    scores = x.new_zeros(B, H, *hidden.shape)
+    for t in range(x.size(0)):
+        for k in range(past + t + 1 if span is None else span):
+            distance = past + t - k if span is None else k
+            k = past + t - distance
+            if k < 0:
+                continue
+            content = ((query[:, :, t] + u) * key[:, :, k]).sum(-1)
+            position = ((query[:, :, t] + v) * r[:, -1 - distance]).sum(-1)
+            scores[:, :, t, k] = (content + position) / math.sqrt(D)
+            hidden[t, k] = False
+    return finish(attention, scores, hidden, heads(attention.v_proj(source), H), query)[0]
 
 
 def mask_of(x, memory, span=None):
     return segment_mask(x.size(0), x.size(0) + memory.size(0), span, x)
 
 
-@every_mixing
-@every_normalizer
-def test_output_and_gradients_are_those_of_the_definition(normalizer, mixing):
-    attention, tensors = module(normalizer, mixing), inputs()
-    x, memory, *others = tensors
+@covering(
+    normalizer=NORMALIZERS,
+    mixing=HEAD_MIXINGS,
+    impl=["auto", "blockwise", "reference"],
+    span=[None, 3],
+    gain=[0, GAIN],
+    sizes=[(M, N), (7, 6)],
+)
+def test_output_and_gradients_are_those_of_the_definition(normalizer, mixing, impl, span, gain, sizes):
+    attention, tensors = module(normalizer, mixing, impl=impl, relative_gain=gain), inputs(*sizes)
     sources = [*tensors, *attention.parameters()]
-    expected = by_definition(attention, *tensors)
-    out = attention(x, memory, *others, attn_mask=mask_of(x, memory))
+    expected = by_definition(attention, *tensors, span=span)
+    out = attention(*tensors, attn_mask=mask_of(*tensors[:2], span))
     torch.testing.assert_close(out, expected)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
-    wanted = torch.autograd.grad((expected * weight).sum(), sources)
-    for i, gradient in enumerate(torch.autograd.grad((out * weight).sum(), sources)):
+    found, wanted = (torch.autograd.grad((result * weight).sum(), sources) for result in (out, expected))
+    for i, gradient in enumerate(found):
         torch.testing.assert_close(gradient, wanted[i], msg=str(i))
         assert gradient.abs().max() > 0
 
 
-def test_the_gradient_is_the_slope():
-    attention = module("sigsoftmax")
-    x, memory, *others = inputs()
-    mask = mask_of(x, memory)
-    assert torch.autograd.gradcheck(lambda *a: attention(*a, attn_mask=mask), (x, memory, *others))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(dtype):
+    tensors = [tensor.detach() for tensor in inputs()]
+    found = lambda attention, *tensors: attention(*tensors, attn_mask=mask_of(*tensors[:2]))  # noqa: E731
+    check_half_precision(found, by_definition, module(), tensors, dtype)
 
 
-@pytest.mark.parametrize("impl", ["auto", "blockwise", "reference"])
-@pytest.mark.parametrize("span", [None, 3])
-@pytest.mark.parametrize("gain", [0, GAIN])
-def test_every_implementation_sees_the_same(impl, span, gain):
-    attention, tensors = module(impl=impl, relative_gain=gain), inputs(memory=7, n=6)
-    out = attention(*tensors, attn_mask=mask_of(*tensors[:2], span))
-    torch.testing.assert_close(out, by_definition(attention, *tensors, span=span))
-
-
-def test_autocast_leaves_room_for_float32_biases():
-    attention = module().float()
-    tensors = [tensor.float() for tensor in inputs()]
-    mask = mask_of(*tensors[:2])
-    expected = attention(*tensors, attn_mask=mask)
+def test_autocast_takes_the_float32_biases():
+    attention, tensors = module().float(), [tensor.float() for tensor in inputs()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(*tensors, attn_mask=mask)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), expected, rtol=0.1, atol=0.1 * float(expected.detach().abs().max()))
+        assert attention(*tensors, attn_mask=mask_of(*tensors[:2])).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("limit", [2, 4, 20])

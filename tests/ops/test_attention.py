@@ -1,279 +1,239 @@
+"""Laws of every implementation on the CPU; the kernels of a GPU have tests of their own."""
+
 import subprocess
 import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, implementation_problem
-from mixhead_plugin.ops.blockwise import blockwise_attention
+from mixhead_plugin.ops.inputs import AttentionInputs
+from tests.covering import covering
+from tests.ops import calls, definitions
+from tests.ops.calls import DISTANCES, MASKS, MIXINGS, NK, NQ, SHAPES, B, D, H, assert_same, blocks, outcome, tensors
+from tests.ops.definitions import INF
 
-INF = float("inf")
-B, H, NQ, NK, D, DV = 2, 3, 4, 6, 5, 7
+IMPLS = ["auto", "reference", "blockwise"]
+# Threads and scores in a block: blocks of some queries of some heads, and of several sentences.
+WAYS = {"auto": (1, 2**18), "reference": (1, 2**18), "blocks of 64": (2, 2**6), "blocks of 1024": (3, 2**10)}
 
-# The kernels of a GPU have tests of their own, in the types that they have.
-USABLE = [name for name in IMPLEMENTATIONS if name != "triton" and not implementation_problem(name)]
-every_impl = pytest.mark.parametrize("impl", ["auto", *USABLE])
-every_normalizer = pytest.mark.parametrize("normalizer", NORMALIZERS)
-every_mixing = pytest.mark.parametrize(
-    "mixing_shape", [None, (H, H), (B, NQ, H, H)], ids=["none", "shared", "per query"]
+
+def compute(tensors, way, **options):
+    with blocks(*WAYS[way]):
+        return outcome(tensors, impl=way if way in IMPLS else "blockwise", **options)
+
+
+@covering(way=WAYS, normalizer=NORMALIZERS, mixing=MIXINGS, masks=MASKS)
+def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(way, normalizer, mixing, masks):
+    given, options = tensors(mixing), {"normalizer": normalizer, **MASKS[masks]()}
+    assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
+
+
+@covering(way=WAYS, normalizer=NORMALIZERS, mixing=["none", *SHAPES], distances=DISTANCES)
+def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixing, distances):
+    given = tensors(mixing, distances)
+    options = {"causal": True, "key_padding_mask": calls.hole(), "attn_mask": torch.randn(1, 1, NK)}
+    options["normalizer"] = normalizer
+    assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
+
+
+@covering(
+    way=WAYS,
+    mixing=MIXINGS,
+    distances=DISTANCES,
+    sizes=[(1, 9), (9, 1), (13, 13), (13, 6), (6, 13), (0, 4), (4, 0), (0, 0)],
 )
+def test_any_number_of_queries_and_keys(way, mixing, distances, sizes):
+    given = tensors(mixing, distances, n_queries=sizes[0], n_keys=sizes[1])
+    assert_same(compute(given, way, causal=True), outcome(given, definitions.attention, causal=True))
 
 
-def tensors(dtype=torch.float64, mixing_shape=None, n_queries=NQ, n_keys=NK):
-    q = torch.randn(B, H, n_queries, D, dtype=dtype)
-    k = torch.randn(B, H, n_keys, D, dtype=dtype)
-    v = torch.randn(B, H, n_keys, DV, dtype=dtype)
-    mixing = None if mixing_shape is None else torch.randn(mixing_shape, dtype=dtype)
-    return q, k, v, mixing
+@covering(way=WAYS, mixing=MIXINGS)
+def test_a_batch_without_sentences_is_no_error(way, mixing):
+    assert all(value.abs().sum() == 0 for value in compute(tensors(mixing, batch=0), way).values())
 
 
-def by_hand(q, k, v, *, normalizer, mixing=None, causal=False, attn_mask=None, key_padding_mask=None, scale=None):
-    """design.md's equations, one query, head and key at a time."""
-    (batch, heads, n_queries, head_dim), n_keys = q.shape, k.shape[2]
-    scale = head_dim**-0.5 if scale is None else scale
-    out = torch.zeros(batch, heads, n_queries, v.shape[3], dtype=q.dtype)
-    for b in range(batch):
-        for t in range(n_queries):
-            weights = torch.zeros(heads, n_keys, dtype=q.dtype)
-            for j in range(heads):
-                scores = []
-                for s in range(n_keys):
-                    score = scale * (q[b, j, t] @ k[b, j, s])
-                    if attn_mask is not None:
-                        score = score + attn_mask.expand(batch, heads, n_queries, n_keys)[b, j, t, s]
-                    if causal and s > t + (n_keys - n_queries):
-                        score = score - INF
-                    if key_padding_mask is not None and key_padding_mask[b, s]:
-                        score = score - INF
-                    scores.append(score)
-                weights[j] = NORMALIZERS[normalizer].weights(torch.stack(scores))
-            if mixing is not None:
-                m = mixing if mixing.dim() == 2 else mixing[b, t]
-                weights = torch.stack([sum(m[j, i] * weights[j] for j in range(heads)) for i in range(heads)])
-            out[b, :, t] = torch.stack([weights[i] @ v[b, i] for i in range(heads)])
-    return out
+@covering(way=WAYS, shape=[(NQ, NK), (1, H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK), (NQ, 1)], causal=[False, True])
+def test_a_learned_bias_gets_its_gradient_even_where_it_is_zero(way, shape, causal):
+    given = {**tensors("shared"), "attn_mask": torch.zeros(shape, dtype=torch.float64)}
+    expected = outcome(given, definitions.attention, causal=causal)
+    assert expected["attn_mask"].count_nonzero() > 0
+    assert_same(compute(given, way, causal=causal), expected)
 
 
-@every_impl
-@every_mixing
-@every_normalizer
-@pytest.mark.parametrize("causal", [False, True])
-def test_it_is_the_equations(impl, normalizer, mixing_shape, causal):
-    q, k, v, mixing = tensors(mixing_shape=mixing_shape)
-    padding = torch.tensor([[False] * NK, [True, False, False, False, True, True]])
-    bias = torch.randn(H, NQ, NK, dtype=torch.float64)
-    bias[0, 1, 2] = -INF
-    arguments = dict(normalizer=normalizer, mixing=mixing, causal=causal, attn_mask=bias, key_padding_mask=padding)
-    torch.testing.assert_close(attention(q, k, v, impl=impl, **arguments), by_hand(q, k, v, **arguments))
+@covering(way=WAYS, mixing=MIXINGS, normalizer=NORMALIZERS, distances=["none", "past and gain"], dropout_p=[0.0, 0.3])
+def test_gradients_are_those_of_finite_differences(way, mixing, normalizer, distances, dropout_p):
+    given = tensors(mixing, distances, n_queries=4, n_keys=5, batch=2)
+    given["attn_mask"] = torch.randn(1, H, 4, 5, dtype=torch.float64)
+
+    def function(*values):
+        torch.manual_seed(7)  # the same dropout each time
+        options = dict(normalizer=normalizer, causal=True, dropout_p=dropout_p)
+        return calls.run(dict(zip(given, values)), impl=way if way in IMPLS else "blockwise", **options)
+
+    with blocks(*WAYS[way]):
+        torch.autograd.gradcheck(function, [t.requires_grad_() for t in given.values()], fast_mode=True)
 
 
-@every_impl
-@every_mixing
-@every_normalizer
-def test_gradients_are_those_of_finite_differences(impl, normalizer, mixing_shape):
-    inputs = [t.requires_grad_() if t is not None else None for t in tensors(mixing_shape=mixing_shape)]
-
-    def run(q, k, v, mixing=None):
-        return attention(q, k, v, mixing=mixing, normalizer=normalizer, causal=True, impl=impl)
-
-    # of the reference entry by entry; of what is compared with it, along random directions: a tenth of the time
-    torch.autograd.gradcheck(run, [t for t in inputs if t is not None], fast_mode=impl != "reference")
-
-
-@every_impl
-@every_normalizer
-@pytest.mark.parametrize("n_queries, n_keys", [(1, 1), (1, 6), (6, 6), (4, 6), (6, 4)])
-def test_a_causal_query_sees_the_past_only(impl, normalizer, n_queries, n_keys):
-    q, k, v, _ = tensors(n_queries=n_queries, n_keys=n_keys)
-    before = attention(q, k, v, normalizer=normalizer, causal=True, impl=impl)
-    for t in range(n_queries):
-        seen = max(0, t + n_keys - n_queries + 1)
-        other_k, other_v = k.clone(), v.clone()
-        other_k[:, :, seen:] = torch.randn_like(k[:, :, seen:])
-        other_v[:, :, seen:] = torch.randn_like(v[:, :, seen:])
-        after = attention(q, other_k, other_v, normalizer=normalizer, causal=True, impl=impl)
-        torch.testing.assert_close(after[:, :, t], before[:, :, t])
-        if seen == 0:
-            assert (before[:, :, t] == 0).all()
-
-
-@every_impl
-@every_mixing
-@every_normalizer
-def test_padding_changes_nothing(impl, normalizer, mixing_shape):
-    q, k, v, mixing = tensors(mixing_shape=mixing_shape)
-    arguments = dict(normalizer=normalizer, mixing=mixing, impl=impl)
-    short = attention(q, k, v, **arguments)
-    padded_k = torch.cat([k, 100 * torch.randn(B, H, 3, D, dtype=k.dtype)], dim=2)
-    padded_v = torch.cat([v, 100 * torch.randn(B, H, 3, DV, dtype=v.dtype)], dim=2)
-    padding = torch.arange(NK + 3).expand(B, -1) >= NK
-    torch.testing.assert_close(attention(q, padded_k, padded_v, key_padding_mask=padding, **arguments), short)
-
-
-@every_impl
-@every_mixing
-@every_normalizer
-def test_a_query_that_sees_nothing_gives_zero_and_finite_gradients(impl, normalizer, mixing_shape):
-    q, k, v, mixing = tensors(torch.float32, mixing_shape)
-    q.requires_grad_()
-    everything = torch.ones(B, NK, dtype=torch.bool)
-    out = attention(q, k, v, normalizer=normalizer, mixing=mixing, key_padding_mask=everything, impl=impl)
-    assert (out == 0).all()
-    (gradient,) = torch.autograd.grad(out.sum(), q)
-    assert (gradient == 0).all()
-
-
-@every_impl
-@every_normalizer
-def test_without_any_key_the_output_is_zero(impl, normalizer):
-    q, k, v, _ = tensors(n_keys=0)
-    assert torch.equal(
-        attention(q, k, v, normalizer=normalizer, causal=True, impl=impl), torch.zeros(B, H, NQ, DV).double()
+@covering(mixing=MIXINGS, distances=["none", "past and gain"])
+def test_the_reference_has_second_derivatives(mixing, distances):
+    given = tensors(mixing, distances, n_queries=3, n_keys=4, batch=1)
+    torch.autograd.gradgradcheck(
+        lambda *values: calls.run(dict(zip(given, values)), impl="reference"),
+        [t.requires_grad_() for t in given.values()],
+        fast_mode=True,
     )
 
 
-@every_impl
-@every_normalizer
-def test_mixing_by_the_identity_is_no_mixing(impl, normalizer):
-    q, k, v, _ = tensors()
-    plain = attention(q, k, v, normalizer=normalizer, impl=impl)
-    mixed = attention(q, k, v, normalizer=normalizer, mixing=torch.eye(H, dtype=q.dtype), impl=impl)
-    torch.testing.assert_close(mixed, plain)
+@covering(
+    way=WAYS,
+    normalizer=NORMALIZERS,
+    mixing=MIXINGS,
+    distances=["none", "past and gain"],
+    dtype=[torch.float16, torch.bfloat16, torch.float32],
+)
+def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, normalizer, mixing, distances, dtype):
+    low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances).items()}  # the formula may not overflow
+    options = {"normalizer": normalizer, "causal": True, "key_padding_mask": calls.hole()}
+    exact = outcome({name: t.double() for name, t in low.items()}, definitions.attention, **options)
+    formula = outcome(low, definitions.attention, **options)
+    for name, value in compute(low, way, **options).items():
+        assert value.dtype == dtype
+        allowed = 2 * (formula[name].double() - exact[name]).abs().max()
+        rounding = torch.finfo(dtype).eps * exact[name].abs().max()
+        assert (value.double() - exact[name]).abs().max() <= allowed + rounding, name
 
 
-def test_plain_softmax_is_torchs():
-    q, k, v, _ = tensors()
-    bias = torch.randn(B, 1, NQ, NK, dtype=q.dtype)
-    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    torch.testing.assert_close(attention(q, k, v, attn_mask=bias), expected)
+@st.composite
+def random_calls(draw):
+    """Tensors and options of any shape, and the size of blocks."""
+    batch, heads, mixed = draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    n_queries, n_keys, size = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 5))
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    shapes = {"query": (batch, heads, n_queries, size), "key": (batch, heads, n_keys, size)}
+    kind = draw(st.sampled_from(MIXINGS))
+    if kind != "none":
+        shapes["mixing"] = (heads, mixed) if kind == "shared" else (batch, n_queries, heads, mixed)
+    shapes["value"] = (batch, heads if kind == "none" else mixed, n_keys, draw(st.integers(1, 5)))
+    if draw(st.booleans()):
+        rows = draw(st.sampled_from([n_keys, n_queries + n_keys - 1]))
+        shapes["relative_query"], shapes["relative_key"] = (batch, heads, n_queries, 2), (heads, rows, 2)
+    if draw(st.booleans()):
+        shapes["gain"] = (heads, n_queries + n_keys - 1)
+    if draw(st.booleans()):
+        full = (batch, heads, n_queries, n_keys)
+        shapes["attn_mask"] = [n if draw(st.booleans()) else 1 for n in full][draw(st.integers(0, 3)) :]
+    given = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    if "attn_mask" in given:
+        hidden = torch.rand(shapes["attn_mask"]) < 0.3
+        given["attn_mask"] = given["attn_mask"].masked_fill(hidden, draw(st.sampled_from([0.0, -INF])))
+    options = {"normalizer": draw(st.sampled_from([*NORMALIZERS])), "causal": draw(st.booleans())}
+    if draw(st.booleans()):
+        options["key_padding_mask"] = torch.rand(batch, n_keys) < draw(st.sampled_from([0.2, 0.6, 1.0]))
+    block = draw(st.sampled_from([1, 32, 256, 2**18])), draw(st.integers(1, 4))
+    return given, options, block
 
 
-@every_impl
-@every_mixing
-@every_normalizer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_lower_precision_is_at_most_twice_as_wrong_as_the_eager_formula(impl, normalizer, mixing_shape, dtype):
-    q, k, v, mixing = tensors(torch.float64, mixing_shape)
-    low = [None if t is None else t.to(dtype) for t in (q, k, v, mixing)]
-    exact = [None if t is None else t.double() for t in low]
-    expected = attention(*exact[:3], normalizer=normalizer, mixing=exact[3], causal=True, impl="reference")
+@pytest.mark.parametrize("examples", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_random_calls_are_the_definition(examples):
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(random_calls())
+    def holds(call):
+        given, options, (scores, queries) = call
+        expected = outcome(given, definitions.attention, **options)
+        with blocks(1, scores, queries):
+            for impl in IMPLS:
+                assert_same(outcome(given, impl=impl, **options), expected, rtol=1e-8, atol=1e-9)
 
-    def eager(q, k, v, mixing):
-        scores = q @ k.transpose(2, 3) * D**-0.5
-        future = torch.ones(NQ, NK, dtype=torch.bool).triu(1 + NK - NQ)
-        weights = NORMALIZERS[normalizer].weights(scores.masked_fill(future, -INF))
-        if mixing is not None:
-            mixing = mixing.expand(B, NQ, H, H)
-            weights = (weights.permute(0, 2, 3, 1) @ mixing).permute(0, 3, 1, 2)
-        return weights @ v
-
-    out = attention(*low[:3], normalizer=normalizer, mixing=low[3], causal=True, impl=impl)
-    assert out.dtype == dtype
-    error = (out.double() - expected).abs().max()
-    eager_error = (eager(*low).double() - expected).abs().max()
-    assert error <= 2 * eager_error + torch.finfo(dtype).eps * expected.abs().max()
+    holds()
 
 
-@every_impl
-@every_normalizer
+@covering(way=WAYS, dtype=[torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lowest", [-1e8, None])
+def test_very_low_scores_are_no_hidden_keys(way, dtype, lowest):
+    """fairseq's encoders hide keys by -1e8: where every key has that, all weigh the same."""
+    lowest = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).min if lowest is None else lowest
+    given = {name: t.to(dtype) for name, t in tensors().items()}
+    given["query"] = 0 * given["query"]  # a float32 score has no place for more beside -1e8
+    mask = torch.full((NQ, NK), -INF, dtype=torch.float64).index_fill(1, torch.tensor([0, 4]), lowest)
+    out = compute(given, way, attn_mask=mask if dtype == torch.float64 else mask.float())["out"]
+    expected = given["value"][:, :, [0, 4]].double().mean(2, keepdim=True).expand(out.shape)
+    torch.testing.assert_close(out.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+@covering(impl=IMPLS, normalizer=NORMALIZERS)
 def test_autocast_does_not_lower_the_precision(impl, normalizer):
-    q, k, v, mixing = tensors(torch.float32, (B, NQ, H, H))
-    expected = attention(q, k, v, normalizer=normalizer, mixing=mixing, impl=impl)
+    given = tensors("per query", dtype=torch.float32)
+    expected = attention(**given, normalizer=normalizer, impl=impl)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(attention(q, k, v, normalizer=normalizer, mixing=mixing, impl=impl), expected)
+        assert torch.equal(attention(**given, normalizer=normalizer, impl=impl), expected)
 
 
-@every_impl
-def test_dropout_comes_after_the_mixing(impl):
+@covering(impl=IMPLS, normalizer=NORMALIZERS, mixing=MIXINGS, distances=DISTANCES)
+def test_on_the_device_meta_there_are_shapes(impl, normalizer, mixing, distances):
+    given = {name: t.to("meta") for name, t in tensors(mixing, distances).items()}
+    masks = {"attn_mask": calls.future().to("meta"), "key_padding_mask": calls.hole().to("meta"), "causal": True}
+    for name, value in outcome(given, impl=impl, normalizer=normalizer, dropout_p=0.1, **masks).items():
+        assert value.device.type == "meta"
+        assert value.shape == (given[name].shape if name != "out" else (B, H, NQ, calls.DV))
+
+
+@covering(impl=IMPLS, mixing=MIXINGS)
+def test_dropout_comes_after_the_mixing(impl, mixing):
     """With V the identity, the output is the dropped and mixed weights: each is 0 or the mixed weight / (1 - p)."""
     n = 64
-    q, k = torch.randn(2, B, H, n, D)
-    v = torch.eye(n).expand(B, H, n, n).contiguous()
-    mixing = torch.randn(H, H)
-    whole = attention(q, k, v, mixing=mixing, impl=impl)
-    dropped = attention(q, k, v, mixing=mixing, dropout_p=0.25, impl=impl)
+    given = {**tensors(mixing, n_queries=n, n_keys=n), "value": torch.eye(n).double().expand(B, H, n, n).contiguous()}
+    whole, dropped = (attention(**given, dropout_p=p, impl=impl) for p in (0.0, 0.25))
     zero = dropped == 0
     torch.testing.assert_close(dropped[~zero], whole[~zero] / 0.75)
-    assert abs(zero.float().mean().item() - 0.25) < 0.01
+    assert abs(zero.double().mean().item() - 0.25) < 0.01
 
 
-@every_impl
-def test_dropout_repeats_with_the_seed(impl):
-    q, k, v, mixing = tensors(mixing_shape=(H, H))
-    runs = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        runs.append(attention(q, k, v, mixing=mixing, dropout_p=0.5, impl=impl))
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
+@covering(mixing=MIXINGS, n_keys=[3, NK])
+def test_auto_drops_the_same_with_and_without_gradients(mixing, n_keys):
+    """Activation checkpointing computes the output without them and again with them."""
+    given, outputs = tensors(mixing, n_keys=n_keys), []
+    for learning in (False, True):
+        torch.manual_seed(4)
+        with torch.set_grad_enabled(learning):
+            outputs.append(attention(**{n: t.requires_grad_(learning) for n, t in given.items()}, dropout_p=0.5))
+    assert torch.equal(*outputs)
 
 
-def lowest(dtype):
-    return torch.full((NQ, NK), -INF, dtype=dtype).index_fill(1, torch.tensor([0, 4]), torch.finfo(dtype).min)
-
-
-ADDITIVE = {
-    "a number": torch.tensor(0.5),
-    "keys": torch.tensor([0.0, -1.0, 2.0, -INF, 0.0, 1.0]),
-    "queries": torch.randn(NQ, 1),
-    "queries and keys": torch.randn(NQ, NK),
-    "heads": torch.randn(H, NQ, NK),
-    "sentences": torch.randn(B, 1, 1, NK),
-    "all hidden": torch.full((NQ, NK), -INF),
-    "some rows hidden": torch.zeros(NQ, NK).index_fill(0, torch.tensor([1]), -INF),
-    "very low": torch.full((NQ, NK), -1e8),  # as fairseq's encoders hide keys
-    "lowest": lowest(torch.float32),
-    "float64": torch.randn(NQ, NK).double(),
-    "lowest of float64": lowest(torch.float64),
-    "half": torch.randn(NQ, NK).half(),
-}
-
-
-@every_impl
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("mask", ADDITIVE)
-def test_every_additive_mask_is_the_formula(impl, mask, dtype):
-    q, k, v, _ = tensors(dtype)
-    v = v[..., :D].contiguous()
-    bias = ADDITIVE[mask].to(torch.float32 if dtype != torch.float64 else torch.float64)  # as the scores
-    expected = by_hand(q.double(), k.double(), v.double(), normalizer="softmax", attn_mask=bias.double())
-    got = attention(q, k, v, attn_mask=ADDITIVE[mask], impl=impl)
-    # -1e8 leaves a float32 score no more than multiples of 8
-    low = mask in ("very low", "lowest")
-    if low and dtype != torch.float64:
-        expected = by_hand(*(t.double() for t in (0 * q, k, v)), normalizer="softmax", attn_mask=bias.double())
-    tolerance = 4 * torch.finfo(dtype).eps if not low else 1e-2
-    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=8 * tolerance)
-
-
-@every_impl
-@every_mixing
-@pytest.mark.parametrize("sizes", [(0, 3, 4, 6), (2, 0, 4, 6), (2, 3, 0, 6), (2, 3, 4, 0)])
-def test_nothing_gives_nothing(impl, mixing_shape, sizes):
-    b, h, n_queries, n_keys = sizes
-    q, k, v = torch.randn(b, h, n_queries, D), torch.randn(b, h, n_keys, D), torch.randn(b, h, n_keys, DV)
-    mixing = {None: None, (H, H): torch.randn(h, h), (B, NQ, H, H): torch.randn(b, n_queries, h, h)}[mixing_shape]
-    out = attention(
-        q,
-        k,
-        v.requires_grad_(),
-        mixing=mixing,
-        attn_mask=torch.zeros(n_queries, n_keys),
-        key_padding_mask=torch.zeros(b, n_keys, dtype=torch.bool),
-        impl=impl,
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS)
+def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing):
+    given = tensors(mixing)
+    query, tangent = given.pop("query"), torch.randn(B, H, NQ, D, dtype=torch.float64)
+    (out, found), (_, expected) = (
+        torch.func.jvp(
+            lambda q, impl=impl: attention(q, **given, normalizer=normalizer, impl=impl), (query,), (tangent,)
+        )
+        for impl in ("auto", "reference")
     )
-    assert torch.equal(out, torch.zeros(b, h, n_queries, DV))
-    out.sum().backward()
-    assert torch.equal(v.grad, torch.zeros_like(v))
+    assert out.shape == found.shape and found.abs().max() > 0
+    torch.testing.assert_close(found, expected)
 
 
-LEARNED = torch.zeros(1, 8, requires_grad=True)
+def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
+    shapes = {"query": (n_queries, head_dim), "key": (8, head_dim), "value": (8, value_dim or head_dim)}
+    given = {name: torch.zeros(1, 2, *shape, device=device) for name, shape in shapes.items()}
+    settings = dict(normalizer="softmax", causal=False, dropout_p=0.0, scale=1.0, **given)
+    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | settings | changes)
+
+
 PADDING = torch.zeros(1, 8, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    "arguments, chosen",
+    "changes, chosen",
     [
         (dict(), "fused"),
         (dict(causal=True), "fused"),
@@ -281,7 +241,7 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
         (dict(attn_mask=torch.zeros(8, 8)), "fused"),
         # on a CPU, torch would write all weights out
         (dict(dropout_p=0.1), "blockwise"),
-        (dict(attn_mask=LEARNED), "blockwise"),
+        (dict(attn_mask=torch.zeros(1, 8, requires_grad=True)), "blockwise"),
         (dict(value_dim=5), "blockwise"),
         (dict(causal=True, key_padding_mask=PADDING), "blockwise"),
         (dict(normalizer="sigsoftmax"), "blockwise"),
@@ -290,89 +250,75 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
         (dict(n_queries=1), "reference"),
         (dict(mixing=torch.eye(2), head_dim=8), "reference"),
         (dict(dropout_p=0.1, head_dim=8), "reference"),
+        (dict(device="meta"), "reference"),
     ],
 )
-def test_auto_takes_the_shortest_way(monkeypatch, arguments, chosen):
-    taken = []
-    for place, name in (
-        (api, "reference_attention"),
-        (api, "blockwise_attention"),
-        (api.fused, "fused_attention"),
-    ):
-        function = getattr(place, name)
-        monkeypatch.setattr(place, name, lambda *a, f=function, n=name, **k: taken.append(n) or f(*a, **k))
-    arguments = dict(arguments)
-    head_dim = arguments.pop("head_dim", 4)
-    q = torch.randn(1, 2, arguments.pop("n_queries", 8), head_dim)
-    k = torch.randn(1, 2, 8, head_dim)
-    v = torch.randn(1, 2, 8, arguments.pop("value_dim", head_dim))
-    attention(q, k, v, **arguments)
-    assert taken == [f"{chosen}_attention"]
+def test_auto_takes_the_shortest_way(changes, chosen):
+    assert api._fastest(inputs(**changes)) == chosen
 
 
 @pytest.mark.parametrize(
-    "on_machine, for_call, chosen",
-    [("", "", api.triton.triton_attention), ("none there", "", blockwise_attention), ("", "no", blockwise_attention)],
+    "on_machine, for_call, chosen", [("", "", "triton"), ("none there", "", "blockwise"), ("", "no", "blockwise")]
 )
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, on_machine, for_call, chosen):
     monkeypatch.setattr(api.triton, "machine_problem", lambda: on_machine)
-    monkeypatch.setattr(api.triton, "problem", lambda *a, **k: for_call)
-    q = torch.empty(1, 2, 8, 4, device="meta")  # any device but a CPU
-    options = dict(normalizer="l2", mixing=None, causal=True, attn_mask=None, key_padding_mask=None, dropout_p=0.0)
-    assert api._fastest(q, q, q, {**options, "relative": None, "gain": None}) is chosen
-    on_cpu = torch.empty(1, 2, 8, 4)
-    assert api._fastest(on_cpu, on_cpu, on_cpu, {**options, "relative": None, "gain": None}) is blockwise_attention
+    monkeypatch.setattr(api.triton, "problem", lambda **arguments: for_call)
+    on_gpu = inputs(normalizer="l2")
+    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
+    assert api._fastest(on_gpu) == chosen
+    assert api._fastest(inputs(normalizer="l2")) == "blockwise"
 
 
-@every_mixing
-@pytest.mark.parametrize("n_keys", [3, NK])
-def test_auto_drops_the_same_with_and_without_gradients(mixing_shape, n_keys):
-    """Activation checkpointing computes the output without them and again with them."""
-    q, k, v, mixing = tensors(mixing_shape=mixing_shape, n_keys=n_keys)
-    outputs = []
-    for learning in (False, True):
-        torch.manual_seed(4)
-        with torch.set_grad_enabled(learning):
-            outputs.append(attention(q.requires_grad_(learning), k, v, mixing=mixing, dropout_p=0.5).detach())
-    assert torch.equal(*outputs)
+class _Elsewhere:
+    """A tensor's shape and dtype on a device that this machine lacks."""
+
+    def __init__(self, tensor):
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, torch.device("cuda")
 
 
-def wrong(**changes):
-    q, k, v, _ = tensors()
-    return {"query": q, "key": k, "value": v, **changes}
+WRONG = {
+    "normalizer": dict(normalizer="max"),
+    "impl": dict(impl="fast"),
+    "dropout_p": dict(dropout_p=1.5),
+    "query": dict(query=torch.zeros(2, 3).double()),
+    "query of integers": dict(query=torch.zeros(B, H, NQ, D, dtype=torch.long)),
+    "key of another dtype": dict(key=torch.zeros(B, H, NK, D)),
+    "key": dict(key=torch.zeros(B, H, NK, D + 1).double()),
+    "value": dict(value=torch.zeros(B, H, NK + 1, D).double()),
+    "value of other heads": dict(value=torch.zeros(B, H - 1, NK, D).double()),
+    "mixing": dict(mixing=torch.zeros(H, H + 1).double()),
+    "attn_mask of bools": dict(attn_mask=torch.zeros(NQ, NK, dtype=torch.bool)),
+    "attn_mask": dict(attn_mask=torch.zeros(NQ, NK + 1)),
+    "key_padding_mask of floats": dict(key_padding_mask=torch.zeros(B, NK)),
+    "key_padding_mask": dict(key_padding_mask=torch.zeros(B, NQ).bool()),
+    "gain of integers": dict(gain=torch.zeros(H, NQ + NK - 1, dtype=torch.long)),
+}
 
 
-@pytest.mark.parametrize(
-    "arguments, error, message",
-    [
-        (dict(normalizer="max"), ValueError, "normalizer 'max': must be one of softmax, sigsoftmax"),
-        (dict(impl="fast"), ValueError, "impl 'fast': must be one of auto, reference"),
-        (dict(query=torch.zeros(2, 3)), ValueError, r"query \[2, 3\]: must be"),
-        (dict(query=torch.zeros(B, H, NQ, D)), TypeError, "key is torch.float64"),
-        (dict(query=torch.zeros(B, H, NQ, D, dtype=torch.long)), TypeError, "query is torch.int64"),
-        (dict(key=torch.zeros(B, H, NK, D + 1).double()), ValueError, "key .* does not fit query"),
-        (dict(value=torch.zeros(B, H, NK + 1, D).double()), ValueError, "value .* does not fit key"),
-        (
-            dict(mixing=torch.zeros(H, H + 1).double()),
-            ValueError,
-            r"mixing \[3, 4\]: must be \[3, 3\] or \[2, 4, 3, 3\]",
-        ),
-        (dict(attn_mask=torch.zeros(NQ, NK, dtype=torch.bool)), TypeError, "attn_mask is torch.bool"),
-        (dict(attn_mask=torch.zeros(NQ, NK + 1)), ValueError, "attn_mask .* broadcastable"),
-        (dict(key_padding_mask=torch.zeros(B, NK)), TypeError, "key_padding_mask is torch.float32"),
-        (dict(key_padding_mask=torch.zeros(B, NQ).bool()), ValueError, "key_padding_mask .* must be"),
-        (dict(dropout_p=1.5), ValueError, "dropout_p 1.5"),
-    ],
-)
-def test_wrong_arguments_are_refused_by_name(arguments, error, message):
-    with pytest.raises(error, match=message):
-        attention(**wrong(**arguments))
+def must_refuse(name, arguments):
+    with pytest.raises((ValueError, TypeError)) as error:
+        calls.run(arguments)
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_arguments_are_refused_by_name(case):
+    must_refuse(case.split()[0], {**tensors(), **WRONG[case]})
+
+
+@pytest.mark.parametrize("name", ["gain", "relative_query", "relative_key"])
+@pytest.mark.parametrize("cut", [lambda t: t[..., :-1], lambda t: t[:, :-1], lambda t: t[:-1], lambda t: t[0]])
+def test_shapes_by_distance_that_do_not_fit_are_refused(name, cut):
+    given = tensors(distances="past and gain")
+    must_refuse(name.split("_")[0], {**given, name: cut(given[name])})
+    if name != "gain":
+        must_refuse(name.replace("_", "."), {**given, name: given[name].float()})
 
 
 @pytest.mark.parametrize("impl", [name for name in IMPLEMENTATIONS if implementation_problem(name)])
 def test_an_explicit_choice_that_cannot_serve_raises_with_the_reason(impl):
     with pytest.raises(RuntimeError, match=f"impl '{impl}': .*usable here: auto, reference"):
-        attention(**wrong(), impl=impl)
+        attention(**tensors(), impl=impl)
 
 
 def test_the_package_works_without_fairseq():
@@ -387,41 +333,3 @@ def test_the_package_works_without_fairseq():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.strip() == "(1, 2, 3, 4)", result.stderr
-
-
-@every_impl
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_rectangular_mixing_is_part_of_a_square_one(impl, shared):
-    """Mixed heads that are cut off change nothing for the others, nor do source heads that nobody takes anything of."""
-    q, k, v, mixing = tensors(mixing_shape=(H, H) if shared else (B, NQ, H, H))
-    mixing[..., 1, :] = 0
-    every = attention(q, k, v, mixing=mixing, causal=True, impl=impl)
-    sources, mixed = [0, 2], [2, 0]
-    part = attention(
-        q[:, sources], k[:, sources], v[:, mixed], mixing=mixing[..., sources, :][..., mixed], causal=True, impl=impl
-    )
-    torch.testing.assert_close(part, every[:, mixed])
-
-
-def test_a_mixing_that_does_not_fit_the_values_is_refused():
-    q, k, v, mixing = tensors(mixing_shape=(H, H))
-    with pytest.raises(ValueError, match=r"mixing .* must be"):
-        attention(q, k, v, mixing=mixing[:, 1:])
-    with pytest.raises(ValueError, match=r"value .* does not fit"):
-        attention(q, k, v[:, 1:])
-
-
-@every_mixing
-@every_normalizer
-def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing_shape):
-    q, k, v, mixing = tensors(mixing_shape=mixing_shape, n_keys=9)
-    tangent = torch.randn_like(q)
-    results = [
-        torch.func.jvp(
-            lambda q, i=impl: attention(q, k, v, mixing=mixing, normalizer=normalizer, impl=i), (q,), (tangent,)
-        )
-        for impl in ("auto", "reference")
-    ]
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected)
-    assert results[0][1].abs().max() > 0

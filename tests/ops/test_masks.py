@@ -1,19 +1,23 @@
+"""Masks as one tensor and block by block, against masks that are written down here number by number."""
+
 import pytest
 import torch
 
-from mixhead_plugin.ops.masks import BlockMasks, additive_mask
+from mixhead_plugin.ops.blockwise.masks import add_mask_grad
+from mixhead_plugin.ops.blockwise.plan import Plan
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import additive_mask
+from tests.covering import covering
+from tests.ops.calls import blocks
+from tests.ops.definitions import INF
 
-INF = float("inf")
 B, H, NQ, NK = 3, 2, 8, 10
 
 
-def cut(n, size):
-    return [slice(start, min(n, start + size)) for start in range(0, n, size)]
-
-
-def masks(causal=False, attn_mask=None, key_padding_mask=None, n_queries=NQ, n_keys=NK, learned=False):
-    cuts = (cut(B, 2), cut(H, 2), cut(n_queries, 3))
-    return BlockMasks(causal, attn_mask, key_padding_mask, n_queries, n_keys, *cuts, torch.empty(0), learned)
+def inputs(n_queries=NQ, n_keys=NK, **masks):
+    given = {name: torch.zeros(B, H, n, 1) for name, n in (("query", n_queries), ("key", n_keys), ("value", n_keys))}
+    settings = dict(normalizer="softmax", causal=False, dropout_p=0.0, scale=1.0)
+    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | settings | given | masks)
 
 
 def padding():
@@ -23,78 +27,94 @@ def padding():
 
 
 CASES = {
-    "nothing": dict(),
-    "causal": dict(causal=True),
-    "causal, more queries than keys": dict(causal=True, n_keys=5),
-    "padding": dict(key_padding_mask=padding()),
-    "padding, causal": dict(key_padding_mask=padding(), causal=True),
-    "future": dict(attn_mask=torch.full((NQ, NK), -INF).triu(3)),
-    "bias": dict(attn_mask=torch.randn(B, H, NQ, NK)),
-    "bias of keys": dict(attn_mask=torch.randn(1, NK), causal=True),
+    "nothing": dict,
+    "causal": lambda: dict(causal=True),
+    "causal, more queries than keys": lambda: dict(causal=True, n_keys=5),
+    "padding": lambda: dict(key_padding_mask=padding()),
+    "padding, causal": lambda: dict(key_padding_mask=padding(), causal=True),
+    "future": lambda: dict(attn_mask=torch.full((NQ, NK), -INF).triu(3)),
+    "bias": lambda: dict(attn_mask=torch.randn(B, H, NQ, NK)),
+    "bias of keys": lambda: dict(attn_mask=torch.randn(1, NK), causal=True),
 }
 
 
-@pytest.mark.parametrize("learned", [False, True])
+def by_hand(call):
+    """Return the sum of all masks, [B, H, Nq, Nk]."""
+    n_queries, n_keys = call.query.shape[2], call.key.shape[2]
+    mask = torch.zeros(B, H, n_queries, n_keys) + (0.0 if call.attn_mask is None else call.attn_mask)
+    for t in range(n_queries):
+        for k in range(n_keys):
+            if call.causal and k > t + n_keys - n_queries:
+                mask[:, :, t, k] = -INF
+            for b in range(B):
+                if call.key_padding_mask is not None and call.key_padding_mask[b, k]:
+                    mask[b, :, t, k] = -INF
+    return mask
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_the_blocks_together_are_the_whole_mask(case, learned):
-    """Every score that no block holds is hidden; the others get what the additive mask says."""
-    arguments = CASES[case]
-    found = masks(**arguments, learned=learned)
-    sizes = {"n_queries": NQ, "n_keys": NK, **arguments}
-    expected = additive_mask(
-        arguments.get("causal", False),
-        arguments.get("attn_mask"),
-        arguments.get("key_padding_mask"),
-        sizes["n_queries"],
-        sizes["n_keys"],
-        torch.device("cpu"),
-        torch.float32,
-    )
-    full = (B, H, sizes["n_queries"], sizes["n_keys"])
-    expected = torch.zeros(full) if expected is None else expected.expand(full)
-    got = torch.full(full, -INF)
-    for block in found.blocks:
-        part = got[block.sentences, block.heads, block.queries, block.keys]
+def test_the_additive_mask_is_the_sum_of_all(case):
+    call = inputs(**CASES[case]())
+    sizes = call.query.shape[2], call.key.shape[2]
+    masks = call.causal, call.attn_mask, call.key_padding_mask
+    found = additive_mask(*masks, *sizes, torch.device("cpu"), torch.float32)
+    expected = by_hand(call)
+    assert torch.equal(torch.zeros_like(expected) if found is None else found.expand_as(expected), expected)
+    assert (found is None) == (case == "nothing")
+
+
+@covering(case=CASES, learned=[False, True], size=[1, 60, 2**18])
+def test_the_blocks_together_are_the_whole_mask(case, learned, size):
+    """Every score that no block holds is hidden."""
+    call = inputs(**CASES[case]())
+    with blocks(1, size, 3):
+        plan = Plan(call, learned)
+    expected = by_hand(call)
+    found = torch.full_like(expected, -INF)
+    for block in plan.blocks:
+        part = found[block.sentences, block.heads, block.queries, block.keys]
         part.zero_()
-        found.add_to(part, block)
-    assert torch.equal(got, expected)
-    assert not found.seen or (expected[..., 0] > -INF).all()
+        plan.masks.add_to(part, block)
+    assert torch.equal(found, expected)
+    assert not plan.masks.seen or (expected[..., 0] > -INF).all()
 
 
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_the_future_is_in_no_block(as_tensor):
     future = torch.full((NQ, NQ), -INF).triu(1)
-    found = masks(**(dict(attn_mask=future) if as_tensor else dict(causal=True)), n_keys=NQ)
-    assert {(block.queries.stop, block.keys.stop) for block in found.blocks} == {(3, 3), (6, 6), (8, 8)}
-    assert found.seen
+    with blocks(1, 1, 3):
+        plan = Plan(inputs(n_keys=NQ, **(dict(attn_mask=future) if as_tensor else dict(causal=True))))
+    assert {(block.queries.stop, block.keys.stop) for block in plan.blocks} == {(3, 3), (6, 6), (8, 8)}
+    assert plan.masks.seen
 
 
 def test_padding_on_either_side_is_in_no_block():
     mask = torch.ones(B, NK, dtype=torch.bool)
     mask[0, 2:5] = mask[1, 3:7] = mask[2, 1:2] = False
-    keys = {(block.sentences.start, block.keys.start, block.keys.stop) for block in masks(key_padding_mask=mask).blocks}
-    assert keys == {(0, 2, 7), (2, 1, 2)}
+    with blocks(1, 2 * H * 3 * NK, 3):  # two sentences in a block
+        plan = Plan(inputs(n_queries=3, key_padding_mask=mask))
+    assert {(b.sentences.start, b.keys.start, b.keys.stop) for b in plan.blocks} == {(0, 2, 7), (2, 1, 2)}
 
 
-@pytest.mark.parametrize("shape", [(NQ, NK), (1, NK), (NQ, 1), (H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK)])
-def test_the_gradient_of_a_bias_is_the_sum_over_its_scores(shape):
-    bias = torch.randn(shape)
-    found = masks(attn_mask=bias, causal=True, learned=True)
-    d_scores = torch.randn(B, H, NQ, NK)
-    got = torch.zeros(bias[(None,) * (4 - bias.dim())].shape)
-    for block in found.blocks:
-        found.add_grad(got, d_scores[block.sentences, block.heads, block.queries, block.keys], block)
-    visible = torch.zeros(B, H, NQ, NK)
-    for block in found.blocks:
-        visible[block.sentences, block.heads, block.queries, block.keys] = 1
-    torch.testing.assert_close(got, (d_scores * visible).sum_to_size(got.shape))
+@covering(shape=[(NQ, NK), (1, NK), (NQ, 1), (H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK)], size=[1, 60, 2**18])
+def test_the_gradient_of_a_bias_is_the_sum_over_its_visible_scores(shape, size):
+    call = inputs(attn_mask=torch.randn(shape), causal=True)
+    with blocks(1, size, 3):
+        plan = Plan(call, True)
+    d_scores = torch.randn(B, H, NQ, NK).masked_fill(by_hand(call) == -INF, 0.0)
+    found = torch.zeros(plan.masks.attn_mask.shape)
+    for block in plan.blocks:
+        add_mask_grad(found, d_scores[block.sentences, block.heads, block.queries, block.keys], block)
+    torch.testing.assert_close(found, d_scores.sum_to_size(found.shape))
 
 
 def test_the_future_of_many_queries_on_few_keys_stays_small():
-    found = BlockMasks(
-        True, None, None, 10**6, 3, [slice(0, 1)], [slice(0, 1)], [slice(0, 10**6)], torch.empty(0), False
-    )
-    scores = torch.zeros(1, 1, 10**6, 3)
-    found.add_to(scores, found.blocks[0])
-    assert (scores[0, 0, : 10**6 - 3] == -INF).all()
+    n, zeros = 10**6, torch.zeros(1, 1, 1, 1)
+    long = inputs(causal=True)._replace(query=zeros.expand(1, 1, n, 1), key=torch.zeros(1, 1, 3, 1))
+    with blocks(1, 3 * n):
+        plan = Plan(long._replace(value=long.key))
+    (block,) = plan.blocks
+    scores = torch.zeros(1, 1, n, 3)
+    plan.masks.add_to(scores, block)
+    assert (scores[0, 0, : n - 3] == -INF).all()
     assert torch.equal(scores[0, 0, -3:], torch.full((3, 3), -INF).triu(1))

@@ -29,21 +29,8 @@ def rank_by_hand(weights):
 def test_a_matrix_is_as_far_from_orthogonal_as_its_columns(heads):
     matrix = torch.randn(heads, heads, dtype=torch.float64)
     assert float(orthogonal_penalty(matrix)) == pytest.approx(orthogonal_by_hand(matrix))
-
-
-@pytest.mark.parametrize(
-    "matrix, distance",
-    [
-        (torch.eye(6), 0.0),
-        (torch.eye(6)[torch.randperm(6)], 0.0),
-        (2 * torch.eye(6), 54.0),
-        (torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))[0], 0.0),
-        (torch.full((6, 6), 1 / 6), 5.0),
-    ],
-    ids=["identity", "permutation", "twice", "rotation", "average"],
-)
-def test_known_distances(matrix, distance):
-    assert float(orthogonal_penalty(matrix)) == pytest.approx(distance, abs=1e-5)
+    rotation = torch.linalg.qr(matrix)[0]
+    assert float(orthogonal_penalty(rotation)) == pytest.approx(0, abs=1e-9)
 
 
 def test_position_wise_is_the_mean_over_real_positions():
@@ -57,14 +44,6 @@ def test_pairs_of_heads_overlap_as_eq_20_says(shape):
     weights = torch.rand(B, H, *shape, dtype=torch.float64).softmax(-1)
     by_hand = sum(rank_by_hand(sentence) for sentence in weights) / B
     torch.testing.assert_close(rank_penalty(weights), by_hand)
-
-
-def test_heads_without_a_common_key_or_query_do_not_overlap():
-    weights = torch.zeros(1, 2, 4, 4)
-    weights[0, 0, 0, 0] = weights[0, 1, 3, 3] = 1
-    assert float(rank_penalty(weights)) == 0
-    weights[0, 1, 3, 0] = 1  # a common key: ||P_1 P_2^T||^2 = 1
-    assert float(rank_penalty(weights)) == 1
 
 
 PENALTIES = {
@@ -106,10 +85,7 @@ def test_gradients_are_those_of_finite_differences(name):
     penalty, shape, _ = PENALTIES[name]
     tensor = torch.rand(shape, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda values: penalty(values, REAL), tensor)
-
-
-def test_one_matrix_for_all_positions_has_the_gradient_of_finite_differences():
-    assert torch.autograd.gradcheck(orthogonal_penalty, torch.rand(H, H, dtype=torch.float64, requires_grad=True))
+    assert torch.autograd.gradcheck(penalty, tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 # What every training imports, the second two when it parses its flags and builds its optimizer.
-NEEDED = ["fairseq_cli.train", "mixhead_plugin", "hydra.core.override_parser.overrides_parser", "torch._dynamo"]
+NEEDED = ["fairseq_cli.train", "mixhead_plugin.models", "hydra.core.override_parser.overrides_parser", "torch._dynamo"]
 
 
 class End(NamedTuple):
@@ -136,6 +136,8 @@ def _train(arguments: List[str], log: str, fault: Optional[Dict[str, Any]], befo
             sys.addaudithook(_Faults(**fault))
         cli_main()
     except SystemExit as exit:
+        if isinstance(exit.code, str):
+            print(exit.code, file=sys.stderr)
         status = exit.code if isinstance(exit.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())

@@ -13,14 +13,16 @@ import sys
 from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Tuple
 
-from mixhead_plugin.models.bert import BERT_ARCHITECTURES
+from bert.model import BERT_ARCHITECTURES
+
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES
-from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS
+from tests.commands import BERT as BERT_DIR
+from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES, WHOLE_SETS
 from tests.squad import write_data
 from tests.xl import XL_SIZES
 
@@ -478,7 +480,7 @@ KINDS = {
 # ---- drawing ---------------------------------------------------------------------------------------------------------
 
 ALWAYS = "--cpu --num-workers 0 --log-format json --log-interval 1 --no-epoch-checkpoints --max-update 3".split()
-ALWAYS += ["--user-dir", PLUGIN, "--optimizer", "adam", "--lr", "0.01", "--max-tokens", "400"]
+ALWAYS += ["--user-dir", BERT_DIR, "--optimizer", "adam", "--lr", "0.01", "--max-tokens", "400"]
 
 
 class Draw(NamedTuple):
@@ -498,7 +500,7 @@ class Draw(NamedTuple):
     def evaluation(self, data: Path, save: Path) -> List[str]:
         kind = KINDS[self.kind]
         command, *flags = kind.evaluation
-        general = ["--user-dir", PLUGIN, "--path", str(save / "checkpoint_last.pt"), "--cpu", "--num-workers", "0"]
+        general = ["--user-dir", BERT_DIR, "--path", str(save / "checkpoint_last.pt"), "--cpu", "--num-workers", "0"]
         general += ["--log-format", "json", *WHOLE_SETS]
         if kind.data != "text":
             general += ["--max-tokens", "400"]
@@ -621,7 +623,7 @@ class Server:
 
     def __enter__(self) -> "Server":
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SERVER, PLUGIN],
+            [sys.executable, "-W", "ignore", "-c", SERVER, BERT_DIR],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -8,7 +8,8 @@ from fairseq.criterions import CRITERION_REGISTRY
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS
-from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, logged, run
+from tests.commands import BERT as BERT_DIR
+from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES, logged, run
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
 from tests.robustness.workers import train_in_workers
@@ -114,7 +115,7 @@ def test_two_workers_are_one_with_twice_the_update_freq_bit_for_bit(criterion, r
 
 def trained_in(precision, device, data, folder):
     flags = [data, *TASKS["label_smoothed_cross_entropy"].flags, *COMMON, "--criterion", "label_smoothed_cross_entropy"]
-    flags += ["--optimizer", "adam", "--lr", "0.003", "--max-epoch", "6", "--user-dir", PLUGIN, "--save-dir", folder]
+    flags += ["--optimizer", "adam", "--lr", "0.003", "--max-epoch", "6", "--user-dir", BERT_DIR, "--save-dir", folder]
     flags = [flag for flag in flags if flag != "--cpu" or device == "cpu"]
     result = run("fairseq-train", *flags, *precision)
     return [float(log["loss"]) for log in logged(result.stdout + result.stderr)], parameters(folder)

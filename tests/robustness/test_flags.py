@@ -5,12 +5,12 @@ from dataclasses import fields
 
 import pytest
 import torch
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
+from bert.squad_task import SquadTask, SquadTaskConfig
 from fairseq import options
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
-from hydra.core.utils import JobReturn, JobStatus
 
-from mixhead_plugin import reporting
 from mixhead_plugin.criterions.regularized import PenaltyOptions
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel
@@ -20,12 +20,9 @@ from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
-from mixhead_plugin.tasks.bert_pretraining import BertPretrainingConfig, BertPretrainingTask
-from mixhead_plugin.tasks.squad import SquadTask, SquadTaskConfig
 from tests.criterions.cases import CASES, criterion
 from tests.criterions.cases import model as regularized_model
 from tests.helpers import VOCABULARY, build, shake, tokens
-from tests.models.test_bert import build as build_bert
 from tests.robustness import flags
 from tests.robustness.flags import KINDS, REFUSED, TRAINED, Draw, Server, draw, make_data, typed, verdict
 from tests.xl import build_xl, in_windows
@@ -154,7 +151,7 @@ MODELS = {
     "transformer": build,
     "transformer_lm": build,
     "roberta_base": build,
-    "bert_base": build_bert,
+    "bert_base": build,
     "transformer_xl": build_xl,
     "synthesizer_lm": build,
 }
@@ -262,7 +259,7 @@ def test_every_synthesizer_is_another_model():
 
 
 def test_the_epsilon_of_layer_norms_changes_the_output():
-    small, large = (build_bert(layer_norm_eps=eps).eval()(tokens())[0] for eps in (1e-12, 0.1))
+    small, large = (build("mixhead_bert_base", layer_norm_eps=eps).eval()(tokens())[0] for eps in (1e-12, 0.1))
     assert not torch.equal(small, large)
 
 
@@ -494,74 +491,3 @@ def test_odd_weights_of_a_penalty_are_refused(flag, text):
     line = re.escape(f"{flag} {float(text)}: must be a finite number, 0 (off) or more")
     with pytest.raises(OptionError, match=f"^{line}$"):
         criterion("orthogonal_cross_entropy", **{flag[2:].replace("-", "_"): float(text)})
-
-
-# ---- what fairseq says of its own flags ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "error, line",
-    [
-        (
-            Exception("The dataset is empty. This could indicate that"),
-            "data: no batch is left; .*--max-tokens .*--max-positions, .*--required-batch-size-multiple",
-        ),
-        (
-            Exception("AdaptiveLoss is not compatible with the PyTorch version of DistributedDataParallel."),
-            "--criterion adaptive_loss: needs --ddp-backend legacy_ddp",
-        ),
-        (
-            ValueError("Cannot use a fixed learning rate schedule with tri-stage lr. Consider --lr-scheduler=fixed"),
-            "--lr: must be one number with --lr-scheduler tri_stage",
-        ),
-        (ValueError("Unsupported optimizer: FairseqAdagrad"), "--optimizer adagrad: does not go with --memory-effic"),
-        (ImportError("\n\nPlease install the fairscale package:"), ".*--zero-sharding os: need the package fairscale"),
-        (
-            ImportError("No FSDP. Please install fairscale with: pip"),
-            "--ddp-backend fully_sharded, .*fairscale",
-        ),
-        (ImportError("Please install apex to use LAMB optimizer"), "--optimizer lamb: needs the package apex"),
-        (ValueError("--cpu-offload requires --ddp-backend=fully_sharded"), "--cpu-offload: needs --ddp-backend"),
-    ],
-)
-def test_flags_that_fairseq_refuses_are_named_in_one_line(error, line):
-    found = reporting.one_line(error)
-    assert re.match(line, found) and "\n" not in found
-
-
-# ---- fairseq-hydra-train ---------------------------------------------------------------------------------------------
-
-
-def failed_job(error):
-    job = JobReturn(overrides=[], status=JobStatus.FAILED)
-    job.return_value = error
-    return job
-
-
-def test_hydra_shows_a_refusal_as_one_line(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fairseq-hydra-train"])
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    with pytest.raises(SystemExit) as end:
-        failed_job(OptionError("--head-dim 0: must be more")).return_value  # noqa: B018
-    assert end.value.code == 1
-    assert capsys.readouterr().err == "fairseq-hydra-train: error: --head-dim 0: must be more\n"
-
-
-def test_hydra_shows_everything_where_that_is_asked_for(monkeypatch, capsys):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(SystemExit):
-        failed_job(OptionError("--head-dim 0: must be more")).return_value  # noqa: B018
-    *trace, last = capsys.readouterr().err.splitlines()
-    assert "OptionError" in trace[-1] and last.endswith(": error: --head-dim 0: must be more")
-
-
-def test_hydra_keeps_its_way_with_what_is_not_known(capsys):
-    with pytest.raises(KeyError):
-        failed_job(KeyError("what")).return_value  # noqa: B018
-    assert "Error executing job" in capsys.readouterr().err
-
-
-def test_hydra_jobs_that_end_well_give_their_value():
-    job = JobReturn(status=JobStatus.COMPLETED)
-    job.return_value = 3.0
-    assert job.return_value == 3.0

@@ -6,10 +6,8 @@ The probe of the interpreter is real; venv and pip are not, so nothing is instal
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,7 @@ SHELL_SCRIPTS = sorted(
     for pattern in ("scripts/**/*.sh", "examples/**/*.sh", ".ci/run")
     for path in ROOT.glob(pattern)
 )
-TOOLS = ["bash", "cat", "cp", "dirname", "env", "flock", "grep", "mkdir", "rm", "sed", "sleep", "tail", "timeout", "wc"]
+TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sed sha256sum sleep tail timeout wc".split()
 
 # What stands in for the interpreter: `-m venv` makes a folder, everything else is the real one with `patch` applied.
 PYTHON = """#!{bash}
@@ -42,7 +40,6 @@ VENV_PYTHON = """#!{bash}
 echo "$*" >>{calls}
 if [[ "$*" == *"${{FAKE_HANG-no such}}"* ]]; then sleep 30; fi
 if [[ "$*" == *"${{FAKE_FAIL-no such}}"* ]]; then echo "${{FAKE_ERROR-}}"; exit 3; fi
-if [[ "$*" == *summary ]]; then echo "all is well" >"${{@: -1}}"; fi
 """
 
 
@@ -125,7 +122,7 @@ class Checkout:
             "fairseq": "fairseq.txt",
             "packages": "runtime.txt",
             "project": " -e ",
-            "check": "summary",
+            "check": "libbleu",
         }
         return [step for call in self.calls for step, sign in signs.items() if sign in call]
 
@@ -149,14 +146,14 @@ def assert_refused(done, *words):
 
 
 REFUSALS = {
-    "old Python": ("sys.version_info = (3, 8, 18, 'final', 0)", ["3.8.18", ">= 3.11", "PYTHON="]),
+    "old Python": ("sys.version_info = (3, 8, 18, 'final', 0)", ["3.8", ">= 3.11", "PYTHON="]),
     "no headers": (
         "import sysconfig; real = sysconfig.get_path\n"
         "sysconfig.get_path = lambda name: '/no/where' if name == 'include' else real(name)",
         ["/no/where/Python.h", "python3-dev"],
     ),
     "no ensurepip": ("sys.modules['ensurepip'] = None", ["ensurepip", "python3-venv"]),
-    "broken Python": ("raise SystemExit('out of order')", ["does not run", "PYTHON="]),
+    "broken Python": ("raise SystemExit('out of order')", ["out of order", "PYTHON="]),
 }
 
 
@@ -169,22 +166,16 @@ def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(checkout, case)
 
 
 def test_a_missing_interpreter_is_refused(checkout):
-    assert_refused(checkout.run(PYTHON="python9"), "'python9' not found", "PYTHON=")
+    assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
     (checkout.bin / "python3").unlink()
-    assert_refused(checkout.run(), "'python3' not found")
+    assert_refused(checkout.run(), "PYTHON=python3: not found")
 
 
 def test_a_missing_compiler_is_refused(checkout):
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
-    assert_refused(checkout.run(CXX="no-such-compiler -O2"), "CXX is 'no-such-compiler -O2'")
+    assert_refused(checkout.run(CXX="no-such-compiler -O2"), "no-such-compiler -O2")
     assert not (checkout.root / ".venv").exists()
-
-
-@pytest.mark.parametrize("name", ["g++", "clang++", "of my own"])
-def test_any_compiler_will_do(checkout, name):
-    (checkout.bin / "c++").rename(checkout.bin / name.replace(" ", "-"))
-    checkout.set_up(**({"CXX": "of-my-own -O2"} if name == "of my own" else {}))
 
 
 def test_arguments_are_refused(checkout):
@@ -200,15 +191,7 @@ def test_a_second_run_does_nothing(checkout):
     assert [line for line in first.stdout.splitlines() if re.search(r" \d+ s$", line)], "a line with seconds per step"
     second = checkout.set_up()
     assert checkout.calls == []
-    assert "up to date (all is well)" in second.stdout
-
-
-def test_installed_packages_need_neither_compiler_nor_headers(checkout):
-    checkout.set_up()
-    (checkout.bin / "c++").unlink()
-    checkout.set_up()
-    (checkout.root / "scripts/requirements/test.txt").write_text("pytest==0\n")
-    checkout.set_up()
+    assert "up to date" in second.stdout
 
 
 @pytest.mark.parametrize(
@@ -231,29 +214,9 @@ def test_a_changed_pin_redoes_its_step_and_what_rests_on_it(checkout, file, step
     assert checkout.steps == steps
 
 
-def test_triton_is_installed_only_where_there_is_none(checkout):
-    checkout.set_up()
-    assert not any("triton.txt" in call for call in checkout.calls)
-    shutil.rmtree(checkout.root / ".venv")
-    checkout.set_up(FAKE_FAIL='find_spec("triton")')
-    (call,) = [call for call in checkout.calls if "triton.txt" in call]
-    assert "--no-deps" in call, "or pip takes another torch for it"
-
-
-def test_only_the_version_counts_in_the_package(checkout):
-    checkout.set_up()
-    init = checkout.root / "mixhead_plugin" / "__init__.py"
-    init.write_text(init.read_text() + "import argparse\n")
-    checkout.set_up()
-    assert checkout.steps == []
-    init.write_text(init.read_text().replace("1.2.3", "1.2.4"))
-    checkout.set_up()
-    assert checkout.steps == ["project", "check"]
-
-
 def test_a_failed_step_is_named_and_resumed(checkout):
-    failed = checkout.run(FAKE_FAIL="runtime.txt", FAKE_ERROR="NewConnectionError: [Errno -2]")
-    assert_refused(failed, "what fairseq and the tests need", "network", "setup.log")
+    failed = checkout.run(FAKE_FAIL="runtime.txt", FAKE_ERROR="Max retries exceeded")
+    assert_refused(failed, "what fairseq and the tests need", "index", "setup.log")
     checkout.set_up()
     assert checkout.steps == ["packages", "project", "check"]
 
@@ -276,21 +239,6 @@ def test_a_step_that_hangs_is_stopped(checkout):
     assert_refused(checkout.run(FAKE_HANG="pip install", SETUP_TIMEOUT="1"), "torch", "slow network", "SETUP_TIMEOUT")
 
 
-@pytest.mark.skipif(not shutil.which("timeout"), reason="needs timeout(1)")
-def test_an_interrupted_run_leaves_nothing_running_and_is_resumed(checkout):
-    process = checkout.start(FAKE_HANG="fairseq.txt")
-    deadline = time.monotonic() + 30
-    while "fairseq" not in checkout.steps and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)  # SIGINT takes the same way, but is ignored where pytest runs in the background
-    process.communicate(timeout=10)
-    assert process.returncode == 130
-    started = time.monotonic()
-    checkout.set_up()  # would wait for the lock, had the pip of the first run lived on
-    assert time.monotonic() - started < 15
-    assert checkout.steps == ALL_STEPS[3:]
-
-
 @pytest.mark.parametrize("harm", ["interpreter gone", "not ours", "moved"])
 def test_a_broken_or_foreign_venv_is_rebuilt(checkout, harm):
     checkout.set_up()
@@ -301,7 +249,7 @@ def test_a_broken_or_foreign_venv_is_rebuilt(checkout, harm):
         shutil.rmtree(checkout.root / ".venv/.setup")
     else:
         checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
-    assert "rebuilding" in checkout.set_up().stdout
+    checkout.set_up()
     assert checkout.steps == ALL_STEPS
 
 
@@ -346,38 +294,13 @@ def test_choices_are_remembered_until_others_are_made(checkout):
 
 
 def test_the_interpreters_own_torch_is_used(checkout):
-    checkout.patch("importlib.metadata.version = lambda name: '2.11.0+local'")
+    checkout.patch("sys.prefix = sys.base_prefix; importlib.metadata.version = lambda name: '2.11.0+local'")
     done = checkout.set_up()
-    assert "using torch 2.11.0+local" in done.stdout
+    assert "torch 2.11.0+local of" in done.stdout
     assert "--system-site-packages" in checkout.calls[0]
     assert "torch" not in checkout.steps
     checkout.set_up()
     assert checkout.steps == []
-
-
-def test_a_torch_that_does_not_import_is_not_used(checkout):
-    checkout.patch("importlib.metadata.version = lambda name: '2.11.0'")
-    done = checkout.set_up(FAKE_FAIL="-c import torch")
-    assert "cannot be imported" in done.stdout
-    assert "torch" in checkout.steps
-    assert "false" in (checkout.root / ".venv/pyvenv.cfg").read_text()
-    checkout.set_up()
-    assert checkout.steps == []
-
-
-def test_an_old_torch_is_not_used(checkout):
-    checkout.patch("importlib.metadata.version = lambda name: '2.5.1'")
-    checkout.set_up()
-    assert checkout.steps == ALL_STEPS
-
-
-def test_the_callers_pip_settings_do_not_bend_the_environment(checkout):
-    recorder = "#!{bash}\nenv >>'{env}'\n".format(bash=BASH, env=checkout.root.parent / "environment")
-    checkout.program("venv_python", recorder + VENV_PYTHON.format(bash=BASH, calls=f"'{checkout.log}'"))
-    checkout.set_up(PIP_CONSTRAINT="/c", PIP_USER="1", PIP_TARGET="/t", CUDA_HOME="/cuda", PIP_CACHE_DIR="/kept")
-    seen = (checkout.root.parent / "environment").read_text()
-    assert not re.search(r"^(PIP_CONSTRAINT|PIP_USER|PIP_TARGET|CUDA_HOME|PYTHONPATH)=", seen, re.MULTILINE)
-    assert {"PIP_CACHE_DIR=/kept", "PIP_NO_INPUT=1", "MAX_JOBS=2"} <= set(seen.splitlines())
 
 
 # ---- test.sh
@@ -414,29 +337,9 @@ def test_shell_scripts_parse_and_are_executable(script):
     assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!")
 
 
-@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
-@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=str)
-def test_shell_scripts_pass_shellcheck(script):
-    subprocess.run(["shellcheck", "-x", ROOT / script], check=True, cwd=ROOT)
-
-
-def pins():
-    for path in sorted((ROOT / "scripts/requirements").glob("*.txt")):
-        for line in path.read_text().splitlines():
-            if (requirement := line.split("#")[0].strip(" \\")) and not requirement.startswith("--"):
-                yield requirement
-
-
-def test_every_requirement_is_pinned_once():
-    names = [re.fullmatch(r"([\w.-]+)==[\w.]+( ;.*)?", pin).group(1).lower() for pin in pins()]
-    assert len(names) == len(set(names))
-
-
-def test_setup_py_and_the_pins_agree():
-    text = (ROOT / "setup.py").read_text()
-    pinned = set(pins())
-    for requirement in re.findall(r'"([\w.-]+==[\w.]+)"', text):
-        assert requirement in pinned
+def test_shell_scripts_pass_shellcheck():
+    program = Path(sys.executable).parent / "shellcheck"
+    subprocess.run([program, "-S", "warning", *SHELL_SCRIPTS], check=True, cwd=ROOT)
 
 
 def test_metadata_needs_no_import_of_the_package(checkout):

@@ -1,7 +1,7 @@
 """Beam search as the published Mixhead code does it; for a comparison, not for use.
 
-That code mixes heads in the full forward pass alone. So it decodes with a model that was never trained. With this folder
-as --user-dir, `--task unmixed_translation` is fairseq's `translation`, but the decoder's self-attention leaves the
+That code mixes heads in the full forward pass alone, so it decodes with a model that was never trained. With this
+folder as --user-dir, `--task unmixed_translation` is fairseq's `translation`, but the decoder's self-attention leaves the
 mixing out of each step. The encoder mixes.
 """
 
@@ -11,11 +11,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from fairseq.tasks import register_task  # noqa: E402
-from fairseq.tasks.translation import TranslationConfig, TranslationTask  # noqa: E402
+from fairseq.tasks import register_task
+from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
-import mixhead_plugin  # noqa: E402, F401 (registers the architectures)
-from mixhead_plugin.modules.attention import MixheadAttention  # noqa: E402
+import mixhead_plugin
+from mixhead_plugin.modules.attention import MixheadAttention
+
+mixhead_plugin.register()
 
 
 def unmixed_step_by_step(attention: MixheadAttention) -> None:

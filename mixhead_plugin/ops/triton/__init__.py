@@ -1,4 +1,4 @@
-"""Fused GPU kernels: `problem` says what they cannot do, without importing triton; see triton.md."""
+"""Fused GPU kernels (triton.md). `problem` says what they cannot do and does not import triton."""
 
 import importlib.metadata
 import importlib.util
@@ -14,14 +14,15 @@ from mixhead_plugin.ops.relative import RelativeScores
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter multiplies bfloat16 as integers
 MAX_HEAD_DIM = 256
 MAX_HEADS = 64
 MIN_CAPABILITY = 8
-MIN_VERSION = (3, 6)  # the oldest the kernels were compiled with; what else they need, tl.join and tl.dot, is older
+MIN_VERSION = (3, 6)  # the oldest version that compiled the kernels
 
 
 def _package_problem() -> str:
-    """Why the package triton cannot be used, found without importing it"""
+    """Return why the package triton cannot be used, without importing it."""
     if importlib.util.find_spec("triton") is None:
         return "needs the package triton, which is not installed"
     for name in ("triton", "pytorch-triton", "triton-windows"):
@@ -32,17 +33,14 @@ def _package_problem() -> str:
         if tuple(map(int, re.findall(r"\d+", version)[:2])) >= MIN_VERSION:
             return ""
         return f"needs triton {'.'.join(map(str, MIN_VERSION))} or newer, {version} is installed"
-    return ""  # built by hand: of what version nobody can say
+    return ""  # a build without metadata: assume that it is new enough
 
 
-_PACKAGE_PROBLEM = _package_problem()  # here, where torch.compile need not follow
+_PACKAGE_PROBLEM = _package_problem()  # at import, because torch.compile cannot trace it
 
 
 def machine_problem() -> str:
-    """Why no kernel can run on this machine's current device, in a few words; empty if they can.
-
-    It initialises CUDA, so it is for those who are about to use it, and not for imports.
-    """
+    """Return why no kernel can run on the current device, or an empty string. This initialises CUDA."""
     if _interpreted():
         return _PACKAGE_PROBLEM
     if torch.version.hip is not None:
@@ -53,7 +51,7 @@ def machine_problem() -> str:
 
 
 def _interpreted() -> bool:
-    """Whether triton runs its kernels in Python, on tensors of the CPU: for tests."""
+    """Return True where triton runs its kernels in Python on the CPU, as tests do."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -64,7 +62,6 @@ def _device_problem(type_: str, index: Optional[int]) -> str:
 
 
 def _capability_problem(index: Optional[int]) -> str:
-    """Of a CUDA device, None for the current one"""
     device = torch.cuda.get_device_properties(index)
     if device.major < MIN_CAPABILITY:
         which = "the current one" if index is None else f"cuda:{index}"
@@ -73,7 +70,7 @@ def _capability_problem(index: Optional[int]) -> str:
 
 
 def variant_problem(normalizer: str, heads: int, head_dim: int, mixes: bool) -> str:
-    """Why there is no kernel for such heads, whatever the tensors; empty if there is."""
+    """Return why there is no kernel for such heads, or an empty string."""
     if normalizer not in NORMALIZERS:
         return f"has no kernel for normalizer {normalizer!r}, only for {', '.join(NORMALIZERS)}"
     if head_dim > MAX_HEAD_DIM:
@@ -97,7 +94,7 @@ def problem(
     gain: Optional[Tensor],
     dropout_p: float,
 ) -> str:
-    """Why the kernels cannot serve this call, arguments as in `ops.attention`; empty if they can."""
+    """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
     heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
     if reason := variant_problem(normalizer, heads, head_dim, mixing is not None):
         return reason
@@ -109,6 +106,8 @@ def problem(
         return f"mixes {heads} heads into as many, not into {value.shape[1]}"
     if query.dtype not in DTYPES:
         return f"has no kernel for {query.dtype}"
+    if _interpreted() and query.dtype not in INTERPRETED_DTYPES:
+        return f"computes {query.dtype} wrongly under TRITON_INTERPRET=1"
     if attn_mask is not None and attn_mask.requires_grad:
         return "gives a learned attn_mask no gradient"
     return _device_problem(query.device.type, query.device.index)
@@ -129,15 +128,14 @@ def triton_attention(
     dropout_p: float,
     scale: float,
 ) -> Tensor:
-    """`ops.attention` by fused kernels, for what has no `problem`; arguments as there."""
+    """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
     refuse_forward_mode("triton", query, key, value, mixing)
     seed = None
     if dropout_p > 0:
-        # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing; that of
-        # the device, as F.dropout's, because a CUDA graph replays a draw there and would freeze a number of the host.
+        # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
+        # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
         seed = torch.randint(2**62, (), dtype=torch.int64, device=query.device)
-    return torch.ops.mixhead_plugin.triton(
-        query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale
-    )[0]
+    inputs = (query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale)
+    return torch.ops.mixhead_plugin.triton(*inputs)[0]

@@ -1,36 +1,24 @@
-"""How large a tile each kernel takes: everything that depends on the device's size, and nothing else, is here.
+"""The tile of each kernel: all that depends on the size of the device.
 
-The tables give a few candidates for each kernel, head size and dtype, the likeliest first. Where there is a choice, the
-first call on a GPU times them, and its choice is kept for the process.
+The tables give a few candidates for each kernel, head size and dtype, the likeliest first. Where there are several, the
+first call on a GPU times them and keeps the fastest for the process.
 """
 
-import functools
-import inspect
 import statistics
-from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
 
 import torch
 from triton.runtime.errors import OutOfResources
 
 
 def ceil_div(a: int, b: int) -> int:
-    """triton.cdiv takes 40 times as long, at every call of the attention."""
+    """Return a / b rounded up, 40 times as fast as triton.cdiv."""
     return -(-a // b)
 
 
 def power_of_2(n: int) -> int:
-    """The smallest that is at least n; triton.next_power_of_2 takes as long."""
+    """Return the smallest power of 2 that is at least n, faster than triton.next_power_of_2."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
-
-
-@functools.lru_cache(None)
-def names_of(function: Callable[..., Any]) -> Tuple[FrozenSet[str], Tuple[str, ...]]:
-    """The names of a kernel's arguments, and those among them that a tile sets
-
-    Of the function that triton compiles: hashing what it makes of that takes a microsecond.
-    """
-    names = frozenset(inspect.signature(function).parameters)
-    return names, tuple(name for name in ("BM", "BN", "HC", "HK", "HG") if name in names)
 
 
 class Tile(NamedTuple):
@@ -43,21 +31,10 @@ class Tile(NamedTuple):
     HC: int = 1  # heads computed at once
     HG: int = 1  # heads that a program adds to
 
-    @property
-    def HK(self) -> int:
-        """HC as the mixing sees it: tensor cores multiply 16 at a time"""
-        return max(16, self.HC)
 
-    def options(self, kernel: Any) -> Dict[str, int]:
-        """The kernel's own sizes and the compiler's options"""
-        options = {name: getattr(self, name) for name in names_of(kernel.fn)[1]}
-        options.update(num_warps=self.warps, num_stages=self.stages)
-        return options
-
-
-# Heads apart: (BM, BN, warps, stages) by the padded head size, for two and for four bytes a number.
-_APART = {
-    "forward": {
+# (BM, BN, warps, stages) by the bytes of a number and the padded head size.
+_FLASH = {
+    "flash_fwd_kernel": {
         2: {
             64: [(128, 64, 4, 3), (128, 128, 8, 3)],
             128: [(128, 64, 8, 3), (128, 32, 4, 3)],
@@ -65,7 +42,7 @@ _APART = {
         },
         4: {64: [(64, 16, 8, 2)], 128: [(32, 16, 8, 2)], 256: [(16, 16, 8, 1)]},
     },
-    "query_grad": {
+    "flash_bwd_dq_kernel": {
         2: {
             64: [(128, 64, 8, 2), (64, 64, 4, 3)],
             128: [(128, 32, 8, 2), (64, 64, 4, 2)],
@@ -73,22 +50,21 @@ _APART = {
         },
         4: {64: [(32, 16, 8, 1)], 128: [(32, 16, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
-    "key_grad": {
+    "flash_bwd_dkv_kernel": {
         2: {64: [(64, 128, 8, 2), (64, 64, 4, 3)], 128: [(32, 128, 8, 2)], 256: [(64, 32, 8, 1), (32, 32, 8, 1)]},
         4: {64: [(16, 32, 8, 1)], 128: [(16, 32, 8, 1)], 256: [(16, 16, 8, 1)]},
     },
 }
 
 
-def apart(kernel: str, head_dim: int, itemsize: int) -> List[Tile]:
-    """Tiles of the kernels in flash.py for a padded head size"""
-    table = _APART[kernel][itemsize]
-    return [Tile(*sizes) for sizes in table[min(size for size in table if size >= head_dim)]]
-
-
-# Heads mixed: (BM, BN, warps, stages, HC, HG) by the largest numbers of heads and of the padded head size, first fit.
+# (BM, BN, warps, stages, HC, HG) by the bytes of a number, the most heads and the largest padded head size: first fit.
+_BWD_4_BYTES = {
+    (64, 32): [(16, 16, 8, 1, 8, 8)],
+    (64, 128): [(16, 16, 8, 1, 4, 4)],
+    (64, 256): [(16, 16, 8, 1, 2, 2)],
+}
 _MIXED = {
-    "forward": {
+    "mixed_fwd_kernel": {
         2: {
             (4, 64): [(64, 32, 8, 2, 4, 4), (32, 32, 4, 2, 4, 4)],
             (8, 64): [(64, 16, 8, 2, 8, 8), (32, 32, 8, 2, 8, 8)],
@@ -106,7 +82,7 @@ _MIXED = {
             (64, 256): [(16, 16, 8, 1, 2, 2)],
         },
     },
-    "mixing_grad": {
+    "mixed_bwd_dm_kernel": {
         2: {
             (4, 64): [(32, 32, 4, 2, 4, 4), (64, 32, 8, 2, 4, 4)],
             (8, 64): [(32, 32, 8, 2, 8, 8), (64, 16, 8, 2, 8, 8)],
@@ -117,13 +93,9 @@ _MIXED = {
             (64, 128): [(16, 16, 8, 1, 8, 8)],
             (64, 256): [(16, 16, 8, 1, 4, 4)],
         },
-        4: {
-            (64, 32): [(16, 16, 8, 1, 8, 8)],
-            (64, 128): [(16, 16, 8, 1, 4, 4)],
-            (64, 256): [(16, 16, 8, 1, 2, 2)],
-        },
+        4: _BWD_4_BYTES,
     },
-    "query_grad": {
+    "mixed_bwd_dq_kernel": {
         2: {
             (4, 64): [(32, 16, 4, 2, 4, 4), (32, 32, 4, 1, 4, 4)],
             (8, 64): [(32, 16, 8, 2, 8, 8), (32, 32, 8, 1, 8, 8)],
@@ -134,13 +106,9 @@ _MIXED = {
             (64, 128): [(16, 16, 8, 1, 8, 8)],
             (64, 256): [(16, 16, 8, 2, 4, 4)],
         },
-        4: {
-            (64, 32): [(16, 16, 8, 1, 8, 8)],
-            (64, 128): [(16, 16, 8, 1, 4, 4)],
-            (64, 256): [(16, 16, 8, 1, 2, 2)],
-        },
+        4: _BWD_4_BYTES,
     },
-    "key_grad": {
+    "mixed_bwd_dkv_kernel": {
         2: {
             (4, 64): [(32, 16, 4, 2, 4, 4), (32, 32, 8, 1, 4, 4)],
             (8, 64): [(16, 32, 8, 2, 8, 8), (32, 16, 8, 2, 8, 8), (16, 32, 8, 1, 8, 8)],
@@ -151,39 +119,38 @@ _MIXED = {
             (64, 128): [(16, 16, 8, 1, 8, 4)],
             (64, 256): [(16, 16, 8, 1, 4, 2)],
         },
-        4: {
-            (64, 32): [(16, 16, 8, 1, 8, 8)],
-            (64, 128): [(16, 16, 8, 1, 4, 4)],
-            (64, 256): [(16, 16, 8, 1, 2, 2)],
-        },
+        4: _BWD_4_BYTES,
     },
 }
 
 
-def mixed(kernel: str, heads: int, head_dim: int, itemsize: int) -> List[Tile]:
-    """Tiles of the kernels in heads_mixed.py for a padded head size"""
+def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
+    """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest first."""
+    if kernel in _FLASH:
+        table = _FLASH[kernel][itemsize]
+        return [Tile(*sizes) for sizes in table[min(size for size in table if size >= head_dim)]]
     table = _MIXED[kernel][itemsize]
     sizes = next(sizes for limits, sizes in table.items() if heads <= limits[0] and head_dim <= limits[1])
-    together = power_of_2(heads)
-    return [Tile(*rest, min(chunk, together), min(group, together)) for *rest, chunk, group in sizes]
+    most = power_of_2(heads)
+    return [Tile(*rest, min(chunk, most), min(group, most)) for *rest, chunk, group in sizes]
 
 
-_chosen: Dict[Hashable, Tile] = {}
-_QUEUEING = 5_000_000  # clocks of the device, some 3 ms: the host starts a kernel in a fraction of one
+_chosen: dict[Hashable, Tile] = {}
+_QUEUEING = 5_000_000  # clocks of the device, some 3 ms; the host launches a kernel in much less
 
 
-def run(key: Hashable, tiles: List[Tile], launch: Callable[[Tile], Any], device: torch.device) -> Any:
-    """What `launch` returns for the fastest of the tiles; `key` tells calls apart for which another may be best.
+def run(key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device: torch.device) -> Any:
+    """Return what `launch` returns for the fastest of the tiles, chosen once for each `key`.
 
-    It is the first that fits where none may be timed, while a CUDA graph is captured, and where the choice must be the
-    same in every process, under `torch.use_deterministic_algorithms`.
+    Off the GPU and while a CUDA graph is captured nothing can be timed, and under `torch.use_deterministic_algorithms`
+    every process must choose alike. Then the first tile that fits is taken.
     """
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)
     if key in _chosen:
         try:
             return launch(_chosen[key])
-        except OutOfResources:  # nothing was started; the call that it was chosen for needed less
+        except OutOfResources:  # nothing was launched; the call that chose this tile needed less memory
             pass
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return next(_fitting(tiles, launch))[1]
@@ -194,14 +161,14 @@ def run(key: Hashable, tiles: List[Tile], launch: Callable[[Tile], Any], device:
     return launch(_chosen[key])
 
 
-def _fitting(tiles: List[Tile], launch: Callable[[Tile], Any]) -> Iterator[Tuple[Tile, Any]]:
-    """The tiles the device has room for, each with what `launch` returned; if none, one made from the last."""
+def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple[Tile, Any]]:
+    """Yield the tiles that fit the device, with what `launch` returned; if none fits, shrink the last until it does."""
     left, found = list(tiles), False
     while left:
         tile = left.pop(0)
         try:
             result = launch(tile)
-        except OutOfResources:  # a smaller device than the tables were made for
+        except OutOfResources:
             smaller = _smaller(tile)
             if left or found:
                 continue
@@ -213,16 +180,13 @@ def _fitting(tiles: List[Tile], launch: Callable[[Tile], Any]) -> Iterator[Tuple
             yield tile, result
 
 
-def _fastest(tiles: List[Tile], launch: Callable[[Tile], Any]) -> Tile:
+def _fastest(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Tile:
     fitting = [tile for tile, _ in _fitting(tiles, launch)]
-    if len(fitting) == 1:
-        return fitting[0]
-    times = {tile: _milliseconds(lambda tile=tile: launch(tile)) for tile in fitting}
-    return min(times, key=times.get)
+    return min(fitting, key=lambda tile: _milliseconds(lambda: launch(tile))) if len(fitting) > 1 else fitting[0]
 
 
 def _smaller(tile: Tile) -> Optional[Tile]:
-    """One that needs about half of the memory"""
+    """Return a tile that needs about half of the memory, or None."""
     if tile.stages > 1:
         return tile._replace(stages=1)
     if max(tile.BM, tile.BN) > 16:
@@ -233,7 +197,7 @@ def _smaller(tile: Tile) -> Optional[Tile]:
 
 
 def _milliseconds(function: Callable[[], Any], repeats: int = 3, launches: int = 5) -> float:
-    """The device's time for one of several launches, which wait in its queue while the host makes them"""
+    """Return the median time of one launch on the device; the launches wait in its queue while the host makes them."""
     found = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,0 +1,130 @@
+"""From logits to answers: the best spans of a window, then of all windows of a question."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bert.squad_data import Question, Squad, SquadError
+
+
+class Span(NamedTuple):
+    """A possible answer: the characters start to end - 1 of a context."""
+
+    start: int
+    end: int
+    score: float  # its log-probability in its window
+
+
+def best_spans(
+    logits: Tensor, starts: Tensor, ends: Tensor, number: int, longest: int
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """Return the most probable spans of each window, the best first.
+
+    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2), over all possible spans. Between
+    windows only probabilities can be compared: a window without the answer gives its probability to [CLS].
+
+    Args:
+        logits: [B, N, 2], of being the first and the last token; -inf for padding
+        starts, ends: bool [B, N], where a span may begin and end
+        number: how many spans to return
+        longest: the most tokens of a span
+
+    Returns:
+        scores: float32 [B, K], log-probabilities, K <= number; -inf where a window has fewer spans
+        first, last: int64 [B, K], the first and the last token of each span
+    """
+    first, last = logits.float().log_softmax(1).unbind(-1)
+    first, last = first.masked_fill(~starts, -math.inf), last.masked_fill(~ends, -math.inf)
+    longest = min(longest, first.shape[1])
+    ahead = F.pad(last, (0, longest - 1), value=-math.inf).unfold(1, longest, 1)  # [B, N, L], ends from each token on
+    total = (first.unsqueeze(-1) + ahead).flatten(1)  # [B, N * L]
+    scores, places = total.topk(min(number, total.shape[1]))
+    begin = places // longest
+    return scores, begin, begin + places % longest
+
+
+def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) -> List[List[Span]]:
+    """Return the best spans of every window of a batch as characters of its context.
+
+    Args:
+        sample: a batch of SquadWindows
+        logits: [B, N, 2]; -inf for padding
+    """
+    scores, first, last = best_spans(logits, sample["starts"], sample["ends"], number, longest)
+    rows = torch.arange(len(scores), device=scores.device).unsqueeze(-1)
+    last = last.clamp(max=logits.shape[1] - 1)  # where a window has fewer spans
+    starts, ends = sample["places"][rows, first, 0], sample["places"][rows, last, 1]  # [B, K]
+    return [
+        [Span(*span) for span in zip(*row) if span[-1] > -math.inf]
+        for row in zip(starts.tolist(), ends.tolist(), scores.tolist())
+    ]
+
+
+class NBestFile:
+    """A file of JSON lines, one for each window: the question's id, the window's number, and the best spans."""
+
+    def __init__(self, path: Union[str, Path]):
+        self.path = Path(path)
+        self.path.write_bytes(b"")  # empties an old file, and fails at once if the path is impossible
+
+    def write(self, sample: Dict[str, Any], spans: Iterable[List[Span]]) -> None:
+        """Append the spans of a batch, as `spans_of` returns them."""
+        names = zip(sample["question_ids"], sample["windows"], spans)
+        lines = (json.dumps({"id": name, "window": window, "spans": found}) + "\n" for name, window, found in names)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(lines)
+
+
+def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[str, List[Span]]:
+    """Read the file of an NBestFile: the spans of all windows of each question.
+
+    Raises:
+        SquadError: the file has other questions, or lacks windows
+    """
+    found: Dict[str, Dict[int, List[Span]]] = {}
+    expected: Dict[str, int] = {}
+    for name, number, total, spans in _lines(path):
+        found.setdefault(name, {})[number] = spans
+        expected[name] = total
+    wanted = {question.id for question in questions}
+    missing, strange = len(wanted - found.keys()), len(found.keys() - wanted)
+    if missing or strange:
+        raise SquadError(f"{path}: lacks {missing:,} of {len(wanted):,} questions, and has {strange:,} of other data")
+    if partly := sum(len(found[name]) != total for name, total in expected.items()):
+        raise SquadError(
+            f"{path}: lacks windows of {partly:,} questions; fairseq leaves out what fills no batch without "
+            "--required-batch-size-multiple 1"
+        )
+    return {name: [span for spans in windows.values() for span in spans] for name, windows in found.items()}
+
+
+def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]:
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                content = json.loads(line.decode("utf-8"))
+                yield content["id"], *content["window"], [Span(*span) for span in content["spans"]]
+            except (ValueError, TypeError, KeyError, RecursionError):
+                raise SquadError(f"{path}: line {number} is not of fairseq-validate --nbest-file") from None
+
+
+def n_best(spans: Iterable[Span], context: str, number: int) -> List[Dict[str, Any]]:
+    """Return text and probability of the best answers of a question, the best first.
+
+    Each text occurs once, with its best span. Without spans there is one answer, and it is empty.
+    """
+    found: Dict[str, float] = {}
+    for span in sorted(spans, key=lambda span: -span.score):
+        found.setdefault(context[span.start : span.end], span.score)
+    best = list(found.items())[:number]
+    return [{"text": text, "probability": math.exp(score)} for text, score in best or [("", -math.inf)]]
+
+
+def predictions(squad: Squad, spans: Dict[str, List[Span]], number: int) -> Dict[str, List[Dict[str, Any]]]:
+    """Return for each question what `n_best` finds."""
+    return {q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number) for q in squad.questions}

@@ -1,0 +1,387 @@
+#!/usr/bin/env python
+"""Convert a BERT of Hugging Face's `transformers` to a checkpoint of fairseq, and back.
+
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base
+    examples/bert/convert_bert.py to-fairseq bert-base-uncased bert.base --arch mixhead_bert_base --head-mixing none
+    examples/bert/convert_bert.py to-huggingface bert.base/model.pt out
+
+`to-fairseq` reads config.json, vocab.txt and model.safetensors or pytorch_model.bin. It writes model.pt, dict.txt, and
+copies of vocab.txt and tokenizer_config.json. It takes the flags of fairseq-train. model.pt fits every family, because
+mixing starts at the identity and is not saved; --head-mixing random and average are saved.
+
+`to-huggingface` writes what `to-fairseq` reads. It takes a BERT with softmax attention and no mixing but the identity.
+Both name the tensors that they leave out. Both need the package safetensors.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package bert is
+
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from mixhead_plugin.untrusted import check_finite
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from bert import register
+from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
+from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
+from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.options import STOCK_MODEL, model_options
+
+State = Dict[str, Tensor]
+
+ENCODER = "encoder.sentence_encoder."
+SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
+HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
+# The numbers of a config, and the flags that say the same.
+SIZES = {
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+    "max_position_embeddings": "max_positions",
+    "layer_norm_eps": "layer_norm_eps",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+}
+LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+BIAS = "cls.predictions.bias"
+POSITION_OFFSET = 2  # fairseq's first position follows that of padding, 1
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+LARGEST = 1 << 20  # the limit of all sizes in a config
+COPIED = ("vocab.txt", "tokenizer_config.json")
+
+
+def names_of(layers: int) -> Dict[str, str]:
+    """Return the names in `transformers` and in fairseq of all tensors with equal values."""
+    pairs = {
+        "bert.embeddings.LayerNorm": f"{ENCODER}layernorm_embedding",
+        "bert.pooler.dense": "pooler.dense",
+        "cls.predictions.transform.dense": "encoder.lm_head.dense",
+        "cls.predictions.transform.LayerNorm": "encoder.lm_head.layer_norm",
+        **{theirs: f"classification_heads.{name}.out_proj" for theirs, name in HEADS.items()},
+    }
+    for layer in range(layers):
+        for theirs, ours in LAYER.items():
+            pairs[f"bert.encoder.layer.{layer}.{theirs}"] = f"{ENCODER}layers.{layer}.{ours}"
+    names = {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
+    return {**names, "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
+
+
+def take(state: State, names: Dict[str, str]) -> State:
+    """Move the tensors of `names` out of `state`, under their new names."""
+    return {new: state.pop(old) for old, new in names.items() if old in state}
+
+
+def report_left_out(where: Path, state: State) -> None:
+    if state:
+        print(f"convert_bert.py: of {where} left out: {', '.join(sorted(state))}")
+
+
+def read_tensors(folder: Path) -> State:
+    """Read model.safetensors or pytorch_model.bin, in float32 and under the present names of the tensors."""
+    path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
+    if path is None:
+        raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged or foreign file fails in any way
+        raise OptionError(f"{path}: is damaged, or no file of tensors alone") from error
+    if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+        raise OptionError(f"{path}: is no file of tensors alone")
+    check_finite(str(path), state)
+    renamed = {}
+    for name, tensor in state.items():
+        # the names of the first ports from TensorFlow
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        # without heads a model has no prefix
+        name = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+        renamed[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return renamed
+
+
+def read_config(path: Path) -> Dict[str, Any]:
+    """Read config.json, and refuse impossible sizes."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"{path}: cannot be read as JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise OptionError(f"{path}: must be an object")
+    for name in SIZES.keys() & config.keys():
+        value, whole = config[name], name.startswith(("num_", "max_")) or name.endswith("_size")
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise OptionError(f"{path}: {name} {value!r}, must be a {'whole ' * whole}number")
+        if not (1 <= value <= LARGEST if whole else 0 <= value <= 1):
+            raise OptionError(f"{path}: {name} {value}, must be from {f'1 to {LARGEST}' if whole else '0 to 1'}")
+    return config
+
+
+def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
+    """Return the flags of fairseq-train that describe the model of config.json."""
+
+    valid = {
+        "model_type": ["bert"],
+        "position_embedding_type": ["absolute"],
+        "type_vocab_size": [TOKEN_TYPES],
+        "hidden_act": list(ACTIVATIONS),
+        "is_decoder": [False],
+    }
+    for name, values in valid.items():
+        if config.get(name, values[0]) not in values:
+            raise OptionError(f"{path}: {name} {config[name]}, must be {' or '.join(map(str, values))}")
+    missing = [name for name in SIZES if name not in config]
+    if missing:
+        raise OptionError(f"{path}: has no {', '.join(missing)}")
+    values = {flag: config[name] for name, flag in SIZES.items()}
+    values["tokens_per_sample"] = values["max_positions"]
+    dropout = config.get("classifier_dropout")
+    values["pooler_dropout"] = config["hidden_dropout_prob"] if dropout is None else dropout
+    values["activation_fn"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
+    return [part for name, value in values.items() for part in (option_name(name), str(value))]
+
+
+def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
+    config_path, vocabulary = folder / "config.json", folder / "vocab.txt"
+    for path in (config_path, vocabulary):
+        if not path.exists():
+            raise OptionError(f"{folder}: has no {path.name}")
+    config = read_config(config_path)
+    own_flags = flags_of(config, config_path)
+    words = read_vocabulary(vocabulary)
+    theirs = read_tensors(folder)
+    for name in (EMBEDDINGS, POSITIONS):
+        if theirs.get(name, torch.empty(0)).shape[1:] != (config["hidden_size"],):
+            raise OptionError(f"{folder}: has no {name} of the hidden_size {config['hidden_size']}; must be a BERT")
+    layers, embedding, positions = config["num_hidden_layers"], theirs.pop(EMBEDDINGS), theirs.pop(POSITIONS)
+    if layers > len(theirs):
+        raise OptionError(f"{config_path}: num_hidden_layers {layers}, more than the model has")
+    if len(words) != len(embedding):
+        raise OptionError(f"{vocabulary}: has {len(words)} words, the model {len(embedding)}")
+    if not torch.equal(theirs.pop("cls.predictions.decoder.weight", embedding), embedding):
+        raise OptionError(f"{folder}: cls.predictions.decoder.weight is not the embedding; fairseq ties them")
+
+    out.mkdir(parents=True, exist_ok=True)
+    write_dictionary(words, out / "dict.txt", vocabulary)
+    index = {word: number for number, word in enumerate(words)}
+    order = torch.tensor([index[word] for word in fairseqs_order(words)])  # [V], fairseq's index -> theirs
+
+    # --data is set later, because the folder has no text, and the plugin checks the text of the command line.
+    arguments = ["", "--task", "bert_pretraining", "--criterion", "bert_pretraining", "--arch", arch]
+    args = options.parse_args_and_arch(options.get_training_parser(), [*arguments, *own_flags, *flags])
+    args.data = str(out)
+    cfg = convert_namespace_to_omegaconf(args)
+    model = tasks.setup_task(cfg.task).build_model(cfg.model)
+    if "classifier.weight" in theirs:
+        model.register_classification_head(SENTENCE_HEAD, len(theirs["classifier.weight"]))
+
+    ours = take(theirs, names_of(layers))
+    ours[f"{ENCODER}embed_tokens.weight"] = ours["encoder.lm_head.weight"] = embedding[order]
+    empty = positions.new_zeros(POSITION_OFFSET, positions.shape[1])
+    ours[f"{ENCODER}embed_positions.weight"] = torch.cat([empty, positions])
+    for name in ("cls.predictions.decoder.bias", BIAS):  # two names of one tensor
+        if name in theirs:
+            ours["encoder.lm_head.bias"] = theirs.pop(name)[order]
+    theirs.pop("bert.embeddings.position_ids", None)  # 0, 1, 2, ...
+    load(model, ours, folder)
+    report_left_out(folder, theirs)
+
+    state = model.state_dict()
+    if HEAD_MIXINGS[args.head_mixing].trained or args.head_mixing == "none":
+        # without a record of the attention, as in checkpoints of fairseq's own models
+        state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
+    save(state, cfg, out / "model.pt")
+    for name in COPIED:
+        if (folder / name).exists() and folder.resolve() != out.resolve():
+            shutil.copy(folder / name, out)
+
+
+def fairseqs_order(words: List[str]) -> List[str]:
+    return [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
+
+
+def load(model: BertModel, ours: State, folder: Path) -> None:
+    """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial values."""
+    own = model.state_dict()
+    fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
+    needed = {name for name in own if ".head_mixing." not in name and not name.endswith(".version")} - set(fresh)
+    if missing := sorted(needed - ours.keys()):
+        raise OptionError(f"{folder}: lacks what becomes {missing[0]}; {len(missing)} are missing")
+    for name, tensor in ours.items():
+        if tensor.shape != own[name].shape:
+            found, asked = list(tensor.shape), list(own[name].shape)
+            raise OptionError(f"{folder}: what becomes {name} has the shape {found}, the flags ask for {asked}")
+    anew = [name for name in fresh if name not in ours]
+    if anew:
+        print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their initial values")
+    model.load_state_dict({**own, **ours})  # a plain dict has no record of the attention
+
+
+def save(state: State, cfg: Any, path: Path) -> None:
+    """Write a checkpoint as fairseq's trainer does before the first update."""
+    checkpoint = {
+        "args": None,
+        "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+        "model": state,
+        "optimizer_history": [dict(criterion_name="", optimizer_name="", lr_scheduler_state={}, num_updates=0)],
+        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
+    }
+    torch.save(checkpoint, path)
+
+
+def to_huggingface(checkpoint: Path, out: Path, dict_path: Optional[Path], vocab_path: Optional[Path]) -> None:
+    if not checkpoint.exists():
+        raise OptionError(f"{checkpoint}: no such file")
+    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint))
+    if loaded.get("cfg") is None or "model" not in loaded["cfg"]:
+        raise OptionError(f"{checkpoint}: has no config of a model; must be a checkpoint that fairseq-train wrote")
+    state = {name: tensor.float() for name, tensor in loaded["model"].items()}
+    args = check_is_bert(loaded["cfg"]["model"], state, checkpoint)
+    beside = checkpoint.parent
+    words = theirs_order(dict_path or beside / "dict.txt", vocab_path or beside / "vocab.txt", state)
+    index = {word: number for number, word in enumerate(fairseqs_order(words))}
+    order = torch.tensor([index[word] for word in words])  # [V], their index -> fairseq's
+
+    theirs = take(state, {ours: name for name, ours in names_of(args.encoder_layers).items()})
+    theirs[EMBEDDINGS] = state.pop(f"{ENCODER}embed_tokens.weight")[order]
+    theirs[POSITIONS] = state.pop(f"{ENCODER}embed_positions.weight")[POSITION_OFFSET:]
+    theirs[BIAS] = state.pop("encoder.lm_head.bias")[order]
+    for name in ("encoder.lm_head.weight", f"{ENCODER}version"):  # the embeddings once more; a mark of fairseq
+        state.pop(name, None)
+    report_left_out(checkpoint, {name: state[name] for name in state if ".head_mixing." not in name})
+
+    out.mkdir(parents=True, exist_ok=True)
+    config = config_of(args, theirs, words)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (out / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    if (beside / "tokenizer_config.json").exists():
+        shutil.copy(beside / "tokenizer_config.json", out)
+    theirs = {name: tensor.contiguous() for name, tensor in theirs.items()}
+    save_file(theirs, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
+    """Return all flags of a checkpoint's model; refuse a model that `transformers` does not have."""
+    arch = getattr(model, "arch", None) or getattr(model, "_name", None)
+    given = model_options(model)
+    if given is None or given is STOCK_MODEL or "encoder.segment_embeddings.weight" not in state:
+        raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
+    ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
+    head_dim = given.encoder_embed_dim // given.encoder_attention_heads
+    valid = {
+        "attention_normalizer": ["softmax"],
+        "head_dim": [None, head_dim],
+        "relative_position": ["none"],
+        "relative_gain": [0],
+        "heads_per_layer": [None],
+        "encoder_normalize_before": [False],
+        "untie_weights_roberta": [False],
+    }
+    for name, values in valid.items():
+        value = getattr(given, name, values[0])
+        if value not in values:
+            raise OptionError(f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers")
+    build, heads = HEAD_MIXINGS[given.head_mixing].build, given.encoder_attention_heads
+    identity = {} if build is None else build(heads, head_dim, heads).identity()
+    for name, tensor in state.items():
+        kind = name.rpartition(".head_mixing.")[2]
+        if ".head_mixing." in name and not (kind in identity and torch.equal(tensor, identity[kind])):
+            raise OptionError(f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity")
+    return given
+
+
+def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
+    """Return the words in the order of vocab.txt; without that file the special ones come first."""
+    if not dict_path.exists():
+        raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
+    dictionary = Dictionary.load(str(dict_path))
+    own = [word for word in dictionary.symbols[dictionary.nspecial :] if word != SPECIAL["[MASK]"]]
+    symbols, known = len(own) + len(SPECIAL), len(state["encoder.lm_head.bias"])
+    if symbols != known:
+        raise OptionError(f"--dict {dict_path}: has {symbols} symbols, the model {known}")
+    if not vocab_path.exists():
+        return ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *own]
+    words = read_vocabulary(vocab_path)
+    if [word for word in words if word not in SPECIAL] != own:
+        raise OptionError(f"--vocab {vocab_path}: must have the words of {dict_path} in the same order")
+    return words
+
+
+def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any]:
+    activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
+    config = {"model_type": "bert", "vocab_size": len(words), "hidden_act": activation, "type_vocab_size": TOKEN_TYPES}
+    config |= {name: getattr(args, flag) for name, flag in SIZES.items()}
+    config["max_position_embeddings"] = len(theirs[POSITIONS])
+    config |= {"classifier_dropout": args.pooler_dropout, "initializer_range": 0.02}
+    config["pad_token_id"] = words.index("[PAD]")
+    architecture = "BertForMaskedLM"
+    if "cls.seq_relationship.weight" in theirs:
+        architecture = "BertForPreTraining"
+    elif "classifier.weight" in theirs:
+        architecture = "BertForSequenceClassification"
+    if "classifier.weight" in theirs:
+        config["id2label"] = {str(i): f"LABEL_{i}" for i in range(len(theirs["classifier.weight"]))}
+    return {"architectures": [architecture], **config}
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    there = commands.add_parser("to-fairseq", help="further flags are those of fairseq-train")
+    there.add_argument("folder", type=Path, help="config.json, vocab.txt, model.safetensors or pytorch_model.bin")
+    there.add_argument("out", type=Path, help="folder to write to")
+    there.add_argument(
+        "--arch", default="mixhead_bert_base", help="config.json overrides its sizes (default: %(default)s)"
+    )
+    back = commands.add_parser("to-huggingface")
+    back.add_argument("checkpoint", type=Path)
+    back.add_argument("out", type=Path, help="folder to write to")
+    back.add_argument("--dict", type=Path, help="dictionary of the model (default: dict.txt beside the checkpoint)")
+    back.add_argument(
+        "--vocab", type=Path, help="file with the order of the words (default: vocab.txt beside the checkpoint, if any)"
+    )
+    given, flags = parser.parse_known_args(arguments)
+    if flags and given.command != "to-fairseq":
+        parser.error(f"unrecognized arguments: {' '.join(flags)}")
+    register()
+    try:
+        if given.command == "to-fairseq":
+            to_fairseq(given.folder, given.out, given.arch, flags)
+        else:
+            to_huggingface(given.checkpoint, given.out, given.dict, given.vocab)
+    except OptionError as error:
+        print(f"convert_bert.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

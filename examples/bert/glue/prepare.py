@@ -1,0 +1,199 @@
+"""The tasks of GLUE and a pre-trained model for fairseq, in $DATA/<model>; `examples/bert/glue/prepare.sh`."""
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING, Any, Optional
+
+from bert.binary import BinarySet, is_ready, write_settings
+from bert.glue.rows import Example, Table, read_table
+from bert.glue.tasks import HIGHEST, TASKS, Task
+from bert.pretrained import FILES, check_case, prepare_model
+from common.archives import complete, fail, note, obtain, read_lines, unpack
+from common.prepare import data_folder, parser, require_files, start
+
+if TYPE_CHECKING:  # fairseq takes seconds to import, and the command line is read before
+    from bert.glue.pieces import Encoder
+
+LENGTHS = {"bert": 128, "roberta": 512}  # as BERT and RoBERTa were fine-tuned
+LEAST = 8  # tokens of a pair, with its special tokens
+BLOCK = 10_000  # examples that are encoded together
+
+
+# ---- the text --------------------------------------------------------------------------------------------------------
+
+
+def unpack_task(name: str, task: Task, data: Path) -> Path:
+    """Return the folder with the files of the task's archives."""
+    folder = data / "text" / name
+    files = set(task.files.values())
+    if folder.exists():
+        require_files(folder, files)
+        return folder
+    paths = [obtain(archive, data) for archive in task.archives]
+    with complete(folder) as unfinished:
+        unfinished.mkdir(parents=True)
+        for path in paths:
+            if path.suffix == ".zip":
+                unpack(path, unfinished, files.__contains__)
+            else:
+                copyfile(path, unfinished / path.name)
+        if missing := sorted(file for file in files if not (unfinished / file).is_file()):
+            fail(f"{paths[0]}: {', '.join(missing)} is missing")
+    return folder
+
+
+def read_set(name: str, task: Task, subset: str, text: Path) -> Table:
+    """Read the examples of one of fairseq's sets."""
+    path, labelled = text / task.files[subset], subset not in task.predictions
+    if name == "MRPC" and labelled:
+        valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
+        return read_table(path, task, True, partial(_is_in_set, valid, subset == "valid"))
+    return read_table(path, task, labelled)
+
+
+def _is_in_set(pairs: set[tuple[str, ...]], inside: bool, row: Mapping[str, str]) -> bool:
+    return ((row["#1 ID"], row["#2 ID"]) in pairs) == inside
+
+
+def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:
+    """End the program unless every set has as many examples as published."""
+    wrong = []
+    for subset, table in tables.items():
+        allowed, number = task.examples[subset], len(table.examples)
+        if number not in allowed:
+            expected = f"{allowed[0]:,}" + (f" to {allowed[-1]:,}" if len(allowed) > 1 else "")
+            wrong.append(f"{subset} has {number:,} examples, must have {expected}")
+    if wrong:
+        fail(f"{name}: {'; '.join(wrong)}")
+
+
+# ---- fairseq's files -------------------------------------------------------------------------------------------------
+
+
+def write_inputs(subset: str, folders: Sequence[Path], examples: Sequence[Example], encode: "Encoder", room: int):
+    """Write the texts of a set, shortened to `room` pieces; return how many were, and other counts."""
+    from bert.glue.pieces import shorten
+
+    dictionary = encode.dictionary
+    sets = [BinarySet(folder / subset, len(dictionary)) for folder in folders]
+    found = dict.fromkeys(("shortened", "empty texts", "pieces", "unknown pieces"), 0)
+    for begin in range(0, len(examples), BLOCK):
+        block = examples[begin : begin + BLOCK]
+        columns = [encode([example.texts[i] for example in block]) for i in range(len(folders))]
+        for texts in zip(*columns):
+            shortened = shorten(texts, room)
+            found["shortened"] += shortened != list(texts)
+            for output, text in zip(sets, shortened):
+                output.add([*text, dictionary.eos()])
+                found["empty texts"] += not text
+                found["pieces"] += len(text)
+                found["unknown pieces"] += text.count(dictionary.unk())
+    for output in sets:
+        output.close()
+    return found
+
+
+def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: Task) -> None:
+    """Write the labels, or for a set without labels the indices of the evaluation server."""
+    if subset in task.predictions:
+        (folder / f"{subset}.index").write_text("".join(f"{example.index}\n" for example in examples))
+    elif task.labels:
+        from fairseq.data import Dictionary
+
+        # The order of the classes is that of the table, not that of their frequencies.
+        (folder / "label" / "dict.txt").write_text("".join(f"{label} 1\n" for label in task.labels))
+        dictionary = Dictionary.load(str(folder / "label" / "dict.txt"))
+        labels = BinarySet(folder / "label" / subset, len(dictionary))
+        for example in examples:
+            labels.add([dictionary.index(example.label), dictionary.eos()])
+        labels.close()
+    else:  # from 0 to 1, as in fairseq's recipe
+        scores = "".join(f"{float(example.label) / HIGHEST!r}\n" for example in examples)
+        (folder / "label" / f"{subset}.label").write_text(scores)
+
+
+def prepare_task(name: str, folder: Path, text: Path, encode: "Encoder", room: int, settings: Mapping, args: Any):
+    """Write the folder of a task."""
+    task = TASKS[name]
+    note(f"{name}:")
+    tables = {subset: read_set(name, task, subset, text) for subset in task.files}
+    if not args.any_counts:
+        check_counts(name, task, tables)
+    counts = {}
+    with complete(folder) as unfinished:
+        inputs = [unfinished / f"input{i}" for i in range(len(task.texts))]
+        for path in (*inputs, unfinished / "label"):
+            path.mkdir(parents=True)
+        for path in inputs:
+            encode.dictionary.save(str(path / "dict.txt"))
+        for subset, (examples, left_out) in tables.items():
+            found = write_inputs(subset, inputs, examples, encode, room)
+            write_labels(unfinished, subset, examples, task)
+            counts[subset] = {"examples": len(examples), "left out": len(left_out), **found}
+            note(f"  {subset}: " + ", ".join(f"{number:,} {what}" for what, number in counts[subset].items()))
+            for row in left_out:
+                note(f"  left out of {subset}: {task.files[subset]}, {row}")
+        write_settings(unfinished, settings, args.any_counts, task=name, sets=counts)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    flags = parser("GLUE and a pre-trained model for fairseq, in $DATA/<model>")
+    flags.add_argument(
+        "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="of: %(default)s (default: all)"
+    )
+    flags.add_argument(
+        "--model",
+        choices=FILES,
+        default=os.environ.get("MODEL") or "bert",
+        help="its pieces and separators (default: MODEL of the environment, or bert)",
+    )
+    flags.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FOLDER",
+        help="the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), or a checkpoint of fairseq "
+        "(model.pt, dict.txt, and vocab.txt or encoder.json and vocab.bpe); default: the published base model, fetched",
+    )
+    flags.add_argument("--cased", action="store_true", help="of BERT: keep upper case and accents")
+    flags.add_argument(
+        "--max-length", type=int, metavar="N", help="the most tokens of an example (default: bert 128, roberta 512)"
+    )
+    args = flags.parse_args(arguments)
+    if args.model not in FILES:
+        fail(f"MODEL={args.model}: must be one of {', '.join(FILES)}")
+    if args.cased and args.model != "bert":
+        fail(f"--cased: only --model bert has uncased pieces, not {args.model}")
+    length = args.max_length if args.max_length is not None else LENGTHS[args.model]
+    if not LEAST <= length <= 512:
+        fail(f"--max-length {length}: must be {LEAST} to 512, the positions of the models")
+    source = args.source.resolve() if args.source else None
+    os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # of tokenizers
+    if args.model == "bert":
+        check_case(source, args.cased)
+    with data_folder() as data:
+        folder = prepare_model(args.model, source, data)
+        if args.model == "bert":
+            check_case(folder, args.cased)  # an earlier preparation may have made it
+        encode = None
+        settings = {"max_length": length, "cased": args.cased}
+        for name in dict.fromkeys(args.tasks):
+            if is_ready(data / args.model / name, settings, (), args.any_counts):
+                continue
+            from bert.glue.pieces import LAYOUTS, Encoder
+
+            encode = encode or Encoder(args.model, folder, not args.cased)
+            room = LAYOUTS[args.model].room(len(TASKS[name].texts), length)
+            text = unpack_task(name, TASKS[name], data)
+            prepare_task(name, data / args.model / name, text, encode, room, settings, args)
+        note(f"{folder.parent} is ready")
+
+
+if __name__ == "__main__":
+    start(main)

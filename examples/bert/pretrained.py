@@ -1,0 +1,93 @@
+"""The pre-trained model that GLUE and SQuAD begin with: $DATA/<model>/model, fetched, converted or copied."""
+
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copyfile
+from typing import Optional
+
+from common.archives import Archive, complete, fail, note, obtain, sha256, unpack
+from common.prepare import require_files
+
+from bert.binary import is_ready, write_settings
+
+FILES = {"bert": ("vocab.txt",), "roberta": ("encoder.json", "vocab.bpe")}  # beside dict.txt and model.pt
+
+HUGGING_FACE = "https://huggingface.co/google-bert/bert-base-uncased/resolve/main"
+BERT_FILES = ("config.json", "model.safetensors", "vocab.txt")
+FAIRSEQ = "https://dl.fbaipublicfiles.com/fairseq"
+ROBERTA = Archive("roberta.base.tar.gz", (f"{FAIRSEQ}/models/roberta.base.tar.gz",))
+PUBLISHED = "the published base model"
+
+
+def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
+    """Make $DATA/<model>/model with model.pt, dict.txt and the vocabulary, unless it is there."""
+    folder = data / model / "model"
+    names = ("model.pt", "dict.txt", *FILES[model])
+    if source is not None and not source.is_dir():
+        fail(f"--from {source}: no such folder")
+    # Without --from any model that is there will do.
+    settings = {} if source is None else {"from": str(source), "sha256": _sums(source, model)}
+    if is_ready(folder, settings, names, True):
+        return folder
+    if source is None and model == "bert":
+        for name in BERT_FILES:
+            source = obtain(Archive(f"bert-base-uncased/{name}", (f"{HUGGING_FACE}/{name}",)), data).parent
+    with complete(folder) as unfinished:
+        unfinished.mkdir()
+        if source is None:
+            _fetch_roberta(unfinished, data)
+        elif model == "bert" and (source / "config.json").is_file() and not (source / "model.pt").is_file():
+            _convert(source, unfinished)
+        elif missing := [name for name in names if not (source / name).is_file()]:
+            fail(f"--from {source}: has no {', '.join(missing)}")
+        else:
+            for name in names:
+                copyfile(source / name, unfinished / name)
+        require_files(unfinished, names)
+        write_settings(unfinished, settings or {"from": PUBLISHED}, False)
+    note(f"{folder} has the model")
+    return folder
+
+
+def _sums(source: Path, model: str) -> dict[str, str]:
+    names = {"model.pt", "dict.txt", *FILES[model], *BERT_FILES, "pytorch_model.bin"}
+    return {name: sha256(source / name) for name in sorted(names) if (source / name).is_file()}
+
+
+def _fetch_roberta(folder: Path, data: Path) -> None:
+    """Unpack dict.txt and model.pt; the pieces of GPT-2 are files of their own."""
+    wanted = {"roberta.base/model.pt", "roberta.base/dict.txt"}
+    unpack(obtain(ROBERTA, data), folder, wanted.__contains__)
+    for path in (folder / "roberta.base").glob("*"):
+        path.rename(folder / path.name)
+    (folder / "roberta.base").rmdir()
+    for name in FILES["roberta"]:
+        copyfile(obtain(Archive(name, (f"{FAIRSEQ}/gpt2_bpe/{name}",)), data), folder / name)
+
+
+def _convert(source: Path, folder: Path) -> None:
+    """Convert a BERT of Hugging Face."""
+    program = Path(__file__).with_name("convert_bert.py")
+    command = [sys.executable, str(program), "to-fairseq", str(source), str(folder)]
+    if subprocess.run(command, check=False).returncode:
+        fail(f"--from {source}: {program} cannot read it; its own words stand above")
+
+
+def check_case(folder: Optional[Path], cased: bool) -> None:
+    """End the program if the vocab.txt of `folder` does not agree with --cased or its absence.
+
+    An uncased vocabulary has hardly a piece with an upper-case letter. With the wrong flag most words would become
+    other pieces or unknown ones.
+    """
+    path = folder / "vocab.txt" if folder is not None else None
+    if path is None or not path.is_file():
+        return
+    pieces = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    words = [piece for piece in pieces if not (piece.startswith("[") and piece.endswith("]"))]  # [CLS], [unused7]
+    upper = [piece for piece in words if piece != piece.lower()]
+    is_cased = 100 * len(upper) > len(pieces)
+    if cased and not is_cased:
+        fail(f"{path}: has no pieces with upper-case letters; leave out --cased")
+    if is_cased and not cased:
+        fail(f"{path}: has {len(upper)} pieces with an upper-case letter, such as {upper[0]!r}; give --cased")

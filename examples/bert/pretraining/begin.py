@@ -1,0 +1,59 @@
+"""The start of a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE VARIANT`.
+
+It copies dict.txt and vocab.txt to SAVE, and refuses a SAVE that has others. A second phase needs a first one that has
+ended.
+"""
+
+import os
+import sys
+from filecmp import cmp
+from pathlib import Path
+from shutil import copyfile
+
+from common.errors import failing
+
+PIECES = ("dict.txt", "vocab.txt")
+fail = failing("train")
+
+
+def keep_pieces(binary: Path, save: Path) -> None:
+    for name in PIECES:
+        if not (binary / name).is_file():
+            fail(f"{binary}: has no {name}; examples/bert/pretraining/prepare.sh makes it")
+        if (save / name).is_file() and not cmp(binary / name, save / name, shallow=False):
+            fail(f"SAVE={save}: {name} has other pieces than {binary / name}; choose another SAVE, or its DATA")
+    save.mkdir(parents=True, exist_ok=True)
+    for name in PIECES:
+        part = save / f"{name}.{os.uname().nodename}.{os.getpid()}"  # several workers may begin at once
+        copyfile(binary / name, part)
+        part.replace(save / name)
+
+
+def check_first_phase(checkpoint: Path, early: bool) -> None:
+    """Print the update that the second phase begins with; end the program if more were to follow."""
+    if not checkpoint.is_file():
+        fail(f"VARIANT=512: there is no {checkpoint} to begin with; run the first phase (VARIANT=128) with this SAVE")
+    import bert
+    import torch
+
+    bert.register()  # lets torch's safe loader read fairseq's checkpoints
+    try:
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        updates = int(state["optimizer_history"][-1]["num_updates"])
+        wanted = int(state["cfg"]["optimization"]["max_update"])
+    except Exception as error:  # a file that is no checkpoint fails in any way
+        fail(f"{checkpoint}: is no checkpoint of fairseq-train ({(str(error) or repr(error)).splitlines()[0]})")
+    if updates < wanted and not early:
+        fail(f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins with it all the same")
+    print(f"train: begins with {checkpoint}, update {updates:,} of {wanted:,}", file=sys.stderr)
+
+
+def main(binary: str, save: str, variant: str) -> None:
+    if variant == "512" and not (Path(save) / variant / "checkpoint_last.pt").is_file():
+        first = Path(save) / "128" / "checkpoint_last.pt"
+        check_first_phase(first, early=os.environ.get("EARLY", "") not in ("", "0"))
+    keep_pieces(Path(binary), Path(save))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,41 @@
+"""The losses of pre-training from the log of fairseq-validate: `... | python -m bert.pretraining.evaluate FLAG...`."""
+
+import argparse
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+from bert.binary import SETTINGS
+from common.errors import failing
+
+fail = failing("evaluate")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
+    arguments.add_argument("data", type=Path)
+    arguments.add_argument("--valid-subset", default="valid")
+    args, _ = arguments.parse_known_args()
+    subset = args.valid_subset
+    sets = json.loads((args.data / SETTINGS).read_text())["sets"]
+    if subset not in sets:
+        fail(f"--valid-subset {subset}: must be one of {', '.join(sets)}")
+    found = {}
+    for line in sys.stdin:
+        print(line, end="", file=sys.stderr, flush=True)
+        if match := re.search(rf"\| {subset} \| (\{{.*\}})", line):
+            found = json.loads(match[1])
+    if not found:
+        fail("fairseq-validate has logged no losses; its own words stand above")
+    words, pairs, right = (float(found[f"{subset}_{name}"]) for name in ("mlm_loss", "nsp_loss", "nsp_accuracy"))
+    if not math.isfinite(words + pairs):
+        fail("fairseq-validate: the losses are no finite numbers")
+    print(f"pieces by how often they occur in this set = {sets[subset]['entropy']:.3f} bits")
+    print(f"next sentences = {right:.1f} % right, {pairs:.3f} bits")
+    print(f"mlm_loss = {words:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# The losses of pre-training on the validation set (--valid-subset test: WikiText-2's other), in bits, beside what is
+# known without a model. Of the folder SAVE and the phase VARIANT (AVERAGE=n: its last n checkpoints' average), or of
+# the file CHECKPOINT.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
+source "$ROOT/examples/bert/pretraining/phase.sh"
+
+checkpoint=$(last_checkpoint)
+machine=$(machine)
+same_pieces "$DATA/binary/dict.txt" "$checkpoint"
+
+# shellcheck disable=SC2086 # $machine is no flag or one
+set -- "$DATA/binary" --user-dir "$ROOT/examples/bert" --task bert_pretraining --path "$checkpoint" $machine \
+    --valid-subset valid --batch-size 64 --required-batch-size-multiple 1 --log-format json "$@"
+if [[ ${DRY_RUN:-} ]]; then
+    run fairseq-validate "$@"
+else # the task's settings, --tokens-per-sample too, are the checkpoint's
+    run fairseq-validate "$@" 2>&1 | "$PYTHON" -m bert.pretraining.evaluate "$@"
+fi

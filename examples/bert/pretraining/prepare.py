@@ -1,0 +1,168 @@
+"""Text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh`."""
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from bert.binary import BinarySet, is_ready, write_settings
+from bert.pretrained import HUGGING_FACE, check_case
+from bert.pretraining.documents import Text, own_text, wikitext
+from common.archives import Archive, complete, fail, note, obtain, sha256
+from common.prepare import data_folder, parser, start
+from common.wikitext import unpack_text
+from wikitext2.prepare import WIKITEXT2
+
+VOCABULARY = Archive("bert-base-uncased/vocab.txt", (f"{HUGGING_FACE}/vocab.txt",))
+BLOCK = 10_000  # lines that are cut together
+HOLD_OUT = 1000
+MOST_UNKNOWN = 0.1  # of the pieces of a text whose language the vocabulary has
+
+
+def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str, Any]]:
+    """Write a binary set for each split, and return counts of each.
+
+    A line of which no piece is left is left out, since an empty line ends a document.
+    """
+    from bert.wordpiece import wordpiece
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    tokeniser = wordpiece(dictionary, lowercase)
+    if text.unknown:
+        tokeniser.add_special_tokens([text.unknown])
+    sets = {split: BinarySet(folder / split, len(dictionary)) for split in text.splits}
+    found = {split: Counter(documents=0, sentences=0, pieces=0, unknown=0) for split in text.splits}
+    frequencies = {split: np.zeros(len(dictionary), dtype=np.int64) for split in text.splits}
+    within = dict.fromkeys(text.splits, False)  # a document
+    lines = text.lines()
+    while block := list(islice(lines, BLOCK)):
+        encodings = tokeniser.encode_batch_fast([line for _, line in block], add_special_tokens=False)
+        for (split, line), ids in zip(block, (encoding.ids for encoding in encodings)):
+            if line and not ids:
+                continue
+            sets[split].add([*ids, dictionary.eos()])
+            left_out = line.count(text.unknown) if text.unknown else 0
+            unknown = ids.count(dictionary.unk()) - left_out
+            found[split].update(sentences=bool(ids), documents=bool(ids) and not within[split], unknown=unknown)
+            found[split].update(pieces=len(ids) - left_out)
+            np.add.at(frequencies[split], ids, 1)
+            within[split] = bool(ids)
+    for split, output in sets.items():
+        output.close()
+        note(f"{split}: " + ", ".join(f"{number:,} {what}" for what, number in found[split].items()))
+    return {split: {**counts, "entropy": entropy(frequencies[split])} for split, counts in found.items()}
+
+
+def entropy(frequencies: np.ndarray) -> float:
+    """Return the entropy, in bits, of what occurs as often as `frequencies`, int64 [V], say."""
+    shares = frequencies[frequencies > 0] / frequencies.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def check(found: dict[str, dict[str, Any]], hold_out: Optional[int], vocabulary: str) -> None:
+    """End the program if a set has too few documents, or too many unknown pieces."""
+    for split, numbers in found.items():
+        if numbers["documents"] < 2:
+            advice = "" if hold_out is None else f"; an empty line ends a document, --hold-out {hold_out} chooses"
+            fail(f"{split}: has {numbers['documents']} documents, random segments need two{advice}")
+        if numbers["unknown"] > MOST_UNKNOWN * numbers["pieces"]:
+            fail(
+                f"{vocabulary}: {numbers['unknown']:,} of the {numbers['pieces']:,} pieces of {split} are unknown, "
+                f"must be at most {MOST_UNKNOWN:.0%}; take a vocabulary of this language (--vocab), or --learn-vocab"
+            )
+
+
+def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
+    """Return the pieces that --vocab or --learn-vocab ask for, by default those of bert-base-uncased."""
+    if args.learn_vocab is not None:
+        from bert.pretraining.vocabulary import learn
+
+        def train() -> Iterator[str]:
+            for split, line in text.lines():
+                if split == "train":
+                    yield line.replace(text.unknown, " ") if text.unknown else line
+
+        note(f"learning a vocabulary of {args.learn_vocab:,} pieces")
+        return learn(train, args.learn_vocab, not args.cased)
+    from bert.wordpiece import read_vocabulary
+
+    return read_vocabulary(args.vocab or obtain(VOCABULARY, data))
+
+
+def binarise(args: Any, data: Path) -> None:
+    """Make $DATA/binary, unless it is there."""
+    folder = data / "binary"
+    files = [*(args.text or ()), *([args.vocab] if args.vocab else ())]
+    hold_out = (args.hold_out or HOLD_OUT) if args.text else None
+    text = own_text(args.text, hold_out) if args.text else None
+    settings = {
+        "text": [str(path.resolve()) for path in args.text] if args.text else WIKITEXT2.name,
+        "hold-out": hold_out,
+        "vocabulary": str(args.vocab.resolve()) if args.vocab else args.learn_vocab or "bert-base-uncased",
+        "cased": args.cased,
+        "sha256": [sha256(path) for path in files],
+    }
+    if is_ready(folder, settings, ["dict.txt", "vocab.txt"], args.any_counts):
+        return
+    from bert.wordpiece import write_dictionary
+
+    from mixhead_plugin.errors import OptionError
+
+    text = text or wikitext(unpack_text(WIKITEXT2, data, check=not args.any_counts))
+    vocabulary = args.vocab or (f"--learn-vocab {args.learn_vocab}" if args.learn_vocab else VOCABULARY.file)
+    with complete(folder) as unfinished:
+        unfinished.mkdir()
+        try:
+            words = vocabulary_of(args, text, data)
+            (unfinished / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+            write_dictionary(words, unfinished / "dict.txt", vocabulary)
+        except OptionError as error:
+            fail(str(error))
+        check_case(unfinished, args.cased)
+        found = write_sets(text, unfinished, not args.cased)
+        check(found, hold_out, vocabulary)
+        write_settings(unfinished, settings, args.any_counts, sets=found)
+    note(f"{folder} is ready")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    flags = parser("Text for BERT's pre-training, in $DATA/binary: WikiText-2, or your own")
+    flags.add_argument(
+        "--text",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="text of your own: one sentence a line, an empty line after each document (default: WikiText-2)",
+    )
+    flags.add_argument(
+        "--hold-out",
+        type=int,
+        metavar="N",
+        help=f"one of every N documents of --text is for validation (default: {HOLD_OUT})",
+    )
+    vocabulary = flags.add_mutually_exclusive_group()
+    vocabulary.add_argument("--vocab", type=Path, metavar="FILE", help="a vocab.txt (default: bert-base-uncased's)")
+    vocabulary.add_argument("--learn-vocab", type=int, metavar="N", help="learn N pieces from the training text")
+    flags.add_argument("--cased", action="store_true", help="keep upper case and accents")
+    args = flags.parse_args(arguments)
+    if args.hold_out is not None and not args.text:
+        fail(f"--hold-out {args.hold_out}: needs --text; WikiText-2 has its own validation set")
+    if args.hold_out is not None and args.hold_out < 2:
+        fail(f"--hold-out {args.hold_out}: must be at least 2")
+    if args.learn_vocab is not None and args.learn_vocab < 1:
+        fail(f"--learn-vocab {args.learn_vocab}: must be a number such as 8000")
+    if args.vocab and not args.vocab.is_file():
+        fail(f"--vocab {args.vocab}: {'must be a file, is a folder' if args.vocab.is_dir() else 'no such file'}")
+    if args.cased and not args.vocab and args.learn_vocab is None:
+        fail("--cased: needs --vocab or --learn-vocab; the pieces of bert-base-uncased are lower case")
+    os.environ["RAYON_NUM_THREADS"] = str(args.workers)  # of tokenizers
+    with data_folder() as data:
+        binarise(args, data)
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,46 @@
+"""A WordPiece vocabulary that is learnt from a text."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from bert.wordpiece import CONTINUATION, LONGEST_WORD, SPECIAL, normalizer
+from common.archives import fail
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+
+def learn(lines: Callable[[], Iterable[str]], size: int, lowercase: bool) -> list[str]:
+    """Return the pieces of a vocab.txt: special ones, all characters, and the first merges of byte-pair encoding.
+
+    Args:
+        lines: returns the text from its beginning with every call
+        size: of the vocabulary
+        lowercase: fold case and strip accents
+    """
+    clean, split = normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
+
+    def words() -> Iterator[list[str]]:
+        for line in lines():
+            yield [word for word, _ in split.pre_tokenize_str(clean.normalize_str(line)) if len(word) <= LONGEST_WORD]
+
+    characters: set[str] = set()
+    for line in words():
+        for word in line:
+            characters.add(word[0])
+            characters.update(CONTINUATION + character for character in word[1:])
+    # A letter or digit of the text can stand anywhere in a word.
+    letters = {character[-1] for character in characters if character[-1].isalnum()}
+    characters |= letters | {CONTINUATION + letter for letter in letters}
+    if not characters:
+        fail(f"--learn-vocab {size}: the training text has no words")
+    # As special tokens the characters come first, and in this order.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, special_tokens=[*SPECIAL, *sorted(characters)], show_progress=False
+    )
+    learnt = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    learnt.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    learnt.train_from_iterator((" ".join(line) for line in words()), trainer)
+    pieces = sorted(learnt.get_vocab().items(), key=lambda item: item[1])
+    if len(pieces) != size:
+        least = len(SPECIAL) + len(characters)
+        limit = f"at least {least:,}" if size < least else f"at most {len(pieces):,}"
+        fail(f"--learn-vocab {size}: must be {limit} for this text")
+    return [piece for piece, _ in pieces]

@@ -1,0 +1,235 @@
+"""Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et al., 2018)."""
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, data_utils
+from torch import Tensor
+
+from bert.bases import SizedDataset
+
+SPECIAL = 3  # [CLS] A [SEP] B [SEP]
+TRIES = 10  # for a random B that is long enough
+FOLLOWS, RANDOM = 0, 1  # the kinds of B, numbered as in published checkpoints
+
+
+class Masking(NamedTuple):
+    """The words that the language model must restore, and what it sees in their places."""
+
+    mask: int  # the index of [MASK]
+    probability: float = 0.15  # share of all tokens
+    keep: float = 0.1  # share of those that stay as they are
+    replace: float = 0.1  # share of those that a random word replaces
+
+    def apply(self, tokens: np.ndarray, maskable: np.ndarray, words: range, rng: np.random.Generator) -> np.ndarray:
+        """Hide some of `tokens`, int64 [N], in place, and return their positions, at least one.
+
+        Args:
+            maskable: the positions that may be chosen
+            words: the indices of random words
+        """
+        number = min(len(maskable), max(1, round(len(tokens) * self.probability)))
+        chosen = rng.choice(maskable, number, replace=False)
+        fate = rng.random(number)
+        hidden = chosen[fate >= self.keep + self.replace]
+        random = chosen[(fate >= self.keep) & (fate < self.keep + self.replace)]
+        tokens[hidden] = self.mask
+        tokens[random] = rng.integers(words.start, words.stop, len(random))
+        return chosen
+
+
+class SentencePairs(SizedDataset):
+    """Spans of documents, each cut into A and B; half of the B come from another document instead.
+
+    The spans are the same in all epochs: as many whole lines of one document as fit, and the beginning of the next.
+    The cut, the choice of B and the masked words are random. They depend on the seed, the epoch and the number of the
+    span alone, not on the worker or on earlier calls.
+
+    The length and the end of B do not reveal its kind. Both candidates are found first; the same rule ends them within
+    a line; both are cut to the shorter length, where neither ends a line. The last line of a document has no B that
+    follows if it is alone in its span.
+
+    Args:
+        lines: binarised text, each line closed by </s>; a line without words ends a document
+        sizes: the lengths of `lines`
+        dictionary: its last symbol is `masking.mask`
+        length: the most tokens of a pair, with its special tokens
+        masking: what to hide
+        seed: of all random choices
+        short_probability: share of spans with a random smaller length
+        lines_per_document: the lines of each document; 0 if an empty line ends a document
+    """
+
+    def __init__(
+        self,
+        lines: Any,
+        sizes: np.ndarray,
+        dictionary: Dictionary,
+        length: int,
+        masking: Masking,
+        seed: int,
+        short_probability: float = 0.1,
+        lines_per_document: int = 0,
+    ):
+        super().__init__()
+        self.lines, self.dictionary, self.masking, self.seed = lines, dictionary, masking, seed
+        self.words = range(dictionary.nspecial, masking.mask)
+        # shared with the worker processes, which stay from epoch to epoch
+        self._epoch = torch.ones(1, dtype=torch.int64).share_memory_()
+        self._cut_into_units(np.asarray(sizes, dtype=np.int64) - 1, (length - SPECIAL) // 2, lines_per_document)
+        self._pack(length - SPECIAL, short_probability)
+
+    def _cut_into_units(self, lengths: np.ndarray, longest: int, lines_per_document: int) -> None:
+        """Find the units, which are never cut: lines, and parts of lines that are longer than half a pair."""
+        number = -(-lengths // longest)  # of units in each line; an empty line has none
+        self.unit_line = np.repeat(np.arange(len(lengths)), number)  # [U]
+        nth = np.arange(len(self.unit_line)) - np.repeat(number.cumsum() - number, number)
+        self.unit_start = nth * longest  # [U], in its line
+        self.unit_length = np.minimum(longest, lengths[self.unit_line] - self.unit_start)  # [U]
+        if lines_per_document:
+            filled = (lengths > 0).cumsum() - 1  # numbers the lines that are not empty
+            document = filled[self.unit_line] // lines_per_document
+        else:
+            document = (lengths == 0).cumsum()[self.unit_line]
+        first = np.flatnonzero(np.diff(document, prepend=-1))
+        self.document_start = np.append(first, len(document))  # [documents + 1], in units
+        self.unit_document = np.repeat(np.arange(len(first)), np.diff(self.document_start))  # [U]
+
+    def _pack(self, longest: int, short_probability: float) -> None:
+        """Fill each span with the units of one document that fit into `longest` tokens, or into a short span."""
+        rng = np.random.default_rng([self.seed, 0])
+        end = np.append(0, self.unit_length.cumsum())  # [U + 1], tokens before each unit
+        # Every unit gets the end of a span that would begin there; then no search is needed.
+        units = len(self.unit_length)
+        short = rng.random(units) < short_probability
+        # a short span has at least one unit, and room for a part of B
+        limit = np.where(short, np.maximum(rng.integers(2, max(3, longest), units), self.unit_length + 1), longest)
+        last = self.document_start[self.unit_document + 1]  # [U], the end of the document
+        stop = np.minimum(np.searchsorted(end, end[:-1] + limit, side="right") - 1, last).tolist()
+        starts, unit = [], 0
+        while unit < units:
+            starts.append(unit)
+            unit = stop[unit]
+        self.unit_end = end
+        self.span_start = np.array(starts, dtype=np.int64)  # [S], in units
+        self.span_stop = np.array([stop[start] for start in starts], dtype=np.int64)  # [S]
+        self.span_limit = limit[self.span_start]  # [S], tokens of A and B
+        # the most tokens of A and B; a unit that is alone gets its B from elsewhere
+        beyond = np.minimum(self.span_stop + 1, last[self.span_start])
+        alone = beyond - self.span_start == 1
+        length = np.where(alone, longest, end[beyond] - end[self.span_start])
+        self.sizes = np.minimum(length, self.span_limit) + SPECIAL  # [S]
+
+    @property
+    def documents(self) -> int:
+        return len(self.document_start) - 1
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def ordered_indices(self) -> np.ndarray:
+        """Sort by length, for little padding; pairs of equal length are in random order."""
+        order = np.random.default_rng([self.seed, 1]).permutation(len(self))
+        return order[np.argsort(self.sizes[order], kind="stable")]
+
+    def _tokens(self, start: int, stop: int) -> np.ndarray:
+        """Return the tokens of the units from `start` to before `stop`, all of one document."""
+        parts = []
+        for unit in range(start, stop):
+            line = self.lines[int(self.unit_line[unit])]
+            begin = int(self.unit_start[unit])
+            parts.append(line[begin : begin + int(self.unit_length[unit])].numpy())
+        return np.concatenate(parts)
+
+    def _candidate(self, start: int, room: int, rng: np.random.Generator) -> Tuple[int, int]:
+        """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops before, and its length.
+
+        If the document ends before that, B ends at random within the document's last unit.
+        """
+        stop = int(np.searchsorted(self.unit_end, self.unit_end[start] + room))  # the first that fills the room
+        stop = min(stop, int(self.document_start[self.unit_document[start] + 1]))
+        found = int(self.unit_end[stop] - self.unit_end[start])
+        return stop, room if found >= room else found - int(rng.integers(self.unit_length[stop - 1]))
+
+    def _elsewhere(self, document: int, room: int, rng: np.random.Generator) -> int:
+        """Choose a unit of another document, preferably with `room` tokens between it and the end."""
+        start = 0
+        for _ in range(TRIES):
+            other = int(rng.integers(self.documents - 1))
+            other += other >= document
+            first, end = int(self.document_start[other]), int(self.document_start[other + 1])
+            start = int(rng.integers(first, end))
+            if self.unit_end[end] - self.unit_end[start] >= room:
+                break
+        return start
+
+    def _segments(self, index: int, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, int]:
+        """Return A, B, and FOLLOWS or RANDOM."""
+        start, stop = int(self.span_start[index]), int(self.span_stop[index])
+        document = int(self.unit_document[start])
+        middle = start + int(rng.integers(1, max(2, stop - start)))  # B begins with it
+        first = self._tokens(start, middle)
+        room = int(self.span_limit[index]) - len(first)
+        can_follow = middle < self.document_start[document + 1]
+        # if nothing follows, the length comes from a random other place
+        follows = middle if can_follow else int(rng.integers(len(self.unit_length)))
+        begins = [self._elsewhere(document, room, rng), follows]
+        ends, lengths = zip(*(self._candidate(begin, room, rng) for begin in begins))
+        length = min(lengths)
+        while length > 1 and any(self._ends_a_unit(begin, length) for begin in begins):
+            length -= 1
+        relation = FOLLOWS if can_follow and rng.random() < 0.5 else RANDOM
+        begin, end = (follows, ends[1]) if relation == FOLLOWS else (begins[0], ends[0])
+        return first, self._tokens(begin, end)[:length], relation
+
+    def _ends_a_unit(self, start: int, length: int) -> bool:
+        """Tell if `length` tokens from unit `start` on are whole units."""
+        end = self.unit_end[start] + length
+        return bool(self.unit_end[np.searchsorted(self.unit_end, end)] == end)
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        rng = np.random.default_rng([self.seed, 2, self.epoch, index])
+        first, second, relation = self._segments(index, rng)
+        cut = len(first)
+        begin, separator = [self.dictionary.bos()], [self.dictionary.eos()]
+        pair = np.concatenate([begin, first, separator, second, separator]).astype(np.int64)  # [N]
+        segments = np.repeat([0, 1], [cut + 2, len(second) + 1])  # [N]
+        maskable = np.r_[1 : 1 + cut, cut + 2 : len(pair) - 1]
+        seen = pair.copy()
+        chosen = self.masking.apply(seen, maskable, self.words, rng)
+        target = np.full_like(pair, self.dictionary.pad())
+        target[chosen] = pair[chosen]
+        return {
+            "id": index,
+            "tokens": torch.from_numpy(seen),
+            "segments": torch.from_numpy(segments),
+            "target": torch.from_numpy(target),
+            "relation": relation,
+        }
+
+    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+        """Return a batch, padded on the right.
+
+        Its tensors are `src_tokens`, `segments` and `target`, all int64 [B, N], and `next_sentence`, int64 [B], FOLLOWS
+        or RANDOM. `target` has the masked words, and padding elsewhere.
+        """
+        if not samples:
+            return {}
+
+        def merge(name: str, padding: int) -> Tensor:
+            return data_utils.collate_tokens([sample[name] for sample in samples], padding)
+
+        pad = self.dictionary.pad()
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "net_input": {"src_tokens": merge("tokens", pad), "segments": merge("segments", 0)},
+            "target": merge("target", pad),
+            "next_sentence": torch.tensor([sample["relation"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": sum(len(sample["tokens"]) for sample in samples),
+        }

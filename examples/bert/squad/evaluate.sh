@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Exact match and F1 of SQuAD 1.1's development set, as the official evaluation has them; F1 stands last. Of the folder
+# SAVE or the file CHECKPOINT, beside which the predictions are written.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
+prepared "$DATA/text"
+
+checkpoint=$(checkpoint mixhead_bert_base)
+machine=$(machine)
+spans=${checkpoint%.pt}.squad/spans.jsonl
+[[ ${DRY_RUN:-} ]] || mkdir -p -- "${spans%/*}"
+
+# shellcheck disable=SC2086 # $machine is no flag or one
+run fairseq-validate "$DATA/text" --user-dir "$ROOT/examples/bert" --task squad --path "$checkpoint" $machine \
+    --valid-subset valid --nbest-file "$spans" --distributed-world-size 1 \
+    --batch-size 64 --required-batch-size-multiple 1 --log-format simple --log-interval 50 "$@"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert.squad.evaluate "$DATA/text" "$spans" "$@"

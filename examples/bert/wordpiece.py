@@ -1,0 +1,102 @@
+"""BERT's WordPiece tokeniser (Wu et al. 2016, section 4.1), whose ids are those of fairseq's dictionary."""
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from pathlib import Path
+from typing import List, Sequence, Tuple, Union
+
+from fairseq.data import Dictionary
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers
+
+from mixhead_plugin.errors import OptionError
+
+# The names of the special pieces in fairseq's dictionary: four open it, [MASK] closes it.
+OPENING = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
+CLOSING = {"[MASK]": "<mask>"}
+SPECIAL = {**OPENING, **CLOSING}
+CONTINUATION = "##"
+LONGEST_WORD = 100  # characters; a longer word is unknown
+
+# BERT drops the control characters U+000B, U+000C and U+0085; to it they are no white space.
+_NO_SPACES = re.compile(r"[^\t\n\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]*")
+
+
+def normalizer(lowercase: bool) -> normalizers.Normalizer:
+    """Clean the text and set ideographs apart; with `lowercase` also fold case and strip accents."""
+    return normalizers.BertNormalizer(lowercase=lowercase)
+
+
+def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
+    """Build the tokeniser of a dictionary. A special token in a text, such as '[SEP]', is text to it.
+
+    Args:
+        dictionary: fairseq's, of the pieces of a vocab.txt
+        lowercase: the vocabulary is uncased
+    """
+    model = models.WordPiece(
+        vocab=dict(dictionary.indices),
+        unk_token=dictionary.unk_word,
+        max_input_chars_per_word=LONGEST_WORD,
+        continuing_subword_prefix=CONTINUATION,
+    )
+    tokeniser = Tokenizer(model)
+    tokeniser.normalizer = normalizer(lowercase)
+    tokeniser.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return tokeniser
+
+
+def characters_of(text: str, encoding: Encoding) -> List[Tuple[int, int]]:
+    """Return for each piece the characters of `text` that it stands for: the first, and the last + 1.
+
+    Accents and invisible characters that the tokeniser drops belong to the piece before them.
+    """
+    starts = [start for start, _ in encoding.offsets]
+    found = []
+    for start, end in encoding.offsets:
+        following = bisect_left(starts, end)  # not the next piece: several pieces can share a character
+        limit = starts[following] if following < len(starts) else len(text)
+        found.append((start, _NO_SPACES.match(text, end, limit).end()))
+    return found
+
+
+def read_vocabulary(path: Union[str, Path]) -> List[str]:
+    """Read the pieces of a vocab.txt in their order.
+
+    Raises:
+        OptionError: the file is not UTF-8, or lacks a special piece
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")  # not splitlines: some pieces are line breaks to it
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path}: is not UTF-8") from error
+    words = lines[:-1] if lines[-1] == "" else lines
+    if missing := [word for word in SPECIAL if word not in words]:
+        raise OptionError(f"{path}: has no {', '.join(missing)}; must be the vocab.txt of a BERT")
+    return words
+
+
+def write_dictionary(words: Sequence[str], path: Path, source: Union[str, Path]) -> Dictionary:
+    """Write fairseq's dictionary of a vocabulary, in its order, without the special symbols that fairseq adds.
+
+    Args:
+        words: the pieces of a vocab.txt
+        path: the file to write
+        source: the name of the vocabulary in errors
+
+    Raises:
+        OptionError: fairseq reads something else than was written
+    """
+    own = [word for word in words if word not in SPECIAL]
+    path.write_text("".join(f"{word} 1\n" for word in own), encoding="utf-8")
+    problem = f"{source}: fairseq cannot tell the words of this vocabulary apart"
+    if twice := [word for word, number in Counter(words).items() if number > 1]:
+        raise OptionError(f"{problem} ({twice[0]!r} is there twice)")
+    try:
+        dictionary = Dictionary.load(str(path))
+    except (RuntimeError, ValueError, OptionError) as error:
+        raise OptionError(f"{problem} ({str(error).splitlines()[0]})") from error
+    dictionary.add_symbol(SPECIAL["[MASK]"])
+    if dictionary.symbols != [*OPENING.values(), *own, *CLOSING.values()]:
+        raise OptionError(problem)
+    return dictionary

@@ -1,0 +1,157 @@
+"""Every architecture of the plugin, registered as `<family>_<name>`: fairseq's, and those of the papers."""
+
+from typing import Any, Callable, Dict, NamedTuple, Type
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
+from fairseq.models.transformer_lm import (
+    base_lm_architecture,
+    transformer_lm_baevski_gbw,
+    transformer_lm_baevski_wiki103,
+)
+
+from mixhead_plugin.models import transformer_xl
+from mixhead_plugin.models.families import FamilyModel, register_families
+from mixhead_plugin.models.roberta import RobertaModel
+from mixhead_plugin.models.synthesizer import SynthesizerLanguageModel
+from mixhead_plugin.models.transformer import TransformerModel
+from mixhead_plugin.models.transformer_lm import TransformerLanguageModel
+from mixhead_plugin.models.transformer_xl import TransformerXLModel
+
+
+class Architecture(NamedTuple):
+    """The values that a name stands for; a flag of the user overrides each of them."""
+
+    model: Type[FamilyModel]
+    upstream: Callable[[Any], None]  # fairseq's function, for the values that are not in `defaults`
+    defaults: Dict[str, Any]
+    source: str
+
+    def __call__(self, args: Any) -> None:
+        """Give `args` (Namespace or DictConfig, changed in place) every value that it lacks."""
+        for name, default in self.defaults.items():
+            if not hasattr(args, name):
+                setattr(args, name, default)
+        self.upstream(args)
+
+
+def _config_alone(args: Any) -> None:
+    """Leave all values to the defaults of the model's dataclass."""
+
+
+def _translation(heads: int) -> Architecture:
+    sides = {f"{side}_attention_heads": heads for side in ("encoder", "decoder")}
+    return Architecture(TransformerModel, transformer_iwslt_de_en, sides, f"mixhead table 4, h {heads}")
+
+
+def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> Dict[str, Any]:
+    sizes = {"layers": layers, "attention_heads": heads, "embed_dim": embed_dim, "ffn_embed_dim": inner}
+    return {f"decoder_{name}": size for name, size in sizes.items()}
+
+
+def _dropouts(residual: float, attention: float, activation: float) -> Dict[str, Any]:
+    return {"dropout": residual, "attention_dropout": attention, "activation_dropout": activation}
+
+
+def _xl(layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int) -> Dict[str, Any]:
+    sizes = {"n_layer": layers, "d_model": d_model, "n_head": heads, "d_head": head_dim, "d_inner": inner}
+    return {**sizes, "mem_len": mem_len}
+
+
+MODELS: Dict[str, Type[FamilyModel]] = {
+    "transformer": TransformerModel,
+    "transformer_lm": TransformerLanguageModel,
+    "roberta": RobertaModel,
+    "transformer_xl": TransformerXLModel,
+    "synthesizer_lm": SynthesizerLanguageModel,
+}
+if transformer_xl.OrderedTask is None:
+    del MODELS["transformer_xl"]
+
+ARCHITECTURES = {
+    **{
+        name: Architecture(model, ARCH_CONFIG_REGISTRY[name], {}, "fairseq")
+        for fairseq_name, model in MODELS.items()
+        for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
+    },
+    "synthesizer_lm": Architecture(SynthesizerLanguageModel, _config_alone, {}, "fairseq's transformer_lm"),
+    # fairseq's `transformer_lm` normalises after each block, `base_lm_architecture` before it, as 16 layers need.
+    # The paper asks for strong regularisation without figures: the three dropouts are ours.
+    "transformer_lm_wiki2": Architecture(
+        TransformerLanguageModel,
+        base_lm_architecture,
+        {**_decoder(16, 8, 512, 2048), **_dropouts(0.5, 0.2, 0.2), "share_decoder_input_output_embed": True},
+        "mixhead table 2, vanilla Transformer",
+    ),
+    # These are the sizes of fairseq's `transformer_lm_wiki103`, under a name that has them in YAML files too.
+    # 512 is the number of tokens, which --tokens-per-sample sets.
+    "transformer_lm_wiki103_512": Architecture(
+        TransformerLanguageModel,
+        transformer_lm_baevski_wiki103,
+        _decoder(16, 8, 1024, 4096),
+        "mixhead tables 1 and 7 to 10, Transformer-Baevski",
+    ),
+    # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's `transformer_lm_gbw`.
+    # The paper's count of parameters needs tied projections.
+    "transformer_lm_gbw_512": Architecture(
+        TransformerLanguageModel,
+        transformer_lm_baevski_gbw,
+        {
+            **_decoder(16, 8, 1024, 4096),
+            "adaptive_input": True,
+            "adaptive_input_cutoff": "60000,160000",
+            "adaptive_softmax_cutoff": "60000,160000",
+            "tie_adaptive_weights": True,
+            "tie_adaptive_proj": True,
+        },
+        "mixhead table 3, Transformer-Baevski",
+    ),
+    # The maximal length, 512 too, comes from --tokens-per-sample.
+    "synthesizer_lm_wiki103": Architecture(
+        SynthesizerLanguageModel,
+        transformer_lm_baevski_wiki103,
+        _decoder(16, 8, 1024, 4096),
+        "mixhead table 1, Synthesizer",
+    ),
+    # The sizes are those of the published code, as the counts of parameters show. The cutoffs are fairseq's.
+    "transformer_xl_wiki103": Architecture(
+        TransformerXLModel,
+        _config_alone,
+        {**_xl(16, 410, 10, 41, 2100, mem_len=150), "dropout": 0.1},
+        "mixhead table 1, Transformer-XL",
+    ),
+    # The paper prints 40M parameters, from which the inner size follows, and no dropouts: they are ours, as above.
+    "transformer_xl_wiki2": Architecture(
+        TransformerXLModel,
+        _config_alone,
+        {**_xl(16, 410, 10, 41, 1000, mem_len=150), "dropout": 0.5, "dropatt": 0.2},
+        "mixhead table 2, Transformer-XL",
+    ),
+    "transformer_xl_lm1b": Architecture(
+        TransformerXLModel,
+        _config_alone,
+        {**_xl(18, 1024, 8, 128, 4096, mem_len=32), "div_val": 4},
+        "mixhead table 3, Transformer-XL",
+    ),
+    # The head size is fixed in every family and for every number of heads, which the paper varies from 4 to 70.
+    "transformer_lm_lm1b": Architecture(
+        TransformerLanguageModel,
+        base_lm_architecture,
+        {
+            **_decoder(6, 8, 256, 1024),
+            **_dropouts(0.1, 0.1, 0.1),
+            "share_decoder_input_output_embed": True,
+            "head_dim": 32,
+        },
+        "low-rank bottleneck paper, figures 1, 3 and 4",
+    ),
+    **{f"transformer_iwslt_de_en_h{heads}": _translation(heads) for heads in (4, 32, 64)},
+}
+
+for _name, _model in MODELS.items():
+    _entries = {name: entry for name, entry in ARCHITECTURES.items() if entry.model is _model}
+    # For YAML files, each of ours has a dataclass; fairseq's have the defaults of their model's, as in fairseq.
+    _own = {name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults}
+    register_families(_model, _name, {name: entry for name, entry in _entries.items() if name not in _own})
+    for _architecture, _entry in _own.items():
+        register_families(_model, _architecture, {_architecture: _entry})

@@ -1,0 +1,42 @@
+"""The heads of one attention: what a hook sees of them, gates that scale them, and how parameters are split by head."""
+
+from typing import Callable, NamedTuple, Optional
+
+from torch import Tensor
+
+
+class Heads(NamedTuple):
+    """What a hook sees of the heads of one attention in one pass."""
+
+    mixing: Optional[Tensor]  # M [H, H'] or [B, Nq, H, H']
+    weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
+
+
+class HeadGates(NamedTuple):
+    """Factors on the heads of one attention, one for each head or [B, ...] one for each sentence; None for 1."""
+
+    source: Optional[Tensor] = None  # on the weights P_j where heads mix, [H] or [B, H]
+    mixed: Optional[Tensor] = None  # on the outputs O_i, [H'] or [B, H']
+
+    def on_sources(self, mixing: Optional[Tensor]) -> Optional[Tensor]:
+        """Return M, [H, H'] or [B, Nq, H, H'], with the gates of its source heads."""
+        if self.source is None:
+            return mixing
+        if mixing is None:
+            raise ValueError("gates on source heads where heads do not mix: gate the outputs instead")
+        gates = self.source[..., None]  # [H, 1] or [B, H, 1]
+        if gates.dim() == 2:
+            return mixing * gates
+        return mixing * gates[:, None]  # [B, Nq or 1, H, H']
+
+    def on_output(self, out: Tensor) -> Tensor:
+        """Return O [B, H', Nq, D] with the gates of its heads."""
+        return out if self.mixed is None else out * self.mixed[..., None, None]
+
+
+class Axis(NamedTuple):
+    """A dimension of a parameter that has an entry, or `head_dim` entries, for each head."""
+
+    dim: int
+    kind: str  # "source" or "mixed"
+    whole_heads: bool = False  # whether each head has head_dim entries

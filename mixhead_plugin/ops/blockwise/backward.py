@@ -1,0 +1,155 @@
+"""The backward pass: each block computes its weights again and adds to the gradients."""
+
+import threading
+from contextlib import contextmanager
+from typing import Dict, Iterator, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of
+from mixhead_plugin.ops.blockwise.masks import Block, add_mask_grad
+from mixhead_plugin.ops.blockwise.plan import Plan
+from mixhead_plugin.ops.blockwise.threads import parallel_for
+from mixhead_plugin.ops.inputs import AttentionInputs
+
+
+def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Tensor]:
+    """Return the gradients of the named inputs in the dtype of the computation, from d_output [B, H', Nq, Dv].
+
+    The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
+    """
+    dtype = plan.inputs.query.dtype
+    grads = {name: torch.zeros_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
+    totals = dict(grads)
+    if "attn_mask" in grads:
+        totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
+    shared = "mixing" in grads and grads["mixing"].dim() == 2
+    if shared:  # one term for each block
+        totals["mixing"] = grads["mixing"].new_zeros(len(plan.blocks), *grads["mixing"].shape)
+    d_output = d_output.to(dtype)
+    items = []
+    for block in plan.blocks:
+        views = {name: block.part(name, total) for name, total in totals.items()}
+        items.append((block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views))
+    turns = _Turns(plan.blocks)
+
+    def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor, Dict[str, Tensor]]]) -> None:
+        steps = Steps(plan)
+        for block, *tensors in items:
+            try:
+                _add_gradients(steps, turns, block, *tensors)
+            except BaseException:  # the call fails, and no block may wait for this one
+                turns.give_up(block)
+                raise
+
+    parallel_for(work, items, d_output.device)
+    if shared:
+        grads["mixing"].copy_(totals["mixing"].sum(0))
+    return grads
+
+
+class _Turns:
+    """Let blocks add to the same memory in the order of their numbers, because sums of floats depend on the order.
+
+    A block waits only for blocks of a lower number. A thread has already taken those, so no two wait for one another.
+    """
+
+    def __init__(self, blocks: Sequence[Block]):
+        names = ("key", "value", "relative_key", "gain", "attn_mask")
+        self.over = {name: [threading.Event() for _ in blocks] for name in names}
+
+    @contextmanager
+    def turn(self, name: str, block: Block) -> Iterator[None]:
+        """Wait for the last block before this one that adds to the same memory."""
+        before = block.before if name in ("key", "value") else block.number - 1
+        if before >= 0:
+            self.over[name][before].wait()
+        try:
+            yield
+        finally:
+            self.over[name][block.number].set()
+
+    def give_up(self, block: Block) -> None:
+        for events in self.over.values():
+            events[block.number].set()
+
+
+def _add_gradients(
+    steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: Dict[str, Tensor]
+) -> None:
+    """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
+    scores, weights = steps.weights(block, part)  # [b * h, n, k]
+    gained = steps.apply_gain(weights, block, part.gain)
+    mixed = steps.mix(gained, part.mixing)  # [b * h', n, k]
+    d_rows = d_output * steps.dropout_scale
+    d_mixed = steps.buffer("d_mixed", mixed.shape)
+    torch.bmm(d_rows, part.value.transpose(1, 2), out=d_mixed)
+    if steps.dropout_p > 0:
+        mask = steps.dropout_mask(block, mixed.shape)
+        mixed = mixed * mask if part.mixing is None else mixed.mul_(mask)
+        d_mixed.mul_(mask)
+    with turns.turn("value", block):
+        _add_products(grads["value"], mixed, d_rows, 1.0)
+
+    d_weights = d_mixed
+    if part.mixing is not None:
+        grads["mixing"].copy_(_mixing_grad(gained, d_mixed, part.mixing))
+        d_weights = steps.mix(d_mixed, part.mixing.transpose(-2, -1))
+    if part.gain is not None:
+        d_gain = _gain_grad(steps, block, weights, d_weights)
+        d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain))
+        with turns.turn("gain", block):
+            grads["gain"].add_(d_gain)
+
+    out = steps.buffer("d_scores" if part.mixing is None else "d_mixed", weights.shape)
+    d_scores = steps.normalizer.grad(scores, weights, d_weights, out)  # [b * h, n, k]
+    if "attn_mask" in grads:
+        with turns.turn("attn_mask", block):
+            add_mask_grad(grads["attn_mask"], d_scores.view(block.shape), block)
+    if part.relative_query is not None:
+        d_relative_query, d_relative_key = _relative_grads(steps, block, part, d_scores)
+        grads["relative_query"].copy_(d_relative_query)
+        with turns.turn("relative_key", block):
+            grads["relative_key"].add_(d_relative_key)
+    d_query = torch.bmm(d_scores, part.key)  # [b * h, n, D]
+    torch.mul(d_query.view(grads["query"].shape), steps.scale, out=grads["query"])
+    with turns.turn("key", block):
+        _add_products(grads["key"], d_scores, part.query, steps.scale)
+
+
+def _mixing_grad(weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
+    """Return dM[j, i] = sum_k P_j dPbar_i, [b, n, H, H'], summed further to [H, H'] where M is shared."""
+    sources, heads = mixing.shape[-2:]
+    weights, d_mixed = weights.unflatten(0, (-1, sources)), d_mixed.unflatten(0, (-1, heads))  # [b, H, n, k]
+    if mixing.dim() == 2:
+        return torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2)).sum(0)
+    by_query, d_by_query = weights.transpose(1, 2).flatten(0, 1), d_mixed.transpose(1, 2).flatten(0, 1)
+    return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)
+
+
+def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_gained: Tensor) -> Tensor:
+    """Return the gain's gradient [h, n + k - 1]."""
+    distances, shifted = steps.distances(block, 1)
+    distances.zero_()
+    torch.sum(weights.view(block.shape) * d_gained.view(block.shape), 0, keepdim=True, out=shifted)
+    return distances.sum(1)
+
+
+def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor) -> Tuple[Tensor, Tensor]:
+    """Return the gradients of the relative query, [b, h, n, R], and of the relative key, [h, n + k - 1, R]."""
+    b, _, n, _ = block.shape
+    d_distances, shifted = steps.distances(block, b)
+    d_distances.zero_()
+    shifted.copy_(d_scores.view(block.shape))
+    d_query = torch.bmm(d_distances, part.relative_key).unflatten(1, (b, n)).transpose(0, 1)
+    return d_query, torch.bmm(d_distances.transpose(1, 2), part.relative_query)
+
+
+def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
+    """Add factor * W^T R to total [b, h, k, D], with W [b * h, n, k] and R [b * h, n, D]."""
+    if len(total) == 1:
+        total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
+    else:  # many small products: at once, then added
+        products = torch.bmm(weights.transpose(1, 2), rows)
+        total.add_(products.unflatten(0, total.shape[:2]), alpha=factor)

@@ -1,0 +1,146 @@
+"""The forward pass of one block of queries after the other, and the steps that the backward pass repeats."""
+
+import math
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.blockwise.masks import Block
+from mixhead_plugin.ops.blockwise.plan import Plan
+from mixhead_plugin.ops.blockwise.threads import parallel_for
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.normalizers import NORMALIZERS
+
+
+def forward(plan: Plan, output: Tensor) -> None:
+    """Write O = dropout(Pbar) V into `output` [B, H', Nq, Dv], which holds zeros."""
+
+    def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor]]) -> None:
+        steps = Steps(plan)
+        for block, part, out in items:
+            _, weights = steps.weights(block, part)  # [b * h, n, k]
+            mixed = steps.mix(steps.apply_gain(weights, block, part.gain), part.mixing)  # [b * h', n, k]
+            if steps.dropout_p > 0:
+                mixed = mixed.mul_(steps.dropout_mask(block, mixed.shape))
+            rows = torch.bmm(mixed, part.value)  # [b * h', n, Dv]
+            torch.mul(rows.view(out.shape), steps.dropout_scale, out=out)
+
+    items = [(block, inputs_of(plan, block), block.part("output", output)) for block in plan.blocks]
+    parallel_for(work, items, output.device)
+
+
+def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
+    """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
+
+    Shapes: query [b * h, n, D], key [b * h, k, D], value [b * h', k, Dv], mixing [H, H'] or [b, n, H, H'],
+    relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1].
+
+    Views are cheap, but not while another thread runs Python. The caller makes all of them before threads start.
+    """
+    parts = {name: block.part(name, tensor) for name, tensor in plan.inputs.given().items()}
+    for name in ("query", "key", "value"):
+        parts[name] = parts[name].flatten(0, 1)
+    if "relative_query" in parts:
+        parts["relative_query"] = parts["relative_query"].transpose(0, 1).flatten(1, 2)
+    return plan.inputs._replace(**parts)
+
+
+class Steps:
+    """The steps that both passes share, with buffers that serve one block after the other.
+
+    Sentences and heads are one dimension, [b * h, n, k], except where heads mix.
+    """
+
+    def __init__(self, plan: Plan):
+        self.plan, self.scale = plan, plan.inputs.scale
+        self.normalizer = NORMALIZERS[plan.inputs.normalizer]
+        self.memory: Dict[str, Tensor] = {}
+        self.shaped: Dict[Tuple[Any, ...], Tensor] = {}
+        # Mixed weights may overwrite scores that no gradient will read.
+        self.mixed = "mixed" if self.normalizer.grad_reads_scores else "scores"
+        self.dropout_p = p = plan.inputs.dropout_p
+        self.dropout_scale = 1 / (1 - p) if p < 1 else 0.0  # of the weights that stay
+        if p > 0:
+            device = plan.inputs.query.device
+            self.seed, self.generator = int(plan.inputs.seed), torch.Generator(device)
+            # 16 random bits for each weight; 32 where that would round the probability noticeably
+            self.draw = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
+            self.draws = 8 // self.draw.itemsize  # in one 64-bit number
+            self.bits = torch.empty(math.ceil(plan.largest / self.draws), dtype=torch.int64, device=device)
+
+    def buffer(self, name: str, shape: Tuple[int, ...]) -> Tensor:
+        """Return memory that every block reuses: fresh pages of the system cost as much as the sums in them."""
+        view = self.shaped.get((name, shape))
+        if view is None:
+            if name not in self.memory:
+                size = self.plan.most_distances if name == "distances" else self.plan.largest
+                self.memory[name] = self.plan.inputs.query.new_empty(size)
+            view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
+        return view
+
+    def weights(self, block: Block, part: AttentionInputs) -> Tuple[Tensor, Tensor]:
+        """Return the scores and P, [b * h, n, k]."""
+        b, h, n, k = block.shape
+        scores = self.buffer("scores", (b * h, n, k))
+        torch.baddbmm(scores, part.query, part.key.transpose(1, 2), beta=0, alpha=self.scale, out=scores)
+        by_head = scores.view(b, h, n, k)
+        if part.relative_query is not None:
+            distances, shifted = self.distances(block, b)
+            torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
+            by_head.add_(shifted)
+        self.plan.masks.add_to(by_head, block)
+        return scores, self.normalizer.weights(scores, self.plan.masks.seen, self.buffer("weights", scores.shape))
+
+    def distances(self, block: Block, b: int) -> Tuple[Tensor, Tensor]:
+        """Return memory by query and distance, [h, b * n, n + k - 1], and a view of it by query and key, [b, h, n, k].
+
+        The memory of a query holds its keys side by side, one number further left than for the query before.
+        """
+        _, h, n, k = block.shape
+        width = n + k - 1
+        distances = self.buffer("distances", (h, b * n, width))
+        shape, strides = (b, h, n, k), (n * width, b * n * width, width - 1, 1)
+        return distances, distances.as_strided(shape, strides, distances.storage_offset() + n - 1)
+
+    def gain_by_key(self, block: Block, gain: Tensor) -> Tensor:
+        """Return the gain [h, n + k - 1] of each query's keys, [1, h, n, k]."""
+        distances, shifted = self.distances(block, 1)
+        distances.copy_(gain[:, None].expand_as(distances))
+        return shifted
+
+    def apply_gain(self, weights: Tensor, block: Block, gain: Optional[Tensor]) -> Tensor:
+        """Return P [b * h, n, k] times the gain of each key's distance."""
+        if gain is None:
+            return weights
+        gained = self.buffer("gained", weights.shape)
+        torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=gained.view(block.shape))
+        return gained
+
+    def mix(self, weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
+        """Return sum_j M[j, i] P_j, [b * h', n, k], of weights P [b * h, n, k], with M [H, H'] or [b, n, H, H']."""
+        if mixing is None:
+            return weights
+        (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]
+        b = rows // sources
+        if mixing.dim() == 2:
+            mixed = self.buffer(self.mixed, (b, heads, n * k))
+            torch.bmm(mixing.t().expand(b, heads, sources), weights.view(b, sources, n * k), out=mixed)
+            return mixed.view(b * heads, n, k)
+        mixed = self.buffer(self.mixed, (b * n, heads, k))
+        by_query = weights.view(b, sources, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
+        torch.bmm(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
+        return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)
+
+    def dropout_mask(self, block: Block, shape: Tuple[int, ...]) -> Tensor:
+        """Return dropout's ones and zeros for the block, the same in both passes."""
+        mask = self.buffer("dropout mask", shape)
+        values = torch.iinfo(self.draw)
+        drop = round(self.dropout_p * (values.max - values.min + 1))
+        if drop > values.max - values.min:
+            return mask.zero_()
+        self.generator.manual_seed((self.seed + block.number) % 2**63)
+        # Several draws in one number take a fifth of the time of bernoulli_.
+        self.bits[: math.ceil(mask.numel() / self.draws)].random_(-(2**63), None, generator=self.generator)
+        bits = self.bits.view(self.draw)[: mask.numel()].view(shape)
+        return torch.ge(bits, values.min + drop, out=mask)

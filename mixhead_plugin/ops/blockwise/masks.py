@@ -1,0 +1,139 @@
+"""A block of a call, and the masks of the call block by block."""
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.inputs import AttentionInputs
+
+INF = float("inf")
+
+
+class Block(NamedTuple):
+    """Some queries of some heads of some sentences, with the keys that any of them may see."""
+
+    number: int
+    before: int  # number of the last block before it with the same sentences and heads, -1 for none
+    sentences: slice
+    heads: slice
+    mixed_heads: slice  # of values and outputs
+    queries: slice
+    keys: slice  # all keys outside of it are hidden from all these queries
+    distances: slice  # from these queries to these keys
+    biased: slice  # part of `keys`: attn_mask is 0 outside of it
+    padded: bool  # whether the padding hides any of `keys`
+
+    @property
+    def shape(self) -> Tuple[int, int, int, int]:
+        """The block's b, h, n and k."""
+        return tuple(part.stop - part.start for part in (self.sentences, self.heads, self.queries, self.keys))
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
+
+        The gradient of shared mixing is [blocks, H, H'], one term for each block.
+        """
+        if name == "attn_mask":
+            return tensor
+        if name == "mixing" and tensor.dim() < 4:
+            return tensor if tensor.dim() == 2 else tensor[self.number]
+        if name == "mixing":
+            return tensor[self.sentences, self.queries]
+        if name in ("relative_key", "gain"):
+            return tensor[self.heads, self.distances]
+        heads = self.mixed_heads if name in ("value", "output") else self.heads
+        return tensor[self.sentences, heads, self.keys if name in ("key", "value") else self.queries]
+
+
+class Masks:
+    """Find the keys that blocks see, and add masks to their scores.
+
+    With `learned`, attn_mask wants a gradient, for its zeros as well.
+    """
+
+    def __init__(self, inputs: AttentionInputs, learned: bool):
+        self.causal, self.learned, self.like = inputs.causal, learned, inputs.query
+        self.n_keys = inputs.key.shape[2]
+        self.past = self.n_keys - inputs.query.shape[2]  # keys before the first query
+        mask, padding = inputs.attn_mask, inputs.key_padding_mask
+        self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]  # four dimensions
+        self.padding = padding if padding is None else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
+        self.futures: Dict[Tuple[int, int, int], Tensor] = {}
+        # whether every query is known to see a key, the first one
+        self.seen = self.n_keys > 0 and not (self.causal and self.past < 0)
+        for mask in (self.attn_mask, self.padding):
+            if self.seen and mask is not None:
+                self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
+
+    def unpadded(self, sentences: Sequence[slice]) -> Tuple[List[slice], List[bool]]:
+        """Return for each slice of sentences the span of keys that any of them has, and whether any lacks one there."""
+        if self.padding is None:
+            return [slice(0, self.n_keys)] * len(sentences), [False] * len(sentences)
+        spans = _spans(torch.stack([self.padding[some].amax(0) for some in sentences]) != -INF)
+        padded = [self.padding[some, span].sum() for some, span in zip(sentences, spans)]
+        return spans, (torch.stack(padded) != 0).tolist()
+
+    def visible_and_biased(self, queries: Sequence[slice]) -> Tuple[List[slice], List[slice]]:
+        """Return for each slice of queries the keys that attn_mask shows, and those whose scores it changes."""
+        everything = [slice(0, self.n_keys)] * len(queries)
+        mask = self.attn_mask
+        if mask is None:
+            return everything, [slice(0, 0)] * len(queries)
+        if mask.shape[2] == 1 or mask.shape[3] == 1 or mask[:, :, :1, :1].numel() > 1:
+            return everything, everything  # only a plain mask [Nq, Nk], like a causal one, is looked at
+        rows = [mask[0, 0, some] for some in queries]
+        largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [blocks, Nk]
+        visible = _spans(largest != -INF)
+        if self.learned:
+            return visible, everything
+        smallest = torch.stack([r.amin(0) for r in rows])
+        return visible, _spans((largest != 0) | (smallest != 0))
+
+    def add_to(self, scores: Tensor, block: Block) -> None:
+        """Hide keys and add biases in place; scores [b, h, n, k]."""
+        if self.attn_mask is not None:
+            _biased(scores, block).add_(_part(self.attn_mask, block))
+        if self.causal:
+            first = block.queries.start + self.past + 1  # the first key that the first query does not see
+            start = max(first, block.keys.start)
+            if start < block.keys.stop:
+                future = self._future(scores.shape[2], block.keys.stop - start, first - start)
+                scores[..., start - block.keys.start :].add_(future)
+        if block.padded:
+            scores.add_(self.padding[block.sentences, None, None, block.keys])
+
+    def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
+        """Return -inf on and above a diagonal, [rows, columns]; nearly all blocks share one tensor."""
+        key = (rows, columns, diagonal)
+        if key not in self.futures:
+            self.futures[key] = self.like.new_full((rows, columns), -INF).triu(diagonal)
+        return self.futures[key]
+
+
+def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
+    """Add the block's d_scores [b, h, n, k] to the gradient of attn_mask, which has four dimensions."""
+    part = _part(d_attn_mask, block)
+    part.add_(_biased(d_scores, block).sum_to_size(part.shape))
+
+
+def _part(mask: Tensor, block: Block) -> Tensor:
+    """Return a view of attn_mask, or of its gradient, for the block's biased keys."""
+    for dim, part in enumerate((block.sentences, block.heads, block.queries, block.biased)):
+        if mask.shape[dim] > 1:
+            mask = mask.narrow(dim, part.start, part.stop - part.start)
+    return mask
+
+
+def _biased(scores: Tensor, block: Block) -> Tensor:
+    """Return a view of scores [b, h, n, k] for the block's biased keys."""
+    return scores[..., block.biased.start - block.keys.start : block.biased.stop - block.keys.start]
+
+
+def _spans(true: Tensor) -> List[slice]:
+    """Return for each row of a bool [rows, n] the slice from its first True to its last; empty without any."""
+    n = true.shape[1]
+    number = true.to(torch.int8)
+    first, after, found = number.argmax(1), n - number.flip(1).argmax(1), true.any(1)
+    bounds = torch.stack([first * found, after * found], 1).tolist()  # one transfer, wherever the mask lives
+    return [slice(start, stop) for start, stop in bounds]

@@ -1,0 +1,92 @@
+"""Divide one call into blocks of queries, each with the keys that its queries may see."""
+
+import math
+from typing import Dict, List, Tuple
+
+import torch.nn.functional as F
+
+from mixhead_plugin.ops.blockwise.masks import Block, Masks
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.reference import upcast
+
+# Scores in one block: on a CPU they stay in the cache of one core, elsewhere they fill the device.
+BLOCK_SIZE = {"cpu": 2**18}
+BLOCK_SIZE_ELSEWHERE = 2**24
+MIN_QUERIES = 20  # fewer make slow matrix products
+
+
+class Plan:
+    """The blocks of one call.
+
+    Attributes:
+        inputs: the call's inputs in the dtype of the computation, but for attn_mask
+        masks: the call's masks
+        blocks: the blocks that see a key, the last queries first: causal blocks of later queries are larger
+        largest: numbers in the largest block of scores or of mixed weights
+        most_distances: the most pairs of a query and a distance in any block
+    """
+
+    def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
+        self.inputs = inputs = _in_dtype_of_computation(inputs)
+        self.masks = Masks(inputs, learned_mask)
+        self.blocks = _blocks(inputs, self.masks)
+        shapes = [block.shape for block in self.blocks]
+        more = max(1.0, inputs.value.shape[1] / max(1, inputs.query.shape[1]))
+        self.largest = math.ceil(more * max(map(math.prod, shapes), default=0))
+        self.most_distances = max((b * h * n * (n + k - 1) for b, h, n, k in shapes), default=0)
+
+
+def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
+    dtype = upcast(inputs.query).dtype
+    tensors = {name: tensor.to(dtype) for name, tensor in inputs.given().items()}
+    if inputs.relative_key is not None:
+        distances = inputs.query.shape[2] + inputs.key.shape[2] - 1
+        missing = max(0, distances - inputs.relative_key.shape[1])  # of keys after their queries
+        tensors["relative_key"] = F.pad(tensors["relative_key"], [0, 0, 0, missing])
+    return inputs._replace(**tensors)
+
+
+def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
+    n_queries, n_keys = inputs.query.shape[2], inputs.key.shape[2]
+    sentences, heads, queries = _cut(inputs)
+    if not (sentences and heads and queries and n_keys):
+        return []
+    visible, biased = masks.visible_and_biased(queries)
+    unpadded, padded = masks.unpadded(sentences)
+    blocks: List[Block] = []
+    latest: Dict[Tuple[int, int], int] = {}
+    for t, rows in reversed(list(enumerate(queries))):
+        for s, some in enumerate(sentences):
+            keys = _common(visible[t], unpadded[s])
+            if inputs.causal:
+                keys = _common(keys, slice(0, max(0, rows.stop + masks.past)))
+            if keys.start == keys.stop:
+                continue
+            distances = slice(keys.start - rows.stop + n_queries, keys.stop - rows.start + n_queries - 1)
+            for some_heads in heads:
+                number, place = len(blocks), (s, some_heads.start)
+                mixed_heads = some_heads if inputs.mixing is None else slice(0, inputs.value.shape[1])
+                parts = some, some_heads, mixed_heads, rows, keys, distances, _common(keys, biased[t])
+                blocks.append(Block(number, latest.get(place, -1), *parts, padded[s]))
+                latest[place] = number
+    return blocks
+
+
+def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]]:
+    """Return slices of the sentences, the heads and the queries for blocks of the size that suits the device."""
+    batch, heads, n_queries, _ = inputs.query.shape
+    room = BLOCK_SIZE.get(inputs.query.device.type, BLOCK_SIZE_ELSEWHERE) // max(1, inputs.key.shape[2])
+    together = max(1, min(heads, room // MIN_QUERIES) if inputs.mixing is None else heads)
+    rows = max(1, min(n_queries, max(MIN_QUERIES, room // together)))
+    some = max(1, min(batch, room // (together * rows))) if together == heads else 1
+    return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
+
+
+def _slices(n: int, size: int) -> List[slice]:
+    return [slice(start, min(n, start + size)) for start in range(0, n, size)]
+
+
+def _common(a: slice, b: slice) -> slice:
+    """Return the intersection of two slices."""
+    start, stop = max(a.start, b.start), min(a.stop, b.stop)
+    return slice(start, max(start, stop))

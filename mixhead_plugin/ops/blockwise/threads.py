@@ -1,0 +1,97 @@
+"""Threads that share the work of one call on the CPU, each with torch's operations on one core.
+
+torch splits every operation over the cores and waits for all of them at its end. Blockwise attention is many
+operations, so a busy machine would delay each by its slowest core. Here each core takes whole blocks and waits once.
+"""
+
+import os
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
+from threading import Barrier, Lock
+from typing import Callable, Dict, Iterator, Sequence, TypeVar
+
+import torch
+
+from mixhead_plugin.ops.reference import without_autocast
+
+Item = TypeVar("Item")
+
+_pools: Dict[int, ThreadPoolExecutor] = {}  # by number of threads
+_lock = Lock()
+
+
+def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], device: torch.device) -> None:
+    """Let `work` go through `items`, without gradients and autocast.
+
+    On the CPU every thread of torch calls `work` once. The threads take their items, in order, from one iterator.
+    After an error no thread takes another item; the error is raised once all threads are back.
+    """
+    threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
+    if threads < 2:
+        with torch.no_grad(), without_autocast(device):
+            work(iter(items))
+        return
+
+    waiting = deque(items)
+    inference = torch.is_inference_mode_enabled()
+
+    def take() -> Iterator[Item]:
+        while waiting:
+            try:
+                yield waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+    def run() -> None:
+        with torch.inference_mode(inference), torch.no_grad():
+            try:
+                work(take())
+            except BaseException:
+                waiting.clear()
+                raise
+
+    results = [_pool().submit(run) for _ in range(threads)]
+    try:
+        wait(results)
+    except BaseException:  # Ctrl-C
+        waiting.clear()
+        wait(results)
+        raise
+    for result in results:
+        result.result()
+
+
+def _pool() -> ThreadPoolExecutor:
+    size = torch.get_num_threads()
+    with _lock:
+        if size not in _pools:
+            pool = ThreadPoolExecutor(size, "mixhead")
+            ready = Barrier(size + 1, timeout=60)  # ends the wait for a thread that cannot start
+            try:
+                for _ in range(size):
+                    pool.submit(_use_one_core, ready)
+                ready.wait()
+            except BaseException:
+                ready.abort()
+                raise
+            finally:
+                torch.set_num_threads(size)  # set_num_threads(1) in a thread also applies to every later thread
+            _pools[size] = pool
+        return _pools[size]
+
+
+def _use_one_core(ready: Barrier) -> None:
+    torch.get_num_threads()  # the first call in a thread adopts the common number, so it must come first
+    torch.set_num_threads(1)
+    ready.wait()
+
+
+def _forget_pools() -> None:
+    """Forget the threads of the parent, which a forked process does not have."""
+    global _lock
+    _pools.clear()
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pools)

@@ -1,0 +1,41 @@
+"""One record carries the inputs of an attention call to every implementation."""
+
+from typing import Any, Dict, NamedTuple, Optional
+
+from torch import Tensor
+
+from mixhead_plugin.ops.relative import RelativeScores
+
+
+class AttentionInputs(NamedTuple):
+    """The arguments of one call of `ops.attention`, and a seed.
+
+    The relative scores are two tensors, because the operators of torch take no nested arguments.
+    """
+
+    query: Tensor  # [B, H, Nq, D]
+    key: Tensor  # [B, H, Nk, D]
+    value: Tensor  # [B, H', Nk, Dv]
+    mixing: Optional[Tensor]  # [H, H'] or [B, Nq, H, H']
+    attn_mask: Optional[Tensor]  # broadcastable to [B, H, Nq, Nk]
+    key_padding_mask: Optional[Tensor]  # [B, Nk]
+    relative_query: Optional[Tensor]  # [B, H, Nq, R]
+    relative_key: Optional[Tensor]  # [H, Nk, R] or [H, Nq + Nk - 1, R]
+    gain: Optional[Tensor]  # [H, Nq + Nk - 1]
+    normalizer: str
+    causal: bool
+    dropout_p: float
+    scale: float
+    seed: Optional[Tensor] = None  # of dropout, where an implementation draws its own
+
+    def given(self) -> Dict[str, Tensor]:
+        """Return by name the tensors that are not None, without masks and seed."""
+        names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def arguments(self) -> Dict[str, Any]:
+        """Return the keyword arguments of `reference_attention`."""
+        names = ("query", "key", "value", "mixing", "attn_mask", "key_padding_mask", "gain")
+        names += ("normalizer", "causal", "dropout_p", "scale")
+        relative = None if self.relative_query is None else RelativeScores(self.relative_query, self.relative_key)
+        return {**{name: getattr(self, name) for name in names}, "relative": relative}

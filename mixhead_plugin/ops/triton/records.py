@@ -1,0 +1,53 @@
+"""Records that the host fills and the kernels read, so that neither repeats strides, masks and sizes one by one."""
+
+from typing import Any, NamedTuple
+
+
+class Strided(NamedTuple):
+    """Hold the pointer and the strides of a tensor [B, H, N, D]."""
+
+    p: Any
+    s_b: Any
+    s_h: Any
+    s_n: Any
+    s_d: Any
+
+
+class Masks(NamedTuple):
+    """Hold what hides keys or adds to scores; a field is None where there is nothing."""
+
+    mask: Any  # Strided, [B, H, Nq, Nk]
+    padding: Any  # Strided bytes, [B, 1, 1, Nk]
+    spans: Any  # pointer, [Nq, 4] or, of the transposed mask, [Nk, 4]: see `rows.spans_kernel`
+
+
+class Dropout(NamedTuple):
+    seed: Any  # pointer
+    threshold: Any  # a weight whose draw of 32 bits is below it is dropped
+    gain: Any  # 1 / (1 - p)
+
+
+class Constants(NamedTuple):
+    """Hold what a kernel is compiled for.
+
+    All are fields and none a property, because triton finds a compiled kernel again by the fields alone.
+    """
+
+    H: int  # heads
+    D: int  # head size of queries and keys
+    DP: int  # D padded for tensor cores
+    DV: int  # head size of values
+    DVP: int
+    NORMALIZER: str
+    CAUSAL: bool
+    PRECISION: str  # of products in float32
+    PER_QUERY: bool  # every query has its own mixing matrix
+    MASK_HEADS: bool  # the mask differs by head
+    BM: int = 0  # queries of a tile
+    BN: int = 0  # keys of a tile
+    HC: int = 0  # heads computed at once
+    HK: int = 0  # HC padded for the mixing product
+    HG: int = 0  # heads that a program adds to
+    GROUPS: int = 0  # of HG heads
+    CHUNKS: int = 0  # of HC heads
+    TWICE: bool = False  # tiles used both ways round are loaded twice (triton.md)

@@ -1,0 +1,90 @@
+"""Repairs of faults in fairseq: one file each, listed in REPAIRS. The variable MIXHEAD_REPAIRS chooses among them."""
+
+import os
+import textwrap
+from collections.abc import Iterable
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.replace import install
+
+GROUPS = {
+    "required": "fairseq does not run on current Python, torch and NumPy without them",
+    "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
+    "trap": "fairseq ends well and has not done what was asked",
+}
+# Their files in this folder. Where two replace one function, the later one runs first.
+_NAMES = {
+    "required": "safe_globals numpy_long",
+    "data": """
+        checkpoint_files atomic_checkpoints save_dir diverged_models binarized_data dictionaries
+        epoch_batches worker_epoch end_of_epoch validation_threads nan_detector orphaned_workers
+    """,
+    "trap": "restore_file no_worker torchrun_workers asynchronous_writing",
+}
+VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1"  # unless a file has VERSIONS of its own
+
+
+class Repair(NamedTuple):
+    """A fault of fairseq, and what the plugin does about it."""
+
+    group: str  # a key of GROUPS
+    module: ModuleType
+    remedy: str
+    fault: str
+    versions: str
+    issue: str  # in fairseq's repository, or ""
+
+    def apply(self) -> None:
+        """Put the functions of the file in the places that they are marked for, and call its `apply`, if it has one."""
+        for value in list(vars(self.module).values()):
+            if hasattr(value, "replaces"):
+                install(value)
+        getattr(self.module, "apply", lambda: None)()
+
+
+def _repair(group: str, name: str) -> Repair:
+    """Make the record of a file. Its docstring has two paragraphs: the remedy, and the fault."""
+    module = import_module(f"{__name__}.{name}")
+    remedy, fault = module.__doc__.strip().split("\n\n")
+    return Repair(group, module, remedy, fault, getattr(module, "VERSIONS", VERSIONS), getattr(module, "ISSUE", ""))
+
+
+REPAIRS = {name: _repair(group, name) for group, names in _NAMES.items() for name in names.split()}
+_applied: set[str] = set()
+
+
+def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
+    """Apply the repairs of `groups` that MIXHEAD_REPAIRS chooses, each once in a process."""
+    for name in chosen(os.environ.get("MIXHEAD_REPAIRS") or "all"):
+        if name not in _applied and REPAIRS[name].group in groups:
+            _applied.add(name)
+            REPAIRS[name].apply()
+
+
+def chosen(words: str) -> list[str]:
+    """Return the names of the repairs that `words` stand for: `all`, or groups and names with commas between them."""
+    given = [word.strip() for word in words.split(",")]
+    known = ["all", *GROUPS, *REPAIRS]
+    for word in given:
+        if word not in known:
+            raise OptionError(f"MIXHEAD_REPAIRS {word}: must be one or several of {', '.join(known)}")
+    return [name for name, repair in REPAIRS.items() if {"all", repair.group, name}.intersection(given)]
+
+
+def table() -> str:
+    """Return the table of all repairs as text."""
+    lines = []
+    for group, meaning in GROUPS.items():
+        lines += [f"{group}: {meaning}", ""]
+        for name, repair in REPAIRS.items():
+            if repair.group == group:
+                rows = {"fault": repair.fault, "repair": repair.remedy, "issue": repair.issue}
+                rows["seen in"] = repair.versions
+                lines.append(f"  {name}")
+                for title, text in rows.items():
+                    lines += textwrap.wrap(text, 100, initial_indent=f"    {title:8}", subsequent_indent=" " * 12)
+                lines.append("")
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,84 @@
+"""Compare the sizes of an .idx and its .bin, and their tokens with the dictionary, before a batch is read.
+
+fairseq trains on damaged data until a batch needs what a short .bin or the dictionary lacks.
+"""
+
+import os
+import struct
+
+import numpy as np
+from fairseq.data import indexed_dataset
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.replace import replaces
+
+MAGIC, HEAD = b"MMIDIDX\x00\x00", "<QBQ"  # of fairseq-preprocess's format, mmap
+OTHER_MAGIC = (b"TNTIDX\x00\x00", b"HUFFIDX")  # of formats that are not checked
+AGAIN = "run fairseq-preprocess again"
+CHUNK = 1 << 20  # sentences at a time: LM1B has 30 million
+COMPARED = 1 << 27  # tokens, from the beginning, that are compared with the dictionary
+
+
+@replaces(indexed_dataset, "make_dataset")
+def _make_dataset(original, path: str, impl: str, *args, **kwargs):
+    dictionary = kwargs.get("dictionary", args[1] if len(args) > 1 else None)
+    if impl != "raw":
+        check(path, None if dictionary is None else len(dictionary))
+    return original(path, impl, *args, **kwargs)
+
+
+def check(path: str, symbols: int | None = None) -> None:
+    """Refuse the set of files `path`.idx and `path`.bin if one of them cannot be right.
+
+    Args:
+        path: the common part of the two names
+        symbols: the size of their dictionary
+
+    Raises:
+        OptionError: a file is missing, empty, truncated or of another format, or a token is in no dictionary
+    """
+    index, data = f"{path}.idx", f"{path}.bin"
+    missing = [file for file in (index, data) if not os.path.isfile(file)]
+    if len(missing) == 2:  # fairseq says so
+        return
+    if missing:
+        raise OptionError(f"{missing[0]}: is missing; {AGAIN}")
+    with open(index, "rb") as file:
+        magic, head = file.read(len(MAGIC)), file.read(struct.calcsize(HEAD))
+    if magic.startswith(OTHER_MAGIC):
+        return
+    if magic != MAGIC or len(head) < struct.calcsize(HEAD):
+        raise OptionError(f"{index}: is empty, truncated or no index that fairseq-preprocess wrote; {AGAIN}")
+    version, code, lines = struct.unpack(HEAD, head)
+    dtype = indexed_dataset._code_to_dtype.get(code)
+    if version != 1 or dtype is None:
+        raise OptionError(f"{index}: is of format {version} with tokens of type {code}, which fairseq does not know")
+    _check_size(data, _size_of_data(index, lines, np.dtype(dtype).itemsize), f"by {index}")
+    largest = int(np.memmap(data, dtype, "r")[:COMPARED].max())
+    if symbols is not None and largest >= symbols:
+        raise OptionError(
+            f"{data}: has the token {largest}, its dictionary has {symbols} symbols; must be the dictionary that the "
+            "data were prepared with"
+        )
+
+
+def _size_of_data(index: str, lines: int, width: int) -> int:
+    """Return the size of the .bin that an index of so many lines needs, with tokens of `width` bytes."""
+    if lines == 0:
+        raise OptionError(f"{index}: has no sentences; a set must have at least one")
+    start = len(MAGIC) + struct.calcsize(HEAD)
+    _check_size(index, start + 12 * lines, f"for {lines:,} sentences")
+    lengths = np.memmap(index, np.int32, "r", offset=start, shape=(lines,))
+    begins = np.memmap(index, np.int64, "r", offset=start + lengths.nbytes, shape=(lines,))
+    if lengths.min() < 0 or begins.min() < 0:
+        raise OptionError(f"{index}: is damaged, it has lengths or positions below 0; {AGAIN}")
+    parts = (slice(first, first + CHUNK) for first in range(0, lines, CHUNK))
+    needed = max(int((begins[part] + lengths[part].astype(np.int64) * width).max()) for part in parts)
+    if needed == 0:
+        raise OptionError(f"{index}: has no tokens; {AGAIN}")
+    return needed
+
+
+def _check_size(path: str, needed: int, what: str) -> None:
+    if os.path.getsize(path) != needed:
+        raise OptionError(f"{path}: has {os.path.getsize(path):,} bytes, {needed:,} are needed {what}; {AGAIN}")

@@ -1,0 +1,127 @@
+"""Refuse checkpoints that are hostile, damaged, or no checkpoints of a model, in one line that names the file.
+
+fairseq passes strings of a checkpoint's config to eval(). It loads weights of NaN, with which a model writes nonsense.
+Its errors rarely name the damaged file.
+"""
+
+import ast
+import pickle
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.replace import replaces
+
+# Strings of a config that fairseq passes to Python's eval() when it builds a task, model, criterion or optimizer.
+EVALUATED = frozenset(
+    """
+    adaptive_input_cutoff adaptive_softmax_cutoff character_filters pretrained project_input gated_attention downsample
+    encoder_layers encoder_attention decoder_layers decoder_attention self_attention conv_feature_layers
+    conv_aggregator_layers wer_args feature_encoder_spec left_pad_source left_pad_target decoder_zero_init
+    encoder_xformers_att_config decoder_xformers_att_config xformers_att_config
+    adam_betas adamax_betas adafactor_eps lamb_betas
+    pipeline_balance pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pipeline_decoder_balance
+    pipeline_decoder_devices
+    """.split()
+)
+# omegaconf computes ${name:...} by a function; ${name} only refers to another value.
+_COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
+_ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
+# fairseq saves this tensor for its type alone; its value is whatever the memory held.
+_WITHOUT_VALUE = "_float_tensor"
+
+
+@replaces(checkpoint_utils, "load_checkpoint_to_cpu")
+def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False) -> dict:
+    try:
+        state = original(path, arg_overrides, load_on_all_ranks)
+    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise OptionError(
+            f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
+            f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
+        ) from error
+    except Exception as error:  # of any kind: damaged files fail in many ways, and rarely say which file it was
+        if arg_overrides:  # perhaps they do not fit the config
+            raise
+        raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
+    check_state(str(path), state)
+    return state
+
+
+def check_state(path: str, state: Any) -> None:
+    """Refuse the content of a checkpoint file that fairseq-train cannot have written.
+
+    Raises:
+        OptionError: it has no tensors, no config, code in its config, or weights that are NaN or infinite
+    """
+    model = state.get("model") if isinstance(state, dict) else None
+    if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
+        raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
+    cfg = state.get("cfg")
+    foreign = OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
+    if cfg is not None and not isinstance(cfg, (dict, DictConfig)):
+        raise foreign
+    for part in ("cfg", "args"):
+        for name, value in _values(state.get(part)):
+            if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
+                raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
+            if isinstance(value, str) and _COMPUTED.search(value):
+                raise OptionError(f"{path}: its {name} refers to a function; not loaded")
+    if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
+        raise foreign
+    check_finite(path, model)
+
+
+def check_finite(path: str, model: dict[str, Any]) -> None:
+    """Refuse weights that are NaN or infinite.
+
+    Raises:
+        OptionError: how many tensors have such values, and the first of them
+    """
+    bad = [name for name, value in model.items() if is_bad(name, value)]
+    if bad:
+        raise OptionError(
+            f"{path}: has NaN or infinite values in {len(bad)} of {len(model)} tensors, the first is {bad[0]}; "
+            "must be finite, take an earlier checkpoint"
+        )
+
+
+def is_bad(name: str, value: Any) -> bool:
+    """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
+    if not isinstance(value, torch.Tensor) or name.endswith(_WITHOUT_VALUE):
+        return False
+    return (value.is_floating_point() or value.is_complex()) and not bool(value.isfinite().all())
+
+
+def is_arithmetic(text: str | bytes) -> bool:
+    """Return True if `text` is a Python expression of numbers and strings alone, such as '[(1, 64)] * 2'."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+    # 9 ** 9 ** 9 never ends
+    return all(isinstance(node, _ARITHMETIC) and not isinstance(node, ast.Pow) for node in ast.walk(tree))
+
+
+def _values(config: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of a config at any depth; the items of a list have the list's name."""
+    if OmegaConf.is_config(config):
+        config = OmegaConf.to_container(config, resolve=False)
+    if isinstance(config, str):  # one reference in place of all values
+        yield "config", config
+        return
+    for name, value in (vars(config) if isinstance(config, Namespace) else config or {}).items():
+        for item in value if isinstance(value, (list, tuple, ListConfig)) else [value]:
+            if isinstance(item, (dict, Namespace, DictConfig)):
+                yield from _values(item)
+            else:
+                yield name, item

@@ -1,0 +1,23 @@
+"""Refuse a dictionary that is empty or counts below 0.
+
+fairseq trains and decodes with an empty dictionary, which a failed copy may leave, and with counts below 0.
+"""
+
+import os
+
+from fairseq.data import Dictionary
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.replace import replaces
+
+
+@replaces(Dictionary, "add_from_file")
+def _add_from_file(original, dictionary: Dictionary, file) -> None:
+    before = len(dictionary)
+    original(dictionary, file)
+    if not isinstance(file, str) or not os.path.isfile(file):  # fairseq calls itself with the open file
+        return
+    if len(dictionary) == before:
+        raise OptionError(f"{file}: has no symbols; must have a line '<symbol> <count>' for each")
+    if min(dictionary.count[before:]) < 0:
+        raise OptionError(f"{file}: has a count below 0")

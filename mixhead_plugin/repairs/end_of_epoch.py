@@ -1,0 +1,83 @@
+"""Resume at the end of an epoch, or of the training, as if nothing had been interrupted.
+
+fairseq gives the validation loss to the learning-rate schedule after it has saved the checkpoint. It does not save the
+bad epochs of reduce_lr_on_plateau, nor those of --patience, and forgets a mean of losses over --log-interval updates.
+A training that has ended makes one more update, or epoch, each time that it is started again.
+"""
+
+import logging
+import sys
+from types import SimpleNamespace
+
+from fairseq import checkpoint_utils
+from fairseq.logging import metrics
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
+from fairseq.trainer import Trainer
+
+from mixhead_plugin.repairs.replace import replaces
+
+_FAIRSEQ = "https://github.com/facebookresearch/fairseq"
+ISSUE = f"{_FAIRSEQ}/issues/3531 (--patience), {_FAIRSEQ}/pull/4071 (reduce_lr_on_plateau)"
+
+logger = logging.getLogger(__name__)
+
+
+@replaces(Trainer, "save_checkpoint")
+def _save(original, trainer, filename: str, extra_state: dict):
+    counted = {k: v for k, v in vars(_should_stop_early()).items() if k in ("best", "num_runs")}
+    return original(trainer, filename, {**extra_state, "early_stop": counted} if counted else extra_state)
+
+
+@replaces(checkpoint_utils, "load_checkpoint")
+def _load(original, cfg, trainer, **kwargs):
+    state, epochs = original(cfg, trainer, **kwargs)
+    if not isinstance(trainer, Trainer):  # another program's, which has loops of its own
+        return state, epochs
+    if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # a new training begins
+        return state, epochs
+    place = state["train_iterator"]
+    if place["iterations_in_epoch"] == 0 and place["epoch"] > 1 and not cfg.reset_lr_scheduler:
+        # fairseq gave this loss to the schedule after it had saved the checkpoint.
+        trainer.lr_step(place["epoch"] - 1)  # reduce_lr_on_plateau counts on from this number
+        trainer.lr_step(place["epoch"] - 1, state.get("val_loss"))
+    if place["iterations_in_epoch"] == 0 and "train_inner" in state.get("metrics", {}) and not cfg.reset_meters:
+        metrics.load_state_dict({"train_inner": state["metrics"]["train_inner"]})
+    if not cfg.reset_meters:
+        vars(_should_stop_early()).update(state.get("early_stop", {}))
+    reason = _reason_to_end(cfg, trainer)
+    if reason is not None:
+        logger.info(f"nothing to train: {reason}")
+        trainer.cfg.optimization.max_epoch = -1  # fairseq reads it after it has loaded the checkpoint
+    return state, epochs
+
+
+def _reason_to_end(cfg, trainer: Trainer) -> str | None:
+    """Return why a training that was loaded has ended before, or None."""
+    limits = trainer.cfg.optimization
+    if 0 < limits.max_update <= trainer.get_num_updates():
+        return f"--max-update {limits.max_update} is reached"
+    if 0 < cfg.patience <= getattr(_should_stop_early(), "num_runs", 0):
+        return f"--patience {cfg.patience} is used up"
+    if 0 < limits.stop_time_hours < trainer.cumulative_training_time() / 3600:
+        return f"--stop-time-hours {limits.stop_time_hours} are over"
+    return None
+
+
+def _should_stop_early():
+    """Return the function of fairseq-train that counts for --patience, in attributes of its own."""
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
+    found = (getattr(module, "should_stop_early", None) for module in modules)
+    return next((function for function in found if function is not None), SimpleNamespace())
+
+
+@replaces(ReduceLROnPlateauLRSchedule, "state_dict")
+def _plateau_state(original, schedule) -> dict:
+    counted = schedule.lr_scheduler
+    return {**original(schedule), "bad": counted.num_bad_epochs, "cooldown": counted.cooldown_counter}
+
+
+@replaces(ReduceLROnPlateauLRSchedule, "load_state_dict")
+def _load_plateau_state(original, schedule, state: dict) -> None:
+    original(schedule, state)
+    schedule.lr_scheduler.num_bad_epochs = state.get("bad", 0)
+    schedule.lr_scheduler.cooldown_counter = state.get("cooldown", 0)

@@ -1,0 +1,32 @@
+"""Refuse to train if the file of --restore-file is not there.
+
+fairseq trains from random weights if the file of --restore-file is not there.
+"""
+
+import os
+
+from fairseq import checkpoint_utils
+
+from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.repairs.replace import replaces
+
+
+@replaces(checkpoint_utils, "load_checkpoint")
+def _load(original, cfg, trainer, **kwargs):
+    suffix = getattr(trainer, "checkpoint_suffix", None) or ""
+    last = os.path.join(cfg.save_dir, f"checkpoint_last{suffix}.pt")
+    _refuse_if_missing("restore_file", cfg.restore_file, last, suffix)
+    if not os.path.isfile(last):  # fairseq goes on from it, not from --finetune-from-model
+        _refuse_if_missing("finetune_from_model", getattr(cfg, "finetune_from_model", None), last, suffix)
+    if not os.path.isfile(last) and os.path.lexists(last):
+        raise OptionError(f"{last}: is a folder or a link to nothing; must be a checkpoint, or not there")
+    return original(cfg, trainer, **kwargs)
+
+
+def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) -> None:
+    if path is None or path == "checkpoint_last.pt" or "://" in path:
+        return
+    if os.path.abspath(path) == os.path.abspath(last):  # a job that is started again and again has none at first
+        return
+    if not any(map(os.path.isfile, (path, path.replace(".pt", f"{suffix}.pt")))):
+        raise OptionError(f"{option_name(option)} {path}: no such file; must be a checkpoint")

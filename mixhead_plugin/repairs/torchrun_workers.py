@@ -1,0 +1,27 @@
+"""Refuse workers of torchrun that would each train alone.
+
+fairseq ignores torchrun if --distributed-world-size is 1, the default on a machine with one GPU or none. Every worker
+trains alone, all into the same --save-dir.
+"""
+
+import os
+
+from fairseq.distributed import utils
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.no_worker import TORCHRUN
+from mixhead_plugin.repairs.replace import replaces
+
+
+@replaces(utils, "call_main")
+def _call_main(original, cfg, main, **kwargs) -> None:
+    workers = cfg.distributed_training
+    is_alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
+    is_training = cfg.common_eval.path is None  # several processes may evaluate one model
+    number = os.environ.get("WORLD_SIZE")
+    if is_alone and is_training and all(name in os.environ for name in TORCHRUN) and number != "1":
+        raise OptionError(
+            f"--distributed-world-size 1: torchrun has started {number} workers (WORLD_SIZE), each of which would "
+            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}"
+        )
+    original(cfg, main, **kwargs)

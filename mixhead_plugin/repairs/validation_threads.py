@@ -1,0 +1,34 @@
+"""End the thread of a validation that --max-valid-steps has ended, when the next validation begins.
+
+fairseq leaves a thread, its data workers and some 40 open files behind each validation that --max-valid-steps ends,
+until the system gives no more and the training dies.
+"""
+
+import queue
+from contextlib import suppress
+
+from fairseq.data.iterators import BufferedIterator
+from fairseq.trainer import Trainer
+
+from mixhead_plugin.repairs.replace import replaces
+
+
+@replaces(Trainer, "get_valid_iterator")
+def _get_valid_iterator(original, trainer: Trainer, *args, **kwargs):
+    epochs = getattr(trainer, "_validated", None)
+    batches = getattr(getattr(epochs, "_cur_epoch_itr", None), "_itr", None)
+    if isinstance(batches, BufferedIterator):
+        _end(batches)
+    trainer._validated = original(trainer, *args, **kwargs)
+    return trainer._validated
+
+
+def _end(batches: BufferedIterator) -> None:
+    thread = batches._consumer
+    if thread is None or not thread.is_alive():
+        return
+    thread._max_len = 0  # it ends after the batch that it waits to hand over
+    while thread.is_alive():
+        with suppress(queue.Empty):
+            batches._queue.get(timeout=0.01)
+    batches._queue.put(RuntimeError("this validation was given up when the next one began"))

@@ -1,0 +1,204 @@
+"""fairseq's commands with `--user-dir examples/bert`: pre-training, and fine-tuning on sentences and on SQuAD."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import List, NamedTuple
+
+import pytest
+import torch
+from bert.answers import predictions, read_spans
+from bert.squad_data import read_squad, score
+
+from tests import squad
+from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, several, two_workers
+from tests.topics import write_documents, write_kinds
+
+BERT = Path(__file__).resolve().parents[3] / "examples" / "bert"
+COMMON = ["--user-dir", BERT, *ROBERTA_SIZES, *WHOLE_SETS, "--seed", "1", "--log-format", "json"]
+COMMON += "--log-interval 1 --no-epoch-checkpoints --ddp-backend legacy_ddp --optimizer adam --lr 0.003".split()
+ALONE = ["--cpu", "--num-workers=0", "--disable-validation", "--save-interval=100"]
+NO_DROPOUT = as_flags(squad.DROPOUT)
+UNINSTALLED = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+from argparse import Namespace
+from fairseq import utils
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+import mixhead_plugin
+from fairseq.tasks import TASK_REGISTRY
+print(mixhead_plugin.__file__, "bert_pretraining" in TASK_REGISTRY)
+"""
+
+
+class Training(NamedTuple):
+    """By a task and the criterion of its name."""
+
+    flags: List[str]
+    scores: List[str]  # in validation
+
+
+TRAININGS = {
+    "bert_pretraining": Training(
+        ["--tokens-per-sample=24", "--max-positions=64", "--batch-size=16"],
+        ["loss", "mlm_loss", "nsp_loss", "nsp_accuracy"],
+    ),
+    "sentence_prediction": Training(
+        ["--num-classes=2", "--init-token=0", "--max-positions=64", "--batch-size=16"], ["loss", "accuracy"]
+    ),
+    # five batches an epoch, of which one of two workers has two
+    "squad": Training([*as_flags(squad.WINDOWS), "--batch-size=7"], ["loss", "exact_match", "f1"]),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """By task a folder."""
+    folder = tmp_path_factory.mktemp("trainings")
+    documents = write_documents(folder)
+    return {
+        "bert_pretraining": documents,
+        "sentence_prediction": write_kinds(folder / "kinds", documents / "dict.txt"),
+        "squad": squad.write_data(folder / "questions"),
+    }
+
+
+def training(data, task, save, *flags, criterion=None):
+    flags = ["--criterion", criterion or task, "--arch", "mixhead_bert_base", *COMMON, *TRAININGS[task].flags, *flags]
+    return ["fairseq-train", data[task], "--task", task, *flags, "--save-dir", data["squad"].parent / save]
+
+
+def saved(data, name):
+    return torch.load(data["squad"].parent / name / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def numbers(output, name="loss", kind="train_inner"):
+    return [float(log[name if kind == "train_inner" else f"{kind}_{name}"]) for log in logged(output, kind)]
+
+
+def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(tmp_path):
+    line = [sys.executable, "-c", UNINSTALLED, BERT]
+    found = subprocess.run(line, cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True)
+    path, known = found.stdout.split()[-2:]
+    assert (Path(path).parents[1], known) == (BERT.parents[1], "True")
+
+
+@pytest.fixture(scope="module")
+def outputs(data):
+    """The output of each command, by name; all in one process."""
+    folder = data["squad"].parent
+    begin = ["--cpu", "--num-workers=0", "--max-update=3"]
+    valid = ["--user-dir", BERT, "--cpu", "--batch-size=7", "--log-format=json", *WHOLE_SETS]
+    pretrained, answering = (folder / name / "checkpoint_last.pt" for name in ("pretraining", "squad"))
+    pretraining = training(data, "bert_pretraining", "pretraining", *begin, criterion="orthogonal_bert_pretraining")
+    tuning = ["--finetune-from-model", pretrained, "--mixing-lr-scale=3"]
+    losses = ["fairseq-validate", data["bert_pretraining"], "--task=bert_pretraining", *valid, "--path", pretrained]
+    answers = ["fairseq-validate", data["squad"], "--task=squad", *valid, *as_flags(squad.WINDOWS)]
+    commands = {
+        "pretraining": pretraining,
+        "validate": losses,
+        "masked_lm": [
+            *pretraining,
+            "--task=masked_lm",
+            "--criterion=orthogonal_masked_lm",
+            "--save-dir",
+            folder / "lm",
+        ],
+        "sentences": training(data, "sentence_prediction", "sentences", *begin, *tuning),
+        "squad": training(data, "squad", "squad", *begin, criterion="orthogonal_squad"),
+        "answers": [*answers, "--path", answering, "--nbest-file", folder / "spans"],
+    }
+    return dict(zip(commands, several(*commands.values()), strict=True))
+
+
+def test_fairseq_validate_gives_the_losses_of_training(outputs):
+    for name in TRAININGS["bert_pretraining"].scores:
+        (found,) = numbers(outputs["validate"], name, "valid")
+        assert found == pytest.approx(numbers(outputs["pretraining"], name, "valid")[-1], abs=2e-3)
+
+
+@pytest.mark.parametrize("name", ["pretraining", "masked_lm", "squad"])
+def test_the_penalties_act_in_training_alone(name, outputs):
+    first, *_, last = numbers(outputs[name], "orthogonal_loss")
+    assert first == 0 < last
+    assert not any("orthogonal" in key for log in logged(outputs[name], "valid") for key in log)
+
+
+def test_a_pretrained_model_goes_on_with_another_head(outputs, data):
+    before, after = saved(data, "pretraining"), saved(data, "sentences")
+    assert len(numbers(outputs["sentences"])) == 3
+    for name in ("pooler.dense.weight", "encoder.sentence_encoder.layers.0.fc1.weight"):
+        assert 0 < (after[name] - before[name]).abs().max() < 0.05
+
+
+def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, data):
+    content = read_squad(data["squad"] / "valid.json")
+    found = predictions(content, read_spans(data["squad"].parent / "spans", content.questions), 20)
+    best = {name: answers[0]["text"] for name, answers in found.items()}
+    scores = [numbers(outputs["answers"], name, "valid")[0] for name in ("exact_match", "f1")]
+    assert scores == pytest.approx(score(content.questions, best), abs=0.01)
+    assert scores == [numbers(outputs["squad"], name, "valid")[-1] for name in ("exact_match", "f1")]
+    for answers in found.values():
+        probabilities = [answer["probability"] for answer in answers]
+        assert 0 < len(answers) <= 20 and probabilities == sorted(probabilities, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TRAININGS)
+def test_training_resumed_goes_on_where_it_stopped(task, data):
+    """With dropout, the mixing at a rate of its own, and for SQuAD a worker process that reads ahead."""
+    flags = [*ALONE, "--dropout=0.2", "--attention-dropout=0.2", "--mixing-lr-scale=4"]
+    parts = training(data, task, f"{task}.parts", *flags, *(["--num-workers=1"] if task == "squad" else []))
+    whole = training(data, task, f"{task}.whole", *flags, "--max-update=8")
+    outputs = several(whole, [*parts, "--max-update=4"], [*parts, "--max-update=8"])
+    whole, first, second = map(numbers, outputs)
+    assert len(whole) == 8 and first + second == whole
+    expected = saved(data, f"{task}.whole")
+    for name, value in saved(data, f"{task}.parts").items():
+        assert torch.equal(value, expected[name]), name
+
+
+def check_half_precision(output, state, dtype):
+    found = numbers(output)
+    assert len(found) == 16 and sum(found[-4:]) < 0.9 * sum(found[:4])
+    for name, value in state.items():
+        assert value.isfinite().all(), name
+        assert torch.equal(value, value.to(dtype).to(value.dtype)), name  # what was trained had no more digits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TRAININGS)
+def test_bf16_learns(task, data):
+    flags = [*ALONE, "--bf16", "--fp16-no-flatten-grads", "--mixing-lr-scale=4", "--lr=0.01", *NO_DROPOUT]
+    (output,) = several(training(data, task, f"{task}.bf16", *flags, "--max-update=16"))
+    check_half_precision(output, saved(data, f"{task}.bf16"), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "amp"])
+@pytest.mark.parametrize("task", TRAININGS)
+def test_half_precision_learns_on_a_gpu(task, precision, data):
+    flags = [f"--{precision}", "--fp16-no-flatten-grads", "--fp16-init-scale=4", "--mixing-lr-scale=4", "--lr=0.01"]
+    flags += [*NO_DROPOUT, "--num-workers=0", "--max-update=16", "--distributed-world-size=1"]
+    (output,) = several(training(data, task, f"{task}.{precision}", *flags))
+    # with amp the parameters stay in float32
+    kept = torch.float16 if precision == "fp16" else torch.float32
+    check_half_precision(output, saved(data, f"{task}.{precision}"), kept)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TRAININGS)
+def test_two_workers_train_as_one(task, data):
+    # without Adam, which makes much of the rounding of gradients near 0
+    flags = ["--cpu", "--optimizer=sgd", "--lr=0.1", "--max-update=6", "--num-workers=0", *NO_DROPOUT]
+    one, two = f"{task}.one", f"{task}.two"
+    (alone,) = several(training(data, task, one, *flags, "--update-freq=2"))
+    both = two_workers(*training(data, task, two, *flags)[1:])
+    assert numbers(both) == pytest.approx(numbers(alone), abs=2e-3)
+    assert numbers(alone)[-1] < numbers(alone)[0]
+    for name in TRAININGS[task].scores:
+        expected, found = (numbers(output, name, "valid")[-1] for output in (alone, both))
+        assert found == pytest.approx(expected, abs=2e-3), name
+    ours = saved(data, two)
+    for name, value in saved(data, one).items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)

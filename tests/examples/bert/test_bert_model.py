@@ -1,0 +1,207 @@
+"""BERT: token types, pooler and heads; sizes and counts of the papers; that mixing starts as the stock model."""
+
+import copy
+import itertools
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bert import model as bert
+from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
+from fairseq import options
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
+from fairseq.models.roberta import model as stock
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.models import roberta
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.options import FAMILIES
+from tests.helpers import TINY, shake, task
+
+BOS, PAD, EOS = 0, 1, 2
+
+
+def build(arch="mixhead_bert_base", seed=1, **flags):
+    sizes = {**TINY["roberta_base"], "dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
+    torch.manual_seed(seed)
+    return build_model(Namespace(arch=arch, **{**sizes, **flags}), task())
+
+
+def pairs():
+    """[CLS] a [SEP] b [SEP], of different lengths"""
+    rows = [[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]]
+    return torch.tensor(rows)
+
+
+class Vocabulary:
+    """The published 30,522 words, without the words."""
+
+    def __len__(self):
+        return 30_522
+
+    def pad(self):
+        return PAD
+
+
+# By architecture: how many parameters it has, and how many millions the paper prints (tables 1, 2A, 2B, 3A).
+COUNTS = {
+    "bert_base": (110_107_964, 110),  # as BERT's authors say
+    "bert_large": (336_228_156, 336),
+    "bert_d1024_h8_k128": (336_228_156, 336),
+    "bert_d1024_h16_k64": (336_228_156, 336),
+    "bert_d1024_h32_k32": (336_228_156, 336),
+    "bert_d512_h8_k128": (167_691_068, 168),
+    "bert_d512_h12_k128": (192_893_756, 193),
+    "bert_d512_h16_k128": (218_096_444, 218),
+    "bert_d512_h32_k128": (318_907_196, 319),
+    "bert_d512_h8_k32": (129_887_036, 130),
+    "bert_d512_h8_k64": (142_488_380, 142),
+    "bert_d512_h8_k256": (218_096_444, 218),
+    "bert_d768_h8_k128": (214_055_228, 214),
+    "bert_d768_h12_k128": (251_840_828, 252),
+    "bert_d768_h16_k128": (289_626_428, 290),
+    "bert_d768_h20_k128": (327_412_028, 327),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
+    """Embeddings, pooler and both heads of pre-training included."""
+    for module in (stock, roberta, bert):  # it copies values, and nothing here has any
+        monkeypatch.setattr(module, "init_bert_params", lambda module: None)
+    args = Namespace(arch=f"fixhead_{name}", tokens_per_sample=128)
+    if BERT_ARCHITECTURES[name].head_dim is None:
+        args.head_dim = 64
+    ARCH_CONFIG_REGISTRY[args.arch](args)
+    with torch.device("meta"):
+        model = build_model(args, SimpleNamespace(source_dictionary=Vocabulary()))
+        model.register_classification_head(NEXT_SENTENCE, num_classes=2)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert (count, round(count / 1e6)) == COUNTS[name]
+    attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
+    sizes = BERT_ARCHITECTURES[name]
+    assert len(attentions) == sizes.encoder_layers == (12 if name == "bert_base" else 24)
+    assert {(m.num_heads, m.head_dim) for m in attentions} == {(sizes.encoder_attention_heads, sizes.head_dim or 64)}
+
+
+@pytest.mark.parametrize(
+    "name, family",
+    [*zip(BERT_ARCHITECTURES, itertools.cycle(FAMILIES)), *(("bert_base", family) for family in FAMILIES)],
+)
+def test_every_architecture_trains_in_every_family(name, family):
+    model = build(f"{family}_{name}", head_dim=6)
+    assert type(model) is ARCH_MODEL_REGISTRY[f"{family}_{name}"]
+    attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
+    assert {m.head_mixing_kind for m in attentions} == {FAMILIES[family].get("head_mixing", "none")}
+    assert {m.normalizer for m in attentions} == {FAMILIES[family].get("attention_normalizer", "softmax")}
+    model(pairs())[0].square().mean().backward()
+    assert all(m.q_proj.weight.grad.abs().sum() > 0 for m in attentions)
+
+
+def command(arch, *flags):
+    """What fairseq-train understands."""
+    arguments = ["data", "--task", "masked_lm", "--arch", arch, "--tokens-per-sample", "128", *flags]
+    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+
+
+@pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
+def test_the_command_line_gets_the_sizes_and_a_flag_overrides_them(name):
+    sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
+    args = command(f"mixhead_{name}")
+    assert {option: getattr(args, option) for option in sizes} == sizes
+    assert (args.max_positions, args.layer_norm_eps, args.activation_fn) == (512, 1e-12, "gelu")
+    assert (args.dropout, args.attention_dropout, args.pooler_dropout) == (0.1, 0.1, 0.1)
+    flags = [part for option, value in sizes.items() for part in (f"--{option.replace('_', '-')}", str(2 * value))]
+    args = command(f"mixhead_{name}", *flags, "--layer-norm-eps", "1e-6", "--max-positions", "256")
+    assert {option: getattr(args, option) for option in sizes} == {k: 2 * v for k, v in sizes.items()}
+    assert (args.max_positions, args.layer_norm_eps) == (256, 1e-6)
+
+
+def test_token_types_change_after_the_first_separator():
+    found = infer_segments(pairs(), EOS, PAD)
+    assert found.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0]]
+    single = torch.tensor([[BOS, 5, 6, EOS, PAD]])
+    assert infer_segments(single, EOS, PAD).sum() == 0
+
+
+def test_layer_norms_have_berts_epsilon_and_the_embeddings_are_tied():
+    model = build()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert {norm.eps for norm in norms} == {1e-12} and len(norms) == 2 + 2 * 2
+    assert model.encoder.lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
+    assert {norm.eps for norm in build(layer_norm_eps=1e-3).modules() if isinstance(norm, torch.nn.LayerNorm)} == {1e-3}
+
+
+@torch.no_grad()
+def test_heads_see_the_pooled_first_token():
+    model = build().eval()
+    model.register_classification_head("kinds", num_classes=3)
+    states, _ = model(pairs(), features_only=True)
+    pooled = torch.tanh(states[:, 0] @ model.pooler.dense.weight.T + model.pooler.dense.bias)
+    head = model.classification_heads["kinds"].out_proj
+    expected = pooled @ head.weight.T + head.bias
+    torch.testing.assert_close(model(pairs(), classification_head_name="kinds", features_only=True)[0], expected)
+    masked = torch.zeros_like(pairs()).bool()
+    masked[0, 2] = masked[1, 1] = True
+    words, extra = model(pairs(), masked_tokens=masked, beside="kinds")
+    torch.testing.assert_close(extra["beside"], expected)
+    torch.testing.assert_close(words, model(pairs())[0][masked])
+
+
+def with_heads(**heads):
+    model = build(seed=3)
+    for name, classes in heads.items():
+        model.register_classification_head(name, num_classes=classes)
+    return model
+
+
+@pytest.mark.parametrize(
+    "trained, wanted, kept",
+    [
+        ({"kinds": 3}, {"kinds": 3}, True),
+        ({"kinds": 3}, {"kinds": 2}, False),
+        ({"next_sentence": 2}, {"kinds": 2}, False),
+        ({}, {"kinds": 2}, False),
+        ({"next_sentence": 2}, {}, False),
+    ],
+)
+def test_a_checkpoint_gives_what_fits(trained, wanted, kept, caplog):
+    """The pooler goes on from pre-training to another task; a head only where it is the same."""
+    state = copy.deepcopy(shake(with_heads(**trained)).state_dict())
+    state = {k: v + 1 if k.startswith(("pooler", "classification_heads")) else v for k, v in state.items()}
+    model = with_heads(**wanted)
+    before = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state)
+    for name, value in model.state_dict().items():
+        if name.startswith("classification_heads"):
+            assert torch.equal(value, state[name] if kept else before[name]), name
+        elif name.startswith("pooler"):
+            assert torch.equal(value, state[name] if trained else before[name]), name
+    assert torch.equal(model.encoder.lm_head.dense.weight, state["encoder.lm_head.dense.weight"])
+    assert (any(words in caplog.text for words in ("another shape", "no pooler"))) == (
+        bool(wanted) and (not trained or trained.keys() == wanted.keys()) and not kept
+    )
+    assert ("left out" in caplog.text) == (bool(trained) and not kept)
+
+
+def test_without_heads_every_parameter_is_trained():
+    """Data parallel training refuses parameters without a gradient."""
+    model = build()
+    model(pairs(), masked_tokens=pairs().gt(4))[0].log_softmax(-1)[:, 5].sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"layer_norm_eps": 0.0}, "--layer-norm-eps 0.0: must be a small number greater than 0"),
+        ({"tokens_per_sample": 65}, "--tokens-per-sample 65: more than --max-positions 64"),
+        ({"encoder_attention_heads": 3}, "--encoder-attention-heads 3"),
+        ({"mixing_lr_scale": 2.0, "fp16": True}, "--mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten-grads"),
+    ],
+)
+def test_a_wrong_flag_is_refused_in_one_line(flags, message):
+    with pytest.raises(OptionError, match=message) as error:
+        build(**flags)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,243 @@
+"""The published BERT goes in and comes back; the judge is Hugging Face's `transformers`, here without any download."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from bert import convert_bert
+from bert.model import NEXT_SENTENCE
+from fairseq import checkpoint_utils
+
+from mixhead_plugin.modules.attention import MixheadAttention
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of the hydra that fairseq uses
+
+# The special words stand where BERT has them, among words that are never used.
+WORDS = "[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] [unused1] the ##s a # é 1 cat".split()
+SIZES = dict(vocab_size=len(WORDS), hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40)
+SIZES |= dict(max_position_embeddings=20)
+TOLERANCE = dict(rtol=1e-5, atol=1e-5)
+
+
+def shaken(model, seed=0):
+    """Biases and layer norms away from 0 and 1, which would hide a mistake; the row of [PAD] as in published ones."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def theirs(kind="BertForPreTraining", **config):
+    torch.manual_seed(0)
+    return shaken(getattr(transformers, kind)(transformers.BertConfig(**{**SIZES, **config})))
+
+
+def write(model, folder, words=WORDS, **save):
+    model.save_pretrained(folder, **save)
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    return folder
+
+
+def convert(*arguments):
+    return convert_bert.main([str(argument) for argument in arguments])
+
+
+def ours(folder):
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(folder / "model.pt")])
+    return model.eval(), task
+
+
+def sentences():
+    """Two pairs of their words, the second one padded; token types and attention mask"""
+    rows = [[3, 7, 8, 13, 4, 9, 5, 11, 4], [3, 12, 4, 10, 4, 0, 0, 0, 0]]
+    types = [[0, 0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]]
+    ids = torch.tensor(rows)
+    return ids, torch.tensor(types), ids.ne(0).long()
+
+
+def our_indices(ids, task):
+    symbols = [convert_bert.SPECIAL.get(WORDS[i], WORDS[i]) for i in ids.flatten().tolist()]
+    return torch.tensor([task.source_dictionary.index(symbol) for symbol in symbols]).view_as(ids)
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A BERT of theirs, its folder, and that of the conversion."""
+    model, folder = theirs(), tmp_path_factory.mktemp("bert")
+    write(model, folder / "theirs")
+    assert convert("to-fairseq", folder / "theirs", folder / "ours") == 0
+    return model, folder
+
+
+def test_it_is_a_command(pretrained, tmp_path):
+    _, folder = pretrained
+    arguments = ["to-fairseq", str(folder / "theirs"), str(tmp_path / "out")]
+    result = subprocess.run([sys.executable, convert_bert.__file__, *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out" / "model.pt").exists()
+
+
+@torch.no_grad()
+def test_every_state_and_every_logit_is_theirs(pretrained):
+    model, folder = pretrained
+    converted, task = ours(folder / "ours")
+    ids, types, real = sentences()
+    expected = model(input_ids=ids, token_type_ids=types, attention_mask=real, output_hidden_states=True)
+    tokens = our_indices(ids, task)
+    states, extra = converted(tokens, features_only=True, return_all_hiddens=True, segments=types)
+    assert len(extra["inner_states"]) == len(expected.hidden_states) == 4
+    for state, hidden in zip(extra["inner_states"], expected.hidden_states):
+        torch.testing.assert_close(state.transpose(0, 1)[real.bool()], hidden[real.bool()], **TOLERANCE)
+    torch.testing.assert_close(converted.pooler(states), model.bert(ids, real, types).pooler_output, **TOLERANCE)
+    logits, extra = converted(tokens, beside=NEXT_SENTENCE)  # token types are inferred
+    torch.testing.assert_close(extra["beside"], expected.seq_relationship_logits, **TOLERANCE)
+    order = our_indices(torch.arange(len(WORDS)), task)
+    torch.testing.assert_close(logits[real.bool()][:, order], expected.prediction_logits[real.bool()], **TOLERANCE)
+
+
+@pytest.mark.parametrize("vocabulary", [True, False], ids=["vocab.txt", "no vocab.txt"])
+@torch.no_grad()
+def test_there_and_back_is_the_same_model(pretrained, vocabulary, tmp_path):
+    model, folder = pretrained
+    source = folder / "ours"
+    flags = [] if vocabulary else ["--vocab", tmp_path / "none"]
+    assert convert("to-huggingface", source / "model.pt", tmp_path / "back", *flags) == 0
+    back = transformers.BertForPreTraining.from_pretrained(tmp_path / "back").eval()
+    words = (tmp_path / "back" / "vocab.txt").read_text(encoding="utf-8").split()
+    assert (words == WORDS) == vocabulary and sorted(words) == sorted(WORDS)
+    ids, types, real = sentences()
+    there = torch.tensor([words.index(word) for word in WORDS])  # [V], an index of theirs -> of the one that came back
+    expected = model(input_ids=ids, token_type_ids=types, attention_mask=real)
+    found = back(input_ids=there[ids], token_type_ids=types, attention_mask=real)
+    torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits)
+    torch.testing.assert_close(
+        found.prediction_logits[..., there][real.bool()], expected.prediction_logits[real.bool()]
+    )
+    for name in ("layer_norm_eps", "hidden_act", "max_position_embeddings", "attention_probs_dropout_prob"):
+        assert getattr(back.config, name) == getattr(model.config, name)
+    assert back.config.pad_token_id == words.index("[PAD]")
+
+
+@torch.no_grad()
+def test_old_names_and_files_go_in(tmp_path):
+    """pytorch_model.bin with gamma and beta, and the other name of the bias of the words."""
+    model = theirs()
+    folder = write(model, tmp_path / "theirs")
+    (folder / "model.safetensors").unlink()
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    old |= {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        for new, other in old.items():
+            name = name.replace(new, other)
+        state[name] = tensor
+    assert sum(name.endswith(".gamma") for name in state) == 2 + 3 * 2
+    torch.save(state, folder / "pytorch_model.bin")
+    assert convert("to-fairseq", folder, tmp_path / "ours") == 0
+    converted, task = ours(tmp_path / "ours")
+    ids, types, real = sentences()
+    tokens, order = our_indices(ids, task), our_indices(torch.arange(len(WORDS)), task)
+    expected = model(input_ids=ids, token_type_ids=types, attention_mask=real).prediction_logits
+    torch.testing.assert_close(converted(tokens)[0][real.bool()][:, order], expected[real.bool()], **TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_classifier_goes_there_and_back(tmp_path):
+    model = theirs("BertForSequenceClassification", num_labels=3, hidden_act="relu", classifier_dropout=0.3)
+    folder = write(model, tmp_path / "theirs")
+    assert convert("to-fairseq", folder, tmp_path / "ours") == 0
+    state = torch.load(tmp_path / "ours" / "model.pt", weights_only=True)
+    head = "classification_heads.sentence_classification_head.out_proj.weight"
+    torch.testing.assert_close(state["model"][head], model.classifier.weight)
+    assert convert("to-huggingface", tmp_path / "ours" / "model.pt", tmp_path / "back") == 0
+    back = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "back").eval()
+    ids, types, real = sentences()
+    torch.testing.assert_close(back(ids, real, types).logits, model(ids, real, types).logits)
+    assert (back.config.hidden_act, back.config.classifier_dropout, back.config.num_labels) == ("relu", 0.3, 3)
+
+
+@pytest.mark.parametrize("mixing", ["none", "position-independent", "position-wise"])
+@torch.no_grad()
+def test_one_conversion_goes_into_every_mixing_and_starts_as_bert(pretrained, mixing, tmp_path):
+    model, folder = pretrained
+    flags = ["--arch", "l2_bert_base", "--attention-normalizer", "softmax", "--head-mixing", "position-independent"]
+    assert convert("to-fairseq", folder / "theirs", tmp_path, *flags) == 0
+    overrides = {"head_mixing": mixing}
+    (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model.pt")], overrides)
+    attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
+    assert {attention.head_mixing_kind for attention in attentions} == {mixing}
+    ids, types, real = sentences()
+    found = converted.eval()(our_indices(ids, task), features_only=True)[0]
+    torch.testing.assert_close(found[real.bool()], model.bert(ids, real, types)[0][real.bool()], **TOLERANCE)
+
+
+def edited(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+class Code:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+REFUSALS = {
+    "no tensors": (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors nor"),
+    "RoBERTa": (lambda f: edited(f, model_type="roberta"), "model_type roberta, must be bert"),
+    "other activation": (lambda f: edited(f, hidden_act="silu"), "hidden_act silu, must be gelu or relu"),
+    "other layers": (lambda f: edited(f, num_hidden_layers=4), "lacks what becomes encoder.sentence_encoder.layers.3."),
+    "other heads": (lambda f: edited(f, num_attention_heads=5), "--encoder-attention-heads 5"),
+    "other inner size": (lambda f: edited(f, intermediate_size=41), "the flags ask for [41, 24]"),
+    "no size": (lambda f: edited(f, hidden_size=True), "hidden_size True, must be a whole number"),
+    "fewer words": (lambda f: (f / "vocab.txt").write_text("\n".join(WORDS[:-1])), "has 13 words, the model 14"),
+    "no vocabulary": (lambda f: (f / "vocab.txt").write_text("[PAD]\n[UNK]"), "has no [CLS], [SEP], [MASK]"),
+    "code": (lambda f: with_code(f), "pytorch_model.bin: is damaged, or no file of tensors alone"),
+}
+
+
+def with_code(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_what_is_no_bert_is_refused_in_one_line(reason, pretrained, tmp_path, capsys):
+    spoil, message = REFUSALS[reason]
+    folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
+    spoil(folder)
+    assert convert("to-fairseq", folder, tmp_path / "ours") == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("convert_bert.py: error: ") and message in said.err and said.err.count("\n") == 1
+    assert "run" not in said.out.split()
+    assert not (tmp_path / "ours" / "model.pt").exists()
+
+
+MIXING = f"{convert_bert.ENCODER}layers.0.self_attn.head_mixing.bias"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (
+            lambda s: vars(s["cfg"]["model"]).update(attention_normalizer="l2"),
+            "--attention-normalizer l2, must be ",
+        ),
+        (lambda s: vars(s["cfg"]["model"]).update(head_dim=9), "--head-dim 9, must be 6"),
+        (lambda s: vars(s["cfg"]["model"]).update(arch="roberta_base"), "--arch roberta_base, must be an arch"),
+        (lambda s: s["model"].update({MIXING: torch.ones(4, 4)}), "--head-mixing position-wise, but "),
+    ],
+)
+def test_what_transformers_cannot_compute_does_not_go_there(pretrained, change, message, tmp_path, capsys):
+    source = pretrained[1] / "ours"
+    state = torch.load(source / "model.pt", weights_only=True)
+    change(state)
+    torch.save(state, tmp_path / "model.pt")
+    assert convert("to-huggingface", tmp_path / "model.pt", tmp_path / "back", "--dict", source / "dict.txt") == 1
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not (tmp_path / "back").exists()

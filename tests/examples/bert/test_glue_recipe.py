@@ -1,0 +1,495 @@
+"""The GLUE recipe, on archives of the same layout that are made here."""
+
+import json
+import os
+import random
+import re
+import shlex
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from bert.glue import evaluate, prepare
+from bert.glue.metrics import measure
+from bert.glue.pieces import LAYOUTS, Encoder, shorten
+from bert.glue.rows import read_table
+from bert.glue.tasks import TASKS
+from bert.pretrained import FILES
+from fairseq.data import Dictionary
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
+from fairseq.models import build_model
+from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
+from recipes import dry_run, parse, script
+
+WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
+SPLITS = {"train": 40, "dev": 9, "test": 7, "dev_matched": 9, "dev_mismatched": 8, "test_matched": 7}
+SPLITS |= {"test_mismatched": 6, "AX": 5}
+COLUMNS = {  # of the labelled files and of the others, as the archives have them
+    "CoLA": ("", "index sentence"),
+    "SST-2": ("sentence label", "index sentence"),
+    "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
+    "STS-B": (
+        "index genre filename year old_index source1 source2 sentence1 sentence2 score",
+        "index genre filename year old_index source1 source2 sentence1 sentence2",
+    ),
+    "MNLI": (
+        "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+        "sentence1 sentence2 label1 gold_label",
+        "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+        "sentence1 sentence2",
+    ),
+    "QNLI": ("index question sentence label", "index question sentence"),
+    "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+    "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
+}
+LABELS = {"STS-B": ["0.000", "2.500", "3.2", "5"]}
+
+
+def sentence(dice):
+    return " ".join(dice.choices(WORDS[:11], k=dice.randint(2, 6)))
+
+
+def table(name, split, number):
+    """A file of a task. What is good is the task's last label, or half of the similarities; what is bad is another."""
+    task, dice = TASKS[name], random.Random(f"{name} {split}")
+    labelled = split.startswith(("train", "dev"))
+    columns = COLUMNS[name][not labelled].split()
+    lines = ["\t".join(columns)] if columns else []
+    labels = LABELS.get(name) or list(task.labels)
+    for i in range(number):
+        label = labels[i % len(labels)]
+        good = label == labels[-1] if task.labels else float(label) > 3
+        end = "good" if good else "bad"
+        texts = [sentence(dice) for _ in task.texts]
+        texts[-1] += f" {end} {end}"
+        values = {**dict.fromkeys(columns, "x"), "index": str(i), "id": str(i), **dict(zip(task.texts, texts))}
+        values |= {task.label: label} if labelled else {}
+        lines.append("\t".join(values[column] for column in columns) if columns else f"gj04\t{label}\t*\t{texts[0]}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def mrpc(number, first):
+    dice = random.Random(first)
+    lines = ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String"]
+    for i in range(number):
+        end = ("bad", "good")[i % 2]
+        lines.append(f"{i % 2}\t{first + i}\t{first + i + 1}\t{sentence(dice)}\t{sentence(dice)} {end} {end}")
+    return "".join(f"{line}\r\n" for line in lines)
+
+
+def pack(folder, **changes):
+    """All archives; `changes` are other contents of their files, by name with _ for what cannot stand in a name."""
+    folder.mkdir(exist_ok=True)
+    for name, task in TASKS.items():
+        if name == "MRPC":
+            continue
+        splits = {"train", "dev", "test"}
+        if name == "MNLI":
+            splits = {file.split("/")[-1].removesuffix(".tsv") for file in task.files.values()} - {"AX"}
+        with zipfile.ZipFile(folder / task.archives[0].file, "w") as archive:
+            top = task.files["train"].split("/")[0]
+            archive.writestr(f"{top}/original/readme.txt", "not wanted")
+            for split in sorted(splits):
+                key = re.sub(r"\W", "_", f"{name}_{split}")
+                archive.writestr(f"{top}/{split}.tsv", changes.get(key) or table(name, split, SPLITS[split]))
+    (folder / "AX.tsv").write_text(table("WNLI", "test", SPLITS["AX"]))
+    (folder / "msr_paraphrase_train.txt").write_bytes(mrpc(20, 100).encode())
+    (folder / "msr_paraphrase_test.txt").write_bytes(mrpc(7, 500).encode())
+    (folder / "mrpc_dev_ids.tsv").write_text("".join(f"{100 + i}\t{101 + i}\n" for i in (3, 4, 11, 12)))
+    return folder
+
+
+def pretrained_bert(folder, weights=True):
+    """A vocabulary and, unless told otherwise, a tiny model for it, as fairseq saves it."""
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in VOCABULARY[5:]))
+    if weights:
+        line = dry_run(f"examples/bert/glue/train.sh {TINY} --head-mixing none", DATA=folder)[0]
+        args = parse(line)
+        dictionary = Dictionary.load(str(folder / "dict.txt"))
+        task = SentencePredictionTask(SentencePredictionConfig(), dictionary, None)
+        dictionary.add_symbol("<mask>")
+        torch.manual_seed(1)
+        model = build_model(args, task)
+        history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
+        iterator = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
+        # tensors alone, as of a stock model: they go into every family
+        state = {"model": dict(model.state_dict()), "args": args, "cfg": None, "optimizer_history": history}
+        state["extra_state"] = {"train_iterator": iterator}
+        torch.save(state, folder / "model.pt")
+    else:
+        (folder / "model.pt").touch()
+    return folder
+
+
+TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
+
+
+@pytest.fixture(autouse=True)
+def environment(plain_environment, tmp_path):
+    plain_environment.setenv("DATA", str(tmp_path / "data"))
+    plain_environment.setenv("GPUS", "0")
+    return plain_environment
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    return pack(tmp_path_factory.mktemp("glue") / "archives")
+
+
+@pytest.fixture
+def bert(archives, tmp_path, environment):
+    """A pre-trained model without weights; the archives are in place."""
+    environment.setenv("ARCHIVES", str(archives))
+    return pretrained_bert(tmp_path / "pretrained", weights=False)
+
+
+def data():
+    return Path(os.environ["DATA"])
+
+
+def run(*arguments):
+    prepare.main(["--workers", "1", "--any-counts", *map(str, arguments)])
+
+
+def refuses(capsys, function, *arguments, **settings):
+    """The message with which it ends."""
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments, **settings)
+    assert ended.value.code not in (0, None)
+    printed = capsys.readouterr().err.strip()
+    message = ended.value.code if isinstance(ended.value.code, str) else printed
+    return message.splitlines()[-1]
+
+
+def read_by_fairseq(name, subset, model="bert"):
+    """The examples as fairseq's task puts them together with the flags of train.sh: (tokens, label)."""
+    (command,) = dry_run("examples/bert/glue/train.sh", VARIANT=name, MODEL=model)
+    args = parse(command)
+    fields = {key: getattr(args, key) for key in ("data", "num_classes", "init_token", "separator_token", "seed")}
+    cfg = SentencePredictionConfig(**fields, no_shuffle=True, regression_target=args.regression_target)
+    task = SentencePredictionTask.setup_task(cfg)
+    found = task.load_dataset(subset)
+    examples = []
+    for i in range(len(found)):
+        tokens = [task.dictionary[number] for number in found[i]["net_input.src_tokens"]]
+        label = found[i].get("target")
+        if label is not None and TASKS[name].labels:
+            label = task.label_dictionary[int(label) + task.label_dictionary.nspecial]
+        examples.append((" ".join(tokens), label))
+    return examples
+
+
+# ---- the tasks -------------------------------------------------------------------------------------------------------
+
+
+def test_the_nine_tasks_and_what_train_sh_says_of_them():
+    assert len(TASKS) == 9
+    commands = shlex.join(
+        ["bash", "-c", 'for VARIANT in "$@"; do VARIANT=$VARIANT examples/bert/glue/train.sh; done', "-"]
+    )
+    for (name, task), command in zip(TASKS.items(), dry_run(f"{commands} {' '.join(TASKS)}")):
+        args = parse(command)
+        assert args.data == str(data() / "bert" / name)
+        assert args.save_dir.endswith(f"checkpoints/bert/glue/{name}/mixhead_bert_base")
+        assert args.num_classes == task.classes
+        assert args.regression_target == (not task.labels)
+        assert args.maximize_best_checkpoint_metric == bool(task.labels)
+        valid = [subset for subset in task.files if subset != "train" and subset not in task.predictions]
+        assert args.valid_subset.split(",") == valid
+        assert int(args.warmup_updates) < int(args.total_num_update) == args.max_update
+        assert (args.init_token, args.separator_token) == (0, None)
+    assert {*prepare.TASKS["MNLI"].predictions.values()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
+
+
+# ---- preparing -------------------------------------------------------------------------------------------------------
+
+
+def test_fairseq_reads_every_task(bert, capsys):
+    run("--from", bert)
+    for name, task in TASKS.items():
+        assert {path.name for path in (data() / "text" / name).glob("*")} >= {task.files["train"].split("/")[0]}
+        for subset in task.files:
+            examples = read_by_fairseq(name, subset)
+            assert examples
+            for tokens, label in examples:
+                texts = tokens.removeprefix("<s> ").removesuffix(" </s>").split(" </s> ")
+                assert len(texts) == len(task.texts) and "<unk>" not in tokens
+                assert (label is None) == (subset in task.predictions)
+                if task.labels and label:
+                    assert texts[-1].endswith("good good") == (label == task.labels[-1])
+            if subset in task.predictions:
+                index = (data() / "bert" / name / f"{subset}.index").read_text().split()
+                assert index == [str(i) for i in range(len(examples))]
+    assert [label for _, (label,) in read_by_fairseq("STS-B", "valid")[:4]] == pytest.approx([0, 0.5, 0.64, 1])
+    # MRPC's validation set comes out of its training file
+    assert [len(read_by_fairseq("MRPC", subset)) for subset in ("train", "valid", "test")] == [16, 4, 7]
+    assert [len(read_by_fairseq("MNLI", subset)) for subset in TASKS["MNLI"].files] == [40, 9, 8, 7, 6, 5]
+
+
+def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert):
+    text = "index\tsentence1\tsentence2\tlabel\n0\tCáts, CATS\tThe zebra!\tnot_entailment\n1\tA\tcat\tentailment\n"
+    pack(data().parent / "own", RTE_train=text)
+    os.environ["ARCHIVES"] = str(data().parent / "own")
+    run("--from", bert, "--tasks", "RTE")
+    first, second = read_by_fairseq("RTE", "train")
+    assert first == ("<s> cat ##s , cat ##s </s> the <unk> <unk> </s>", "not_entailment")
+    assert second == ("<s> <unk> </s> cat </s>", "entailment")
+    labels = (data() / "bert" / "RTE" / "label" / "dict.txt").read_text().split()[::2]
+    assert labels == TASKS["RTE"].labels
+    found = json.loads((data() / "bert" / "RTE" / "settings.json").read_text())["sets"]["train"]
+    assert (found["examples"], found["pieces"], found["unknown pieces"]) == (2, 10, 3)
+
+
+def pretrained_roberta(folder):
+    """GPT-2's bytes without a merge; the space is another letter to it."""
+    folder.mkdir()
+    letters = list(bytes_to_unicode().values())
+    (folder / "encoder.json").write_text(json.dumps({letter: number for number, letter in enumerate(letters)}))
+    (folder / "vocab.bpe").write_text("#version: 0.2\n")
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in range(len(letters))))
+    (folder / "model.pt").touch()
+    return folder
+
+
+def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
+    """Byte pairs with merges, as GPT-2's files have them."""
+    folder, dice = pretrained_roberta(tmp_path / "roberta"), random.Random(1)
+    merges = ["t h", "th e", "\u0120 the", "\u0120 c", "a t", "\u0120c at", "\u00c3 \u00a9", "! !"]
+    vocabulary = json.loads((folder / "encoder.json").read_text())
+    vocabulary |= {merge.replace(" ", ""): len(vocabulary) + i for i, merge in enumerate(merges)}
+    (folder / "encoder.json").write_text(json.dumps(vocabulary))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]))
+    (folder / "dict.txt").write_text("".join(f"{number} 1\n" for number in reversed(range(len(vocabulary)))))
+    encode, fairseqs = Encoder("roberta", folder, True), get_encoder(*(str(folder / name) for name in FILES["roberta"]))
+    words = [
+        "the",
+        " cat",
+        "  the!!!",
+        "Caf\u00e9",
+        "\n\n",
+        " \u6771\u4eac",
+        "it's",
+        " 3.14",
+        "\u00a0",
+        "they'LL",
+        "\t ",
+        "\U0001f5fb",
+    ]
+    texts = ["".join(dice.choices(words, k=dice.randrange(12))) for _ in range(300)]
+    expected = [[encode.dictionary.index(str(piece)) for piece in fairseqs.encode(text)] for text in texts]
+    assert encode(texts) == expected
+
+
+def test_roberta_has_two_separators(bert, tmp_path):
+    roberta = pretrained_roberta(tmp_path / "roberta")
+    run("--model", "roberta", "--from", roberta, "--tasks", "RTE", "SST-2", "--max-length", "16")
+    letters = {str(n): letter for letter, n in json.loads((roberta / "encoder.json").read_text()).items()}
+    for tokens, _ in read_by_fairseq("RTE", "test", "roberta"):
+        assert re.fullmatch(r"<s> [\d ]+ </s> </s> [\d ]+ </s>", tokens)
+        assert len(tokens.split()) <= 16
+    original = [line.split("\t")[1] for line in table("SST-2", "test", 7).splitlines()[1:]]
+    for (tokens, _), text in zip(read_by_fairseq("SST-2", "test", "roberta"), original):
+        spelled = "".join(letters[token] for token in tokens.split()[1:-1]).replace("Ġ", " ")
+        assert spelled == text[:14]
+
+
+def longest_first(texts, room):
+    """As BERT's authors wrote it, one piece after another."""
+    texts = [list(text) for text in texts]
+    while sum(map(len, texts)) > room:
+        longer = 0 if len(texts) == 1 or len(texts[0]) > len(texts[1]) else 1
+        texts[longer].pop()
+    return texts
+
+
+def test_the_longer_text_is_shortened_first():
+    for room in range(7):
+        for first in range(6):
+            assert shorten([[*range(first)]], room) == longest_first([range(first)], room)
+            for second in range(6):
+                texts = [[*range(first)], [*range(second)]]
+                assert shorten(texts, room) == longest_first(texts, room), (first, second, room)
+    assert [LAYOUTS["bert"].room(texts, 128) for texts in (1, 2)] == [126, 125]
+    assert [LAYOUTS["roberta"].room(texts, 128) for texts in (1, 2)] == [126, 124]
+
+
+def test_another_preparation_of_the_same_folder_is_refused(bert, capsys):
+    run("--from", bert, "--tasks", "RTE")
+    before = (data() / "bert" / "RTE" / "settings.json").stat().st_mtime_ns
+    run("--tasks", "RTE")
+    assert (data() / "bert" / "RTE" / "settings.json").stat().st_mtime_ns == before
+    message = refuses(capsys, run, "--tasks", "RTE", "--max-length", "64")
+    assert "RTE: made with max_length 128, not 64; remove it" in message
+    message = refuses(capsys, prepare.main, ["--tasks", "RTE"])
+    assert "made with --any-counts" in message
+    message = refuses(capsys, run, "--from", data().parent)
+    assert f"/bert/model: made with from {bert}, not {data().parent}; remove it, or" in message
+    run("--from", bert, "--tasks", "RTE")
+    with (bert / "model.pt").open("ab") as file:
+        file.write(b"trained on")
+    message = refuses(capsys, run, "--from", bert, "--tasks", "RTE")
+    assert f"{data()}/bert/model: made with sha256" in message
+
+
+@pytest.mark.parametrize("flags", ["--max-length 3", "--max-length 513", "--cased --model roberta", "--from /no/where"])
+def test_what_prepare_sh_refuses(flags, capsys):
+    assert refuses(capsys, run, *flags.split()).startswith(f"prepare: error: {flags.partition(' --')[0]}: ")
+
+
+def test_a_vocabulary_that_is_not_the_dictionarys_is_refused(bert, capsys):
+    (bert / "dict.txt").write_text("the 1\n")
+    message = refuses(capsys, run, "--from", bert, "--tasks", "RTE")
+    assert re.search(r"vocab.txt: has \d+ pieces that dict.txt beside it lacks, such as '##a'$", message)
+    assert not (data() / "bert" / "RTE").exists()
+
+
+def test_the_vocabulary_says_whether_it_is_cased(bert, capsys):
+    run("--from", bert, "--tasks", "RTE")
+    message = refuses(capsys, run, "--tasks", "WNLI", "--cased")  # of the model that is there already
+    assert message.endswith("model/vocab.txt: has no pieces with upper-case letters; leave out --cased")
+    message = refuses(capsys, run, "--from", bert, "--cased")
+    assert message == f"prepare: error: {bert}/vocab.txt: has no pieces with upper-case letters; leave out --cased"
+    (bert / "vocab.txt").write_text("\n".join([*VOCABULARY, "[UNUSED7]", "##É", "Hat"]), encoding="utf-8")
+    message = refuses(capsys, run, "--from", bert)
+    assert message.endswith("vocab.txt: has 2 pieces with an upper-case letter, such as '##É'; give --cased")
+
+
+def test_numbers_of_examples_are_checked(bert, capsys, environment):
+    message = refuses(capsys, prepare.main, ["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
+    assert "RTE: train has 40 examples, must have 2,490; valid has 9 examples, must have 277; test has" in message
+    right = TASKS["RTE"]._replace(examples={"train": range(39, 42), "valid": range(9, 10), "test": range(7, 8)})
+    environment.setattr(prepare, "TASKS", {**TASKS, "RTE": right})
+    prepare.main(["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
+
+
+# ---- rows that are broken --------------------------------------------------------------------------------------------
+
+HEAD = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+
+
+def rows_of(tmp_path, content, name="QQP", labelled=True):
+    path = tmp_path / "table.tsv"
+    path.write_bytes(content.encode())
+    return read_table(path, TASKS[name], labelled)
+
+
+def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
+    rows = ["good\tgood\t1", "cut off", "good\tgood\t0", "too\tmany\tcolumns\t1", "no\tlabel\t", "no\tsuch label\t2"]
+    found = rows_of(tmp_path, HEAD + "".join(f"1\ta\tb\t{row}\n" for row in rows))
+    assert [example.label for example in found.examples] == ["1", "0"]
+    assert found.left_out == [
+        "line 3: 4 columns, not 6",
+        "line 5: 7 columns, not 6",
+        "line 6: is_duplicate is ''",
+        "line 7: is_duplicate is '2'",
+    ]
+
+
+def test_no_row_of_a_test_set_is_left_out(tmp_path):
+    content = "id\tquestion1\tquestion2\n0\tone\ttwo\n1\tthree\tfour\tfive\n2\tsix\n\n4\t\t\n"
+    found = rows_of(tmp_path, content, labelled=False)
+    assert [(example.index, example.texts) for example in found.examples] == [
+        ("0", ("one", "two")),
+        ("1", ("three", "four five")),
+        ("2", ("six", "")),
+        ("4", ("", "")),
+    ]
+
+
+def test_similarities_are_from_0_to_5(tmp_path):
+    rows = "".join(f"a\tb\t{score}\n" for score in ("0", "5.000", "3.25", "5.1", "-1", "nan", "", "1e0"))
+    found = rows_of(tmp_path, f"sentence1\tsentence2\tscore\n{rows}", "STS-B")
+    assert [float(example.label) for example in found.examples] == [0, 5, 3.25]
+    assert len(found.left_out) == 5
+
+
+# ---- metrics and predictions -----------------------------------------------------------------------------------------
+
+
+def test_predictions_are_as_the_server_takes_them(tmp_path):
+    evaluate.write_predictions(tmp_path / "a" / "RTE.tsv", numpy.array([1, 0]), ["7", "3"], TASKS["RTE"])
+    assert (tmp_path / "a" / "RTE.tsv").read_text() == "index\tprediction\n7\tnot_entailment\n3\tentailment\n"
+    evaluate.write_predictions(tmp_path / "STS-B.tsv", numpy.array([-0.2, 5.3, 2.0625]), range(3), TASKS["STS-B"])
+    assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.062\n"
+    evaluate.write_predictions(tmp_path / "AX.tsv", numpy.array([2, 0]), range(2), TASKS["MNLI"])
+    assert (tmp_path / "AX.tsv").read_text().split()[3::2] == ["neutral", "contradiction"]
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pretrained(archives, tmp_path, environment):
+    """With weights."""
+    environment.setenv("ARCHIVES", str(archives))
+    environment.setenv("SAVE", str(tmp_path / "save"))
+    return pretrained_bert(tmp_path / "pretrained")
+
+
+def call(environment, function, line, **variables):
+    """Run here, instead of in a process of its own, the command of a script."""
+    (command,) = dry_run(line, **variables)
+    environment.setattr(sys, "argv", command)
+    function()
+
+
+FAST = f"{TINY} --lr 0.02 --warmup-updates 2 --max-update 30 --max-epoch 60 --dropout 0 --num-workers 0"
+FAST += " --validate-interval 10 --save-interval 10 --no-last-checkpoints"
+
+
+# ---- as users do it --------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_are_in_percent_and_nan_where_there_is_none():
+    assert measure(TASKS["MRPC"], [1, 0, 1, 1], [1, 1, 1, 0]) == pytest.approx({"accuracy": 50, "F1": 200 / 3})
+    assert measure(TASKS["CoLA"], [1, 0, 1], [1, 1, 1])["Matthews correlation"] == 0
+    assert numpy.isnan(measure(TASKS["STS-B"], [1.0, 2.0], [3.0, 3.0])["Pearson correlation"])
+
+
+def test_the_accuracy_is_that_of_the_predictions(pretrained, environment, capsys):
+    """Of an untrained model; and what evaluate.sh refuses."""
+    line = "examples/bert/glue/evaluate.sh --num-workers 0"
+    run("--from", pretrained, "--tasks", "RTE", "MNLI")
+    environment.setenv("CHECKPOINT", str(pretrained / "model.pt"))
+    capsys.readouterr()
+    call(environment, evaluate.main, line)
+    title, where, result = capsys.readouterr().out.splitlines()
+    assert title == "RTE, valid: 9 examples"
+    rows = Path(where.removeprefix("predictions: ")).read_text().splitlines()[1:]
+    gold = [row.split("\t")[-1] for row in table("RTE", "dev", 9).splitlines()[1:]]
+    right = sum(row.split("\t")[1] == label for row, label in zip(rows, gold, strict=True))
+    assert result == f"accuracy = {100 * right / 9:.2f}"
+    call(environment, evaluate.main, f"{line} --valid-subset test --results-path {pretrained}/server")
+    rows = (pretrained / "server" / "RTE.tsv").read_text().splitlines()
+    assert rows[0] == "index\tprediction" and [row.split("\t")[0] for row in rows[1:]] == [*"0123456"]
+    message = refuses(capsys, call, environment, evaluate.main, f"{line} --valid-subset train")
+    assert message == "evaluate: error: --valid-subset train: RTE has valid, test; one at a time"
+    assert "has 2 classes, not 3" in refuses(capsys, call, environment, evaluate.main, line, VARIANT="MNLI")
+    environment.setenv("CHECKPOINT", "LICENSE")
+    assert "LICENSE: " in refuses(capsys, call, environment, evaluate.main, line)
+
+
+@pytest.mark.slow
+def test_the_three_commands(pretrained, tmp_path):
+    """With several processes that cut the text; a task with classes and one with similarities."""
+    big = {f"RTE_{split}": table("RTE", split, 1100) for split in ("train", "dev")}
+    os.environ["ARCHIVES"] = str(pack(tmp_path / "own", **big))
+    script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {pretrained} --tasks RTE STS-B")
+    assert [tokens for tokens, _ in read_by_fairseq("RTE", "train")][:2] == [
+        "<s> {} </s> {} </s>".format(*line.split("\t")[1:3]) for line in big["RTE_train"].splitlines()[1:3]
+    ]
+    for name, more, least in (("RTE", "--mixing-lr-scale 10", 80), ("STS-B", "--arch l2_bert_base", 40)):
+        own = {"VARIANT": name, "SAVE": tmp_path / name}
+        script(f"examples/bert/glue/train.sh {FAST} {more}", **own)
+        last = script("examples/bert/glue/evaluate.sh", **own).stdout.splitlines()[-1]
+        metric, _, value = last.partition(" = ")
+        assert metric == TASKS[name].metrics[-1] and float(value) > least
+    script(f"examples/bert/glue/evaluate.sh --valid-subset test --results-path {tmp_path}/server", **own)
+    lines = (tmp_path / "server" / "STS-B.tsv").read_text().splitlines()
+    assert len(lines) == 8 and all(0 <= float(line.split("\t")[1]) <= 5 for line in lines[1:])

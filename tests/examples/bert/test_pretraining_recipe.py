@@ -1,0 +1,427 @@
+"""BERT's pre-training recipe: its text, its vocabulary, its two phases, and where its model goes."""
+
+import json
+import os
+import random
+import re
+import shlex
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bert.glue.pieces import Encoder
+from bert.pretrained import prepare_model
+from bert.pretraining import begin, evaluate, prepare
+from bert.pretraining.documents import from_wikitext, own_text, sentences
+from bert.pretraining.export import export
+from bert.pretraining.vocabulary import learn
+from bert.wordpiece import SPECIAL, wordpiece, write_dictionary
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from recipes import dry_run, parse, refusal, script, train_here
+
+from tests.squad import content
+
+TINY = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --head-dim 8
+    --max-positions 48 --batch-size 8 --update-freq 1 --num-workers 0 --warmup-updates 1 --log-format json""".split()
+
+
+@pytest.fixture(autouse=True)
+def environment(plain_environment, tmp_path):
+    for name in ("DATA", "SAVE"):
+        plain_environment.setenv(name, str(tmp_path / name.lower()))
+    plain_environment.setenv("GPUS", "0")
+
+
+WORDS = "the a cat cats dog dogs sleeping sleeps runs running under over old older tree trees house houses".split()
+
+
+def own(path, documents=24, seed=0):
+    """A file in BERT's format, of made-up sentences, with empty lines that are none too many."""
+    dice = random.Random(seed)
+    texts = [
+        "\n".join(" ".join(dice.choices(WORDS, k=dice.randint(4, 9))).capitalize() + "." for _ in range(6))
+        for _ in range(documents)
+    ]
+    path.write_text("\n\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def refuses(capsys, *arguments):
+    """The one line in which prepare.sh refuses."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        prepare.main([str(argument) for argument in arguments])
+    assert ended.value.code == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
+    return line.removeprefix("prepare: error: ")
+
+
+def ends(function, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments)
+    assert ended.value.code == 1
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+
+
+def test_a_paragraph_is_cut_into_its_sentences():
+    paragraph = ' He said " go . " She ( a nurse . ) stayed ? Yes ! 3 @.@ 5 of J. Smith , too . " And " so \n'
+    assert list(sentences(paragraph)) == [
+        'He said " go . "',
+        "She ( a nurse . )",
+        "stayed ?",
+        "Yes !",
+        "3 @.@ 5 of J. Smith , too .",
+        '" And " so',
+    ]
+    assert " ".join(sentences(paragraph)) == " ".join(paragraph.split())
+
+
+# As the archive has it: a space on either side of every line.
+WIKITEXT = "".join(
+    f" {line} \n"
+    for line in """
+= A =
+
+One well @-@ known cat . Two <unk> .
+
+= = Part = =
+
+Three 1 @,@ 000 .
+= B =
+
+= C =
+
+Four .
+""".split("\n")
+)
+
+
+def test_articles_become_documents_without_headings():
+    assert list(from_wikitext(WIKITEXT.splitlines(keepends=True))) == [
+        "One well-known cat .",
+        "Two <unk> .",
+        "Three 1,000 .",
+        "",
+        "Four .",
+    ]
+
+
+def test_one_of_so_many_documents_is_held_out(tmp_path):
+    """Of ten always one, but not always the same."""
+    text = tmp_path / "text"
+    text.write_text("".join(f"{number}\n\n" for number in range(1000)))
+    held = [int(line) for split, line in own_text([text], 10).lines() if split == "valid" and line]
+    assert [number // 10 for number in held] == list(range(100))
+    places = [number % 10 for number in held]
+    assert set(places) == set(range(10)) and max(map(places.count, places)) < 25
+
+
+def test_files_follow_one_another(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    paths[0].write_text("\n\n1\n1\n\n \n2\n\n3")
+    paths[1].write_text("4\n4\n\n5\n\n\n")
+    found = list(own_text(paths, 2).lines())
+    texts = ["".join(line or "/" for kind, line in found if kind == split) for split in ("train", "valid")]
+    held = [number for number, document in enumerate(["11/", "2/", "3/", "44/", "5/"]) if document in texts[1]]
+    assert "".join(line or "/" for _, line in found) == "11/2/3/44/5/"
+    assert [number // 2 for number in held][:2] == [0, 1] and len(texts[0]) + len(texts[1]) == 12
+
+
+# ---- the vocabulary --------------------------------------------------------------------------------------------------
+
+
+def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
+    lines = [*own(tmp_path / "text").read_text().splitlines(), "Café no. 7, 東京! 5€"]
+    words = learn(lambda: lines, 90, lowercase=True)
+    assert words == learn(lambda: lines, 90, lowercase=True) and len(set(words)) == 90
+    assert set(words[:5]) == set(SPECIAL)
+    assert {"e", "##e", "7", "東", "!", "##€"} <= set(words) and not {"C", "é"} & set(words)
+    tokeniser = wordpiece(write_dictionary(words, tmp_path / "dict.txt", ""), lowercase=True)
+    assert not any("<unk>" in tokeniser.encode(line).tokens for line in lines)
+    assert tokeniser.encode("Cats running").tokens == ["cats", "running"]  # merged to whole words
+    assert "<unk>" not in tokeniser.encode("ecafta").tokens  # every letter stands anywhere
+    assert {"C", "é"} <= set(learn(lambda: lines, 100, lowercase=False))
+
+
+@pytest.mark.parametrize("size, limit", [(20, "least"), (5000, "most")])
+def test_a_vocabulary_that_cannot_be_learnt_is_refused(size, limit, tmp_path, capsys):
+    lines = own(tmp_path / "text").read_text().splitlines()
+    ends(learn, lambda: lines, size, True)
+    possible = re.search(rf"--learn-vocab {size}: must be at {limit} (\d+) for this text", capsys.readouterr().err)[1]
+    assert len(learn(lambda: lines, int(possible), lowercase=True)) == int(possible)
+    ends(learn, lambda: ["", " "], 80, True)
+
+
+# ---- prepare ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_without_a_piece_ends_no_document(tmp_path):
+    (tmp_path / "text").write_text("one\n\u200b\none\n\ntwo\n")
+    write_dictionary([*SPECIAL, "one", "two"], tmp_path / "dict.txt", "")
+    found = prepare.write_sets(own_text([tmp_path / "text"], 9), tmp_path, lowercase=True)
+    assert sum(counts["documents"] for counts in found.values()) == 2
+    assert sum(counts["sentences"] for counts in found.values()) == 3
+
+
+def test_a_tenth_of_the_pieces_may_be_unknown(capsys):
+    numbers = {"documents": 2, "pieces": 100, "unknown": 10}
+    prepare.check({"train": numbers}, None, "v")
+    ends(prepare.check, {"train": {**numbers, "unknown": 11}}, None, "v")
+    assert capsys.readouterr().err.startswith("prepare: error: v: 11 of the 100 pieces of train are unknown")
+
+
+def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
+    """Documents, sentences and pieces come back from the binary set; what WikiText has left out is unknown."""
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", WIKITEXT)
+    monkeypatch.setenv("ARCHIVES", str(tmp_path))
+    prepare.main(["--any-counts", "--learn-vocab", "60", "--workers", "1"])
+    said = capsys.readouterr().err
+    assert "train: 2 documents, 4 sentences, " in said and " pieces, 0 unknown\n" in said
+    folder = tmp_path / "data" / "binary"
+    words = Dictionary.load(str(folder / "dict.txt"))
+    listed = [word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL]
+    assert words.symbols[words.nspecial :] == listed
+    for split in ("train", "valid", "test"):
+        binary = data_utils.load_indexed_dataset(str(folder / split), words)
+        text = [words.string(line).replace(" ##", "") for line in binary]
+        assert text == ["one well - known cat .", "two <unk> .", "three 1 , 000 .", "", "four ."]
+        assert all(line[-1] == words.eos() for line in binary)
+    counts = json.loads((folder / "settings.json").read_text())["sets"]["test"]
+    assert counts["pieces"] == sum(len(line) - 1 - (words.unk() in line) for line in binary)
+    log = '| INFO | {0} | {{"{0}_loss": "9", "{0}_mlm_loss": "{1}", "{0}_nsp_loss": "0.9", "{0}_nsp_accuracy": "61"}}\n'
+    monkeypatch.setattr(sys, "argv", ["evaluate", str(folder), "--valid-subset", "test"])
+    monkeypatch.setattr(sys, "stdin", [log.format("valid", "8.1"), log.format("test", "7.5")])
+    evaluate.main()
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == "mlm_loss = 7.500"
+    monkeypatch.setattr(sys, "stdin", [log.format("test", "nan")])
+    ends(evaluate.main)
+    assert capsys.readouterr().err.endswith("evaluate: error: fairseq-validate: the losses are no finite numbers\n")
+    assert refuses(capsys, "--learn-vocab", "60").endswith("give --any-counts, or remove it")
+    message = refuses(capsys, "--any-counts", "--learn-vocab", "61")
+    assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ("--text {text} --hold-out 1", "--hold-out 1: "),
+        ("--hold-out 100", "--hold-out 100: needs --text"),
+        ("--learn-vocab 0", "--learn-vocab 0: "),
+        ("--vocab /no/where", "--vocab /no/where: no such file"),
+        ("--text /no/where --learn-vocab 70", "--text /no/where: no such file"),
+        ("--text {old} --learn-vocab 70", "--text {old}: its lines end in carriage returns alone"),
+        ("--cased", "--cased: needs --vocab or --learn-vocab"),
+        ("--text {text} --learn-vocab 70", "valid: has 0 documents, random segments need two"),
+        ("--text {text} --vocab {text}", "{text}: has no [CLS], [PAD], [SEP], [UNK], [MASK]; must be the vocab.txt of"),
+        (
+            "--text {text} --hold-out 6 --vocab {other} --workers 1",
+            "{other}: 902 of the 902 pieces of train are unknown",
+        ),
+        ("--text {text} --vocab {cased}", "{data}/binary.unfinished/vocab.txt: has 2 pieces with an upper"),
+    ],
+)
+def test_what_cannot_be_prepared_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    places = {"text": own(tmp_path / "text"), "data": tmp_path / "data"}
+    vocabularies = {"cased": "The Cat the", "other": "der die das"}
+    for name, words in vocabularies.items():
+        places[name] = tmp_path / f"{name}.txt"
+        places[name].write_text("\n".join([*SPECIAL, *words.split()]))
+    places["old"] = tmp_path / "old"
+    places["old"].write_bytes(places["text"].read_bytes().replace(b"\n", b"\r"))
+    assert refuses(capsys, *arguments.format(**places).split()).startswith(message.format(**places))
+    assert not (tmp_path / "data" / "binary").exists()
+
+
+def test_a_text_that_has_changed_is_not_taken_for_the_prepared_one(tmp_path, capsys):
+    text = own(tmp_path / "text")
+    flags = ["--text", text, "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"]
+    for _ in range(2):
+        prepare.main(list(map(str, flags)))
+    assert capsys.readouterr().err.endswith("binary is there already\n")
+    own(text, seed=1)
+    assert refuses(capsys, *flags).startswith(f"{tmp_path}/data/binary: made with sha256 ")
+
+
+# ---- the two phases --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "variant, values",
+    [("128", (128, 64, 450_000, 5_000, None)), ("512", (512, 16, 50_000, 3_000, "/save/128/checkpoint_last.pt"))],
+)
+def test_the_phases_are_the_papers(variant, values):
+    for gpus in (1, 8):
+        (command,) = dry_run(
+            f"GPUS={gpus} PRECISION=fp32 VARIANT={variant} SAVE=/save examples/bert/pretraining/train.sh"
+        )
+        args = parse(command)
+        found = (args.tokens_per_sample, args.batch_size, args.max_update, args.warmup_updates)
+        assert (*found, args.finetune_from_model) == values
+        assert args.save_dir == f"/save/{variant}" and args.max_positions == 512
+        assert gpus * args.batch_size * args.update_freq[0] == 1024
+        assert args.max_tokens == args.batch_size * args.tokens_per_sample
+        assert (args.lr, args.weight_decay, args.dropout, args.attention_dropout) == ([1e-4], 0.01, 0.1, 0.1)
+        assert int(args.total_num_update) == args.max_update and args.fp16_no_flatten_grads
+        assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (512, 8, 128)
+
+
+def train(variant, monkeypatch, *flags):
+    begin.main(str(Path(os.environ["DATA"]) / "binary"), os.environ["SAVE"], str(variant))
+    (command,) = dry_run(f"VARIANT={variant} examples/bert/pretraining/train.sh {' '.join([*TINY, *flags])}")
+    train_here(command, monkeypatch)
+
+
+def state(path):
+    return checkpoint_utils.load_checkpoint_to_cpu(str(path))
+
+
+@pytest.mark.slow
+def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, capsys):
+    """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
+    prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"])
+    train(128, monkeypatch, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
+    capsys.readouterr()
+    train(512, monkeypatch, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
+    assert capsys.readouterr().err.startswith(
+        f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
+    )
+    first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
+    assert first["optimizer_history"][-1]["num_updates"] == 3
+    assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
+    for name, value in first["model"].items():  # hardly trained, the second is the first, its pooler and heads too
+        torch.testing.assert_close(second["model"][name], value, rtol=0, atol=1e-6)
+    assert any(name.startswith("classification_heads.next_sentence.") for name in second["model"])
+
+    words = shlex.split(script("examples/bert/pretraining/export.sh", DRY_RUN=1).stdout)
+    assert words[1:3] == ["-m", "bert.pretraining.export"]
+    export(*map(Path, words[3:]))
+    folder = tmp_path / "save" / "model"
+    assert sorted(path.name for path in folder.iterdir()) == ["dict.txt", "model.pt", "vocab.txt"]
+    assert "last_optimizer_state" not in state(folder / "model.pt")
+
+    for name in ("train", "dev"):
+        (tmp_path / f"{name}-v1.1.json").write_text(json.dumps(content()), encoding="utf-8")
+    places = {"ARCHIVES": tmp_path, "DATA": tmp_path / "squad", "SAVE": tmp_path / "answers"}
+    script(f"examples/bert/squad/prepare.sh --any-counts --from {folder}", **places)
+    sizes = TINY[: TINY.index("--batch-size")]
+    windows = "--max-seq-length 40 --doc-stride 16 --max-query-length 16 --max-update 1 --num-workers 0 --lr 1e-30"
+    line = f"examples/bert/squad/train.sh --arch fixhead_bert_base {' '.join(sizes)} {windows} --warmup-updates 0"
+    (command,) = dry_run(line, **places)
+    train_here(command, monkeypatch)
+    tuned = state(tmp_path / "answers" / "checkpoint_last.pt")["model"]
+    layers = [name for name in tuned if ".layers." in name or ".embed_" in name or ".segment_" in name]
+    assert len(layers) > 12
+    for name in layers:
+        torch.testing.assert_close(tuned[name], second["model"][name], rtol=0, atol=1e-6)
+
+    copied = prepare_model("bert", folder, tmp_path / "glue")
+    words = Dictionary.load(str(copied / "dict.txt"))
+    assert words.string(Encoder("bert", copied, lowercase=True)(["Old cats!"])[0]) == "old cats <unk>"
+
+
+def write_pieces(folder, words):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("dict.txt", "vocab.txt"):
+        (folder / name).write_text("".join(f"{word}{' 1' * (name == 'dict.txt')}\n" for word in words))
+    return folder
+
+
+def write_checkpoint(path, updates=3):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    weights = {"encoder.sentence_encoder.embed_tokens.weight": torch.zeros(9, 4)}
+    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}]
+    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}}
+    cfg = {"model": {"_name": "fixhead_bert_base"}, "task": {"_name": "bert_pretraining"}}
+    cfg["optimization"] = {"max_update": 3}
+    torch.save({"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}, path)
+    return path
+
+
+def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
+    checkpoint = write_checkpoint(tmp_path / "save" / "512" / "a.pt")
+    ends(export, checkpoint, tmp_path / "out")
+    assert "has no dict.txt and vocab.txt beside it or above; " in capsys.readouterr().err
+    pieces = write_pieces(tmp_path / "save", "ab")
+    ends(export, checkpoint, tmp_path / "out")
+    message = f"export: error: {checkpoint}: has 9 embeddings, {pieces}/dict.txt needs 7; must be a BERT of this"
+    assert capsys.readouterr().err.startswith(message)
+    write_pieces(pieces, "abcd")
+    export(checkpoint, tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
+
+
+def test_a_model_has_one_vocabulary(tmp_path, capsys):
+    """Two of one size: those of the first training are kept, and text in the other pieces is refused."""
+    save = tmp_path / "save"
+    ours, others = write_pieces(tmp_path / "ours", "abcd"), write_pieces(tmp_path / "others", "abdc")
+    for _ in range(2):
+        begin.main(str(ours), str(save), "128")
+    assert sorted(path.name for path in save.iterdir()) == ["dict.txt", "vocab.txt"]
+    for variant in ("128", "512"):
+        write_checkpoint(save / variant / "checkpoint_last.pt")
+        ends(begin.main, str(others), str(save), variant)
+        message = f"train: error: SAVE={save}: dict.txt has other pieces than {others}/dict.txt; choose another SAVE"
+        assert capsys.readouterr().err.startswith(message)
+        export(save / variant / "checkpoint_last.pt", tmp_path / "model")
+        assert (tmp_path / "model" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
+
+
+PLACES = {"pretraining/evaluate": "binary", "squad/train": "text", "glue/train": "bert/RTE/input0"}
+
+
+@pytest.mark.parametrize("recipe", PLACES)
+def test_text_in_other_pieces_is_refused_everywhere(recipe, tmp_path):
+    checkpoint = tmp_path / "save" / "512" / "checkpoint_last.pt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    write_pieces(checkpoint.parents[1], "abcd")
+    place = write_pieces(tmp_path / "data" / PLACES[recipe], "abdc")
+    asked = f"CHECKPOINT={checkpoint}" if "evaluate" in recipe else ""
+    flag = "" if asked else f"--finetune-from-model {checkpoint}"
+    line = f"{asked} examples/bert/{recipe}.sh {flag}"
+    assert refusal(script(line, check=False)).endswith(
+        f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of {place}/dict.txt; take data "
+        "of its pieces"
+    )
+
+
+def test_the_second_phase_begins_when_the_first_has_ended(tmp_path, monkeypatch, capsys):
+    binary = write_pieces(tmp_path / "binary", "abcd")
+    checkpoint = write_checkpoint(tmp_path / "save" / "128" / "checkpoint_last.pt", updates=2)
+    phase = [str(binary), str(tmp_path / "save"), "512"]
+    ends(begin.main, *phase)
+    message = f"train: error: VARIANT=512: {checkpoint} is of update 2 of 3; EARLY=1 begins"
+    assert capsys.readouterr().err.startswith(message)
+    monkeypatch.setenv("EARLY", "1")
+    begin.main(*phase)
+    assert capsys.readouterr().err == f"train: begins with {checkpoint}, update 2 of 3\n"
+    checkpoint.write_text("no checkpoint")
+    ends(begin.main, *phase)
+    assert "is no checkpoint of fairseq-train (" in capsys.readouterr().err
+
+
+def test_the_entropy_is_that_of_the_counts():
+    assert prepare.entropy(np.array([4, 0, 2, 1, 1])) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("VARIANT=256 examples/bert/pretraining/train.sh", "train: error: VARIANT=256: must be 128 or 512"),
+        ("VARIANT=512 examples/bert/pretraining/train.sh", "train: error: VARIANT=512: there is no {save}/128/"),
+        ("examples/bert/pretraining/evaluate.sh", "evaluate: error: SAVE={save}: has no 128/checkpoint_last.pt"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(line, message, tmp_path):
+    (tmp_path / "data" / "binary").mkdir(parents=True)
+    result = script(line, check=False)
+    assert refusal(result).startswith(message.format(save=tmp_path / "save"))

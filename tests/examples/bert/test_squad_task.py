@@ -1,0 +1,190 @@
+"""The task of SQuAD: its flags, its loss, its scores, and the head that it gives to a model."""
+
+import math
+from argparse import Namespace
+
+import pytest
+import torch
+from bert.criterions import SquadCriterion
+from bert.span_head import install_span_head
+from bert.squad_task import SquadTask, SquadTaskConfig
+from bert.squad_windows import IGNORED
+from fairseq.logging import metrics
+
+from mixhead_plugin.errors import OptionError
+from tests.helpers import build, shake
+from tests.squad import DROPOUT, SIZES, WINDOWS, write_data
+
+ARCHITECTURES = ["mixhead_roberta_base", "mixhead_bert_base", "roberta_base"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("squad") / "data")
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+def task(data, **settings):
+    values = {"data": str(data), **WINDOWS, "max_answer_length": 12, "train_subset": "train", **settings}
+    return SquadTask.setup_task(SquadTaskConfig(**values))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_seq_length": 65},  # more than there are positions
+        {"max_seq_length": 27},  # no room for a context
+        {"doc_stride": 22},  # more than the room
+        {"doc_stride": 0},
+        {"n_best_size": 0},
+        {"max_answer_length": -1},
+    ],
+)
+def test_impossible_sizes_are_refused(settings, data):
+    ((name, value),) = settings.items()
+    with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be at (least|most) .*$"):
+        task(data, **settings)
+
+
+def test_other_data_are_refused(data, tmp_path):
+    with pytest.raises(OptionError, match=r"has no dict\.txt"):
+        task(tmp_path)
+    (tmp_path / "dict.txt").write_text("13 1\n262 1\n")
+    with pytest.raises(OptionError, match=r"dict.txt: must be a WordPiece vocabulary; it has no piece that begins"):
+        task(tmp_path)
+    with pytest.raises(OptionError, match=r"test\.json: No such file or directory"):
+        task(data).load_dataset("test")
+
+
+def test_the_nbest_file_is_for_validation(data, tmp_path):
+    asked = task(data, nbest_file=str(tmp_path / "missing" / "spans"))
+    with pytest.raises(OptionError, match=r"--nbest-file .*: is for fairseq-validate"):
+        asked.begin_epoch(1, None)
+    with pytest.raises(OptionError, match=r"--nbest-file .*: No such file or directory"):
+        asked._nbest_file()
+
+
+# ---- loss, answers, head ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(data):
+    made = task(data)
+    for split in ("train", "valid"):
+        made.load_dataset(split)
+    return made
+
+
+def model_of(made, arch="mixhead_roberta_base"):
+    torch.manual_seed(1)
+    return shake(made.build_model(Namespace(arch=arch, max_positions=64, **SIZES, **DROPOUT)))
+
+
+def batch(made, indices, split="train"):
+    windows = made.dataset(split)
+    return windows.collater([windows[index] for index in indices])
+
+
+def test_the_loss_is_the_mean_of_both_cross_entropies(prepared):
+    model, criterion = model_of(prepared).eval(), SquadCriterion(prepared).train()
+    sample = batch(prepared, [0, 5, 20])
+    loss, sample_size, _ = criterion(model, sample)
+    expected = 0.0
+    for index, target in zip([0, 5, 20], sample["target"].tolist()):
+        alone = batch(prepared, [index])
+        logits = model(**alone["net_input"])[0][0]  # [N, 2], without padding
+        expected += sum(-logits[:, side].log_softmax(0)[target[side]] for side in (0, 1)) / 2
+    torch.testing.assert_close(loss, expected)
+    assert sample_size == 3
+    each = criterion(model, sample, reduce=False)[0]
+    assert each.shape == (3,)
+    torch.testing.assert_close(each.sum(), loss)
+
+
+def test_windows_of_unknown_answers_count_for_nothing(prepared):
+    model, criterion = model_of(prepared), SquadCriterion(prepared).train()
+    known, both = batch(prepared, [0]), batch(prepared, [0, 1])
+    both["target"][1] = IGNORED
+    results = [criterion(model, sample) for sample in (known, both)]
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert [sample_size for _, sample_size, _ in results] == [1, 1]
+    both["target"][0] = IGNORED
+    loss, sample_size, log = criterion(model, both)
+    loss.backward()
+    assert sample_size == 0 and loss == 0
+    with metrics.aggregate() as meters:
+        prepared.reduce_metrics([log], criterion)
+    assert "loss" not in meters.get_smoothed_values()
+
+
+def test_validation_scores_the_best_answer_of_all_windows_of_a_question(prepared):
+    """Over several batches and sets, of which each has questions and numbers of its own."""
+    right, wrong = (0, 4, -1.0), (0, 1, -2.0)
+    first = prepared.dataset("valid").first_question
+    context = prepared._contexts[first]
+    assert first == 12 and context[14:18] == "Oslo"
+    batches = [[(first, *wrong), (first + 1, 70, 74, -9.0)], [(first, 14, 18, -0.5)], [(first + 1, *right)]]
+    with metrics.aggregate() as meters:
+        for rows in batches:
+            log = {"loss": 1.0, "ntokens": 1, "nsentences": 1, "sample_size": 1}
+            prepared._answers.append(torch.tensor(rows).double())
+            prepared.reduce_metrics([log], SquadCriterion(prepared))
+        found = meters.get_smoothed_values()
+    assert (found["exact_match"], found["f1"]) == (50, 50)
+    assert "_answers" not in found
+
+
+def test_answers_are_decoded_in_validation_alone(prepared):
+    model, criterion = model_of(prepared), SquadCriterion(prepared)
+    sample = batch(prepared, range(30), "valid")
+    criterion.train()
+    criterion(model, sample)
+    assert prepared._answers == []
+    criterion.eval()
+    log = criterion(model, sample)[2]
+    with metrics.aggregate() as meters:
+        prepared.reduce_metrics([log], criterion)
+    assert meters["_answers"].tensor[:, 0].tolist() == sample["question"].tolist()
+    assert prepared._answers == []
+
+
+def test_a_diverged_model_gives_answers_that_are_wrong_instead_of_an_error(prepared):
+    sample = batch(prepared, range(3))
+    answers = prepared.decode(sample, torch.full((*sample["starts"].shape, 2), math.nan))
+    prepared._answers.clear()
+    assert answers[:, 1:].tolist() == [[0, 0, -math.inf]] * 3
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(arch, prepared, caplog):
+    """A pre-trained checkpoint loads strictly; so does one with a span head, which is then kept."""
+    model = model_of(prepared, arch)
+    lender = model_of(prepared, arch)
+    lender.encoder.lm_head = build("roberta_base", **SIZES).encoder.lm_head
+    for parameter in lender.parameters():
+        parameter.data.add_(1)
+    head = model.encoder.lm_head.out_proj.weight.clone()
+    model.load_state_dict(lender.state_dict())
+    assert "no head for answers" in caplog.text
+    caplog.clear()
+    assert torch.equal(model.encoder.lm_head.out_proj.weight, head)
+    layer = "encoder.sentence_encoder.layers.0.fc1.weight"
+    assert torch.equal(model.state_dict()[layer], lender.state_dict()[layer])
+    fresh = model_of(prepared, arch)
+    fresh.encoder.lm_head.out_proj.weight.data.zero_()
+    fresh.load_state_dict(model.state_dict())
+    assert "no head for answers" not in caplog.text
+    assert torch.equal(fresh.encoder.lm_head.out_proj.weight, head)
+    criterion = SquadCriterion(prepared).train()
+    criterion(model, batch(prepared, [0, 20]))[0].backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+    evaluated = prepared.build_model(Namespace(arch=arch, max_positions=64, **SIZES, **DROPOUT), from_checkpoint=True)
+    with pytest.raises(OptionError, match="--path: the model has no head for answers"):
+        evaluated.load_state_dict(lender.state_dict())
+
+
+def test_other_models_are_refused():
+    with pytest.raises(OptionError, match="--task squad: needs an architecture of BERT or RoBERTa, not a Mixhead"):
+        install_span_head(build("mixhead_transformer"))

@@ -1,0 +1,180 @@
+"""Windows of a question's context, what they are asked to find, and where their tokens come from."""
+
+import json
+
+import numpy as np
+import pytest
+from bert.squad_data import Answer, Question, Squad, read_squad
+from bert.squad_windows import IGNORED, Sizes, SquadWindows, has_most_context
+from bert.wordpiece import characters_of, wordpiece
+from tokenizers import processors
+
+from tests.squad import content, dictionary
+
+SIZES = Sizes(max_seq_length=40, doc_stride=12, max_query_length=16)
+
+
+def windows(squad, sizes=SIZES, **settings):
+    return SquadWindows(squad, dictionary(), wordpiece(dictionary(), lowercase=True), sizes, **settings)
+
+
+@pytest.fixture(scope="module")
+def squad(tmp_path_factory):
+    path = tmp_path_factory.mktemp("squad") / "train.json"
+    path.write_text(json.dumps(content()), encoding="utf-8")
+    return read_squad(path)
+
+
+def of_question(data, number):
+    return [sample for sample in map(data.__getitem__, range(len(data))) if sample["question"] == number]
+
+
+def asked(context, *answers, text="who?"):
+    return Squad([context], [Question("1", text, 0, tuple(Answer(a, context.index(a)) for a in answers))])
+
+
+def test_every_token_has_most_context_in_one_window():
+    """The rule as Devlin et al. state it, token by token."""
+    found = [(0, 10), (3, 10), (6, 8)]
+    for token in range(14):
+        scores = [
+            min(token - begin, begin + size - 1 - token) + 0.01 * size if begin <= token < begin + size else -1
+            for begin, size in found
+        ]
+        holders = [
+            number
+            for number, (begin, size) in enumerate(found)
+            if begin <= token < begin + size and has_most_context(found, number)[token - begin]
+        ]
+        assert holders == [scores.index(max(scores))]
+
+
+def test_a_window_is_cls_question_sep_context_sep():
+    data = windows(asked("in Oslo", "Oslo", text="Who?"))
+    words = data.dictionary
+    (sample,) = of_question(data, 0)
+    assert words[sample["tokens"][0]] == "<s>" and words[sample["tokens"][-1]] == "</s>"
+    names = [words[token] for token in sample["tokens"].tolist()]
+    assert names == ["<s>", "who", "?", "</s>", "in", "o", "##s", "##l", "##o", "</s>"]
+    assert sample["segments"].tolist() == [0] * 4 + [1] * 6
+    assert sample["target"].tolist() == [5, 8]
+    assert sample["ends"].tolist() == sample["starts"].tolist() == [False] * 4 + [True] * 5 + [False]
+    assert sample["places"][4:9].tolist() == [[0, 2], [3, 4], [4, 5], [5, 6], [6, 7]]
+
+
+def test_answers_point_back_to_their_exact_characters(squad):
+    """Through accents, ideographs, punctuation, repeated spaces, tabs, and characters beyond the basic plane."""
+    data = windows(squad)
+    assert data.unlocated == 0
+    for number, question in enumerate(squad.questions):
+        context = squad.contexts[question.context]
+        found = [sample for sample in of_question(data, number) if sample["target"].tolist() != [0, 0]]
+        assert found
+        for sample in found:
+            first, last = sample["target"].tolist()
+            start, end = sample["places"][first, 0], sample["places"][last, 1]
+            assert context[start:end] == question.gold[0]
+
+
+@pytest.mark.parametrize(
+    "context, answer",
+    [
+        ("a cafe\u0301 b", "cafe\u0301"),
+        ("x 日本語です y", "本語"),
+        ("go to 🗻🗻 now", "🗻"),
+        ("pay $3.50, please", "$3.50"),
+        ("one  two\t\tthree", "two\t\tthree"),
+        ("zero\u200bwidth ok", "zero\u200bwidth"),
+        ("한글 ok", "한글"),
+        ("the owner's", "owner"),
+    ],
+)
+def test_an_answer_of_odd_characters_comes_back(context, answer):
+    (sample,) = of_question(windows(asked(context, answer)), 0)
+    first, last = sample["target"].tolist()
+    start, end = sample["places"][first, 0], sample["places"][last, 1]
+    assert context[start:end] == answer
+
+
+def test_windows_are_those_of_the_tokeniser(squad):
+    """The library cuts a pair of texts into windows itself, with an overlap in place of our stride."""
+    data = windows(squad)
+    tokeniser = wordpiece(dictionary(), lowercase=True)
+    tokeniser.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
+    for number, question in enumerate(squad.questions):
+        context, samples = squad.contexts[question.context], of_question(data, number)
+        ends = [end for _, end in tokeniser.encode(question.text, add_special_tokens=False).offsets]
+        ends = ends[: SIZES.max_query_length]
+        room = SIZES.max_seq_length - 3 - len(ends)
+        tokeniser.enable_truncation(SIZES.max_seq_length, stride=room - SIZES.doc_stride, strategy="only_second")
+        first = tokeniser.encode(question.text[: ends[-1]], context)
+        tokeniser.no_truncation()
+        expected = [first, *first.overflowing]
+        assert [sample["tokens"].tolist() for sample in samples] == [window.ids for window in expected]
+        assert [sample["segments"].tolist() for sample in samples] == [window.type_ids for window in expected]
+        answer = question.answers[0].start, question.answers[0].start + len(question.gold[0])
+        starts = []
+        for sample, window in zip(samples, expected):
+            inside = [i for i, part in enumerate(window.sequence_ids) if part == 1]
+            assert sample["places"][inside, 0].tolist() == [window.offsets[i][0] for i in inside]
+            assert sample["ends"].nonzero().flatten().tolist() == inside
+            covered = [i for i in inside if window.offsets[i][0] < answer[1] and window.offsets[i][1] > answer[0]]
+            edges = [window.offsets[i] for i in covered[:1] + covered[-1:]]
+            has_all = bool(edges) and edges[0][0] <= answer[0] and edges[1][1] >= answer[1]
+            assert sample["target"].tolist() == ([covered[0], covered[-1]] if has_all else [0, 0])
+            starts += sample["places"][sample["starts"]].tolist()
+        # every token of the context is a start in exactly one window
+        everything = tokeniser.encode(context, add_special_tokens=False)
+        assert sorted(starts) == sorted(map(list, characters_of(context, everything)))
+
+
+def test_long_questions_are_cut_and_counted():
+    data = windows(asked("in Oslo", "Oslo", text="who " * 30))
+    (sample,) = of_question(data, 0)
+    assert data.cut == 1
+    assert int((~sample["segments"].bool()).sum()) == SIZES.max_query_length + 2
+
+
+@pytest.mark.parametrize("context", ["", " \t\n"])
+def test_an_empty_context_has_a_window_without_answers(context):
+    data = windows(Squad([context], [Question("1", "who?", 0, (Answer("x", 0),))]))
+    (sample,) = of_question(data, 0)
+    assert data.unlocated == 1
+    assert sample["target"].tolist() == [IGNORED] * 2
+    assert not sample["starts"].any()
+
+
+def test_a_misplaced_answer_is_left_out_of_the_loss_and_counted():
+    squad = Squad(["in Oslo"], [Question("1", "who?", 0, (Answer("Oslo", 0),)), Question("2", "who?", 0, ())])
+    data = windows(squad)
+    assert data.unlocated == 1
+    assert [data[index]["target"].tolist() for index in range(2)] == [[IGNORED] * 2] * 2
+
+
+def test_a_batch_is_padded_where_nothing_begins_or_ends(squad):
+    data = windows(squad, first_question=100)
+    samples = [data[index] for index in (0, len(data) - 1)]
+    batch = data.collater(samples)
+    pad = data.dictionary.pad()
+    for row, sample in enumerate(samples):
+        n = len(sample["tokens"])
+        assert batch["net_input"]["src_tokens"][row, :n].equal(sample["tokens"])
+        assert batch["net_input"]["src_tokens"][row, n:].eq(pad).all()
+        assert not batch["starts"][row, n:].any() and not batch["ends"][row, n:].any()
+        assert batch["places"][row, :n].equal(sample["places"])
+    assert batch["question"].tolist() == [100, 111]
+    assert batch["question_ids"] == ["0-0", "3-1"]
+    assert batch["ntokens"] == sum(len(sample["tokens"]) for sample in samples)
+
+
+def test_training_has_another_order_in_each_epoch_and_validation_sorts(squad):
+    orders = []
+    for seed, epoch in ((1, 1), (1, 2), (2, 1), (1, 1)):
+        data = windows(squad, seed=seed)
+        data.set_epoch(epoch)
+        orders.append(data.ordered_indices().tolist())
+    assert orders[0] == orders[3]
+    assert len({tuple(order) for order in orders}) == 3
+    assert sorted(orders[0]) == list(range(len(data)))
+    in_order = windows(squad)
+    assert (np.diff(in_order.sizes[in_order.ordered_indices()]) >= 0).all()

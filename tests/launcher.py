@@ -1,0 +1,195 @@
+"""fairseq's commands without the seconds of their imports.
+
+A server process imports what every command imports and forks for each command. It runs no thread, so the fork is safe.
+Program, flags, environment, folder, files and exit status are those of a process of its own. Not so is what Python and
+torch read when they start (PYTHONHASHSEED, OMP_NUM_THREADS): `fresh=True` starts a real process for tests of that.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+LIMIT = 300  # seconds for one command
+# One thread: the tests start more processes than there are cores, and a fork needs a process without threads.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+def locate(program):
+    """Return the path of `program`: a path, or the name of a command beside this Python."""
+    return str(program) if "/" in str(program) else str(Path(sys.executable).parent / program)
+
+
+class Started:
+    """A command that was started; `wait` for it or `kill` it."""
+
+    def __init__(self, launcher, command, folder, pid):
+        self.launcher, self.command, self.pid = launcher, command, pid
+        self.folder = folder  # holds stdin, stdout and stderr
+
+    def output(self):
+        """Return what the command has printed so far, (stdout, stderr)."""
+        files = (Path(self.folder.name) / name for name in ("stdout", "stderr"))
+        return tuple(file.read_text(errors="replace") if file.exists() else "" for file in files)
+
+    def wait(self, timeout=LIMIT):
+        """Return the CompletedProcess; kill the command and raise TimeoutExpired after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        try:
+            while (status := self.launcher.ask(status=self.pid)) is None:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
+                time.sleep(0.01)
+        except BaseException:  # Ctrl-C too: nothing is left running
+            self.kill()
+            raise
+        return subprocess.CompletedProcess(self.command, status, *self.output())
+
+    def kill(self, number=signal.SIGKILL):
+        """Send a signal to the command and its children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+
+class Launcher:
+    """Runs Python programs in forks of one process that has imported `modules`; the process starts at first use."""
+
+    def __init__(self, *modules):
+        self.modules = modules
+        self.server = None
+
+    def start(self, program, *arguments, stdin="", env=None, cwd=None, before=""):
+        """Start a command, beside others that still run.
+
+        Args:
+            program: the name of a command, the path of a Python program, or '-m module'
+            env: variables to set beside those of this process
+            before: Python source that runs in the command's process before it
+        """
+        folder = tempfile.TemporaryDirectory()
+        Path(folder.name, "stdin").write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
+        program = program if str(program).startswith("-m ") else locate(program)
+        command = [str(program), *map(str, arguments)]
+        pid = self.ask(
+            command=command,
+            folder=folder.name,
+            env={**os.environ, **ONE_THREAD, **(env or {})},
+            cwd=str(cwd or Path.cwd()),
+            before=before,
+        )
+        return Started(self, command, folder, pid)
+
+    def run(self, program, *arguments, timeout=LIMIT, **settings):
+        """Return the CompletedProcess of a command, as subprocess.run(..., capture_output=True, text=True) does."""
+        return self.start(program, *arguments, **settings).wait(timeout)
+
+    def ask(self, **request):
+        if self.server is None:
+            self._start_server()
+        line = ""
+        with contextlib.suppress(ConnectionError):  # the server has ended
+            print(json.dumps(request), file=self.channel, flush=True)
+            line = self.channel.readline()
+        if not line:
+            self.server.wait()
+            self.errors.seek(0)
+            said = self.errors.read()[-2000:]
+            self.stop()
+            raise RuntimeError(f"the process that imports {self.modules} ended: {said}")
+        return json.loads(line)
+
+    def stop(self):
+        """End the server, and with it every command that still runs."""
+        if self.server is not None:
+            with contextlib.suppress(OSError):  # what could not be sent
+                self.channel.close()
+            self.socket.close()
+            self.server.wait(timeout=60)
+            self.errors.close()
+            self.server = None
+
+    def _start_server(self):
+        self.socket, theirs = socket.socketpair()
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (as long as the process)
+        self.server = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno()), *self.modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            env={**os.environ, **ONE_THREAD},
+        )
+        theirs.close()
+        self.channel = self.socket.makefile("rw")
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+
+def serve(channel):
+    """Answer requests until the other side closes. Return None then, and in each fork the command to run."""
+    running = set()
+    for line in channel:
+        request = json.loads(line)
+        if "status" in request:
+            answer = None
+            pid, status = os.waitpid(request["status"], os.WNOHANG)
+            if pid:
+                running.discard(pid)
+                answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = os.fork()
+            if answer == 0:
+                os.setpgid(0, 0)
+                return request
+            with contextlib.suppress(OSError):  # parent and child both set it: either may be first
+                os.setpgid(answer, answer)
+            running.add(answer)
+        print(json.dumps(answer), file=channel, flush=True)
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    return None
+
+
+def become(request):
+    """Run the requested command in this process."""
+    modes = {"stdin": os.O_RDONLY, "stdout": os.O_WRONLY | os.O_CREAT, "stderr": os.O_WRONLY | os.O_CREAT}
+    for descriptor, (name, mode) in enumerate(modes.items()):
+        opened = os.open(os.path.join(request["folder"], name), mode | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    random.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
+    program, *arguments = request["command"]
+    sys.argv = [program, *arguments]
+    exec(request["before"], {})
+    if program.startswith("-m "):
+        sys.path[0] = request["cwd"]
+        runpy.run_module(program[3:], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(program).parent)
+        runpy.run_path(program, run_name="__main__")
+
+
+if __name__ == "__main__":
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    ours = socket.socket(fileno=int(sys.argv[1]))
+    ours.set_inheritable(False)
+    if (requested := serve(ours.makefile("rw"))) is not None:
+        become(requested)

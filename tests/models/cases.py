@@ -1,0 +1,119 @@
+"""What several tests of the models share."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from omegaconf import OmegaConf
+
+from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.options import SCOPES
+
+# Every entry of every table once; all pairs are for the tests of the modules.
+ENTRIES = [
+    *({"attention_normalizer": name} for name in NORMALIZERS),
+    *({"head_mixing": name} for name in HEAD_MIXINGS),
+    *({"attention_scope": name} for name in SCOPES),
+    *({"relative_position": name} for name in RELATIVE_POSITIONS),
+    {"relative_gain": 3},
+    {"head_dim": 5},
+]
+
+
+def shown(flags):
+    """The name of a case in the output of pytest."""
+    return "-".join(f"{name}={value}".replace(" ", "") for name, value in flags.items()) or "plain"
+
+
+def attentions(model):
+    return [module for module in model.modules() if isinstance(module, MixheadAttention)]
+
+
+def forward(model, sentences):
+    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+        return model(sentences, None, sentences)[0]
+    return model(sentences)[0]
+
+
+def step_by_step(decoder, prefix, encoder_out=None):
+    """Return the logits [B, T, V] of one step after another, and the state that they leave."""
+    state, logits = {}, []
+    for t in range(prefix.shape[1]):
+        logits.append(decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0])
+    return torch.cat(logits, 1), state
+
+
+def assert_as_precise(found, formula, exact):
+    """Assert that a result in half precision has at most twice the error of the formula in the same dtype."""
+    assert found.isfinite().all()
+    found, formula = ((result.double() - exact).abs().max() for result in (found, formula))
+    assert found <= 2 * formula, (found, formula)
+
+
+def command(arch, *flags, task=None):
+    """What fairseq-train understands."""
+    usual = "truncated_bptt_lm" if "_xl" in arch else "language_modeling" if "_lm" in arch else "translation"
+    required = ["data", "--task", task or usual, "--arch", arch, "--batch-size", "4"]
+    return options.parse_args_and_arch(options.get_training_parser(), [*required, *flags])
+
+
+def yaml(arch, **flags):
+    """The model's config as fairseq-hydra-train completes it."""
+    task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
+    if "_xl" in arch:
+        task.update(_name="truncated_bptt_lm", batch_size=4)
+    cfg = OmegaConf.create({"task": task, "model": {"_name": arch, **flags}, "common": {"tpu": False}})
+    add_defaults(cfg)
+    return cfg.model
+
+
+# ---- real sizes ------------------------------------------------------------------------------------------------------
+
+
+def dictionary_size(types):
+    """Symbols of fairseq's dictionary for a corpus of so many types, its unknown word and end of line among them."""
+    return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
+
+
+WIKITEXT2 = dictionary_size(33_278)
+WIKITEXT103 = dictionary_size(267_735)
+LM1B = dictionary_size(793_471 - 1)  # the published list of words has a start of line too
+
+
+class Vocabulary:
+    """A dictionary of a given size without its words."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def pad(self):
+        return 1
+
+
+def task_of(size):
+    words = Vocabulary(size)
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
+
+
+def in_real_size(arch, vocabulary, **flags):
+    """A model of `arch` that takes no memory."""
+    args = Namespace(arch=arch, **flags)
+    ARCH_CONFIG_REGISTRY[arch](args)
+    with torch.device("meta"):
+        return build_model(args, task_of(vocabulary))
+
+
+def parameters(arch, vocabulary, **flags):
+    """The number of parameters of the model in its real size."""
+    model = in_real_size(arch, vocabulary, tokens_per_sample=512, max_target_positions=512, **flags)
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,115 @@
+"""Random calls of the attention, and what is compared of them."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+
+from mixhead_plugin.ops import RelativeScores, attention
+from mixhead_plugin.ops.blockwise import plan
+from tests.ops.definitions import INF
+
+B, H, NQ, NK, D, DV, R = 3, 4, 11, 14, 5, 3, 2
+
+MIXINGS = ["none", "shared", "per query"]
+# "tall" and "wide" matrices mix into fewer and into more heads.
+SHAPES = {
+    "shared": lambda b, n: (H, H),
+    "per query": lambda b, n: (b, n, H, H),
+    "tall": lambda b, n: (H, H - 1),
+    "wide, per query": lambda b, n: (b, n, H, H + 3),
+}
+DISTANCES = ["none", "past", "all", "past and gain"]
+
+
+def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B):
+    """Return the tensors of a call by name, relative scores as two."""
+    shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
+    heads = H
+    if mixing != "none":
+        shapes["mixing"] = SHAPES[mixing](batch, n_queries)
+        heads = shapes["mixing"][-1]
+    if "past" in distances or distances == "all":
+        shapes["relative_query"] = (batch, H, n_queries, R)
+        shapes["relative_key"] = (H, n_keys if "past" in distances else max(0, n_queries + n_keys - 1), R)
+    if "gain" in distances:
+        shapes["gain"] = (H, max(0, n_queries + n_keys - 1))
+    found = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
+    # as fairseq's projections lie in memory
+    found["query"] = torch.randn(n_queries, batch, H, D, dtype=dtype).permute(1, 2, 0, 3)
+    found["value"] = torch.randn(batch, n_keys, heads, DV, dtype=dtype).transpose(1, 2)
+    return found
+
+
+def run(tensors, function=attention, **options):
+    arguments = {name: tensor for name, tensor in tensors.items() if not name.startswith("relative")}
+    if "relative_query" in tensors:
+        arguments["relative"] = RelativeScores(tensors["relative_query"], tensors["relative_key"])
+    return function(**arguments, **options)
+
+
+def outcome(tensors, function=attention, **options):
+    """Return the output, and the gradient of every tensor, for a gradient of the output that depends on the place."""
+    tensors = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    out = run(tensors, function, **options)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view(out.shape).to(out.dtype)
+    grads = torch.autograd.grad((out * weight).sum(), list(tensors.values()))
+    return {"out": out.detach(), **dict(zip(tensors, grads))}
+
+
+def assert_same(found, expected, **tolerance):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, **tolerance, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@contextmanager
+def blocks(threads, scores, queries=2):
+    """Cut calls into blocks so small that there are many, and run them by so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch.multiple(plan, BLOCK_SIZE={"cpu": scores}, MIN_QUERIES=queries):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def padding(*spans, n_keys=NK):
+    """Return a mask in which each sentence sees the keys of its span."""
+    mask = torch.ones(len(spans), n_keys, dtype=torch.bool)
+    for row, (start, stop) in zip(mask, spans):
+        row[start:stop] = False
+    return mask
+
+
+def future(n_queries=NQ, n_keys=NK):
+    return torch.full((n_queries, n_keys), -INF).triu(1 + n_keys - n_queries)
+
+
+def hole():
+    mask = padding((0, NK), (2, NK), (0, NK - 1))
+    mask[1, 5:7] = True
+    return mask
+
+
+MASKS = {
+    "none": lambda: {},
+    "causal": lambda: {"causal": True},
+    "padded at the end": lambda: {"key_padding_mask": padding((0, NK), (0, 3), (0, NK - 2))},
+    "padded at the start, causal": lambda: {
+        "key_padding_mask": padding((6, NK), (NK - 1, NK), (0, NK)),
+        "causal": True,
+    },
+    "a sentence of nothing": lambda: {"key_padding_mask": padding((0, NK), (0, 0), (0, 1))},
+    "padded in the middle": lambda: {"key_padding_mask": hole()},
+    "causal as a tensor": lambda: {"attn_mask": future()},
+    "nothing visible": lambda: {"attn_mask": torch.full((NQ, NK), -INF)},
+    "a window": lambda: {"attn_mask": future() + future(NK, NQ).t().flip(0, 1)},
+    "a number": lambda: {"attn_mask": torch.tensor(0.5)},
+    "bias by key": lambda: {"attn_mask": torch.randn(NK).masked_fill(torch.arange(NK) % 3 == 0, -INF)},
+    "bias by query": lambda: {"attn_mask": torch.randn(NQ, 1)},
+    "bias by head": lambda: {"attn_mask": torch.randn(H, NQ, NK), "causal": True},
+    "bias by sentence": lambda: {"attn_mask": torch.randn(B, 1, NQ, NK), "key_padding_mask": hole()},
+    "bias in half precision": lambda: {"attn_mask": torch.randn(NQ, NK).half(), "causal": True},
+}

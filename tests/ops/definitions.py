@@ -1,0 +1,67 @@
+"""The papers' definitions once more, written apart from the package; every test of values compares with them."""
+
+import torch
+
+INF = float("inf")
+
+
+def _divide(weights, total):
+    return weights / total.where(total > 0, 1.0)
+
+
+def _swish(s):
+    return s * torch.sigmoid(s)
+
+
+# Weights of scores `s` [..., K]; `v` is 1 for a visible key and 0 for a hidden one. A new normalizer needs a row here.
+NORMALIZERS = {
+    "softmax": lambda s, v: _divide(v * s.exp(), (v * s.exp()).sum(-1, True)),
+    "sigsoftmax": lambda s, v: _divide(v * s.exp() * s.sigmoid(), (v * s.exp() * s.sigmoid()).sum(-1, True)),
+    "l2": lambda s, v: _divide(v * s.exp(), (v * (2 * s).exp()).sum(-1, True).sqrt()),
+    "unnormalized": lambda s, v: v * s.exp(),
+    "relu2": lambda s, v: _divide(v * s.clamp(min=0).square(), v.sum(-1, True)),
+    "swish-l2": lambda s, v: _divide(v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)),
+}
+
+
+def weights(normalizer, scores, visible):
+    """Return the weights [..., K] of scores [..., K] for a bool `visible` of the same shape."""
+    return NORMALIZERS[normalizer](scores.masked_fill(~visible, 0.0), visible.to(scores.dtype))
+
+
+def attention(
+    query,
+    key,
+    value,
+    *,
+    normalizer="softmax",
+    mixing=None,
+    causal=False,
+    attn_mask=None,
+    key_padding_mask=None,
+    relative=None,
+    gain=None,
+    scale=None,
+):
+    """Return what `ops.attention` defines, all of it in the dtype of the inputs."""
+    (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
+    distances = [[k - t + n_queries - 1 for k in range(n_keys)] for t in range(n_queries)]
+    distances = torch.tensor(distances, dtype=torch.long).view(n_queries, n_keys)
+    scores = torch.einsum("bhtd,bhkd->bhtk", query, key) * (head_dim**-0.5 if scale is None else scale)
+    visible = torch.ones(batch, heads, n_queries, n_keys, dtype=torch.bool)
+    if relative is not None:
+        rows = torch.nn.functional.pad(relative[1], [0, 0, 0, n_queries])  # zeros for distances without a row
+        scores = scores + torch.einsum("bhtr,htkr->bhtk", relative[0], rows[:, distances])
+    if attn_mask is not None:
+        visible = visible & (attn_mask > -INF)
+        scores = scores + attn_mask.masked_fill(attn_mask == -INF, 0.0).to(scores.dtype)
+    if causal:
+        visible = visible & (distances <= n_keys - 1)
+    if key_padding_mask is not None:
+        visible = visible & ~key_padding_mask[:, None, None]
+    found = weights(normalizer, scores, visible)
+    if gain is not None:
+        found = found * gain[:, distances]
+    if mixing is not None:
+        found = torch.einsum("bjtk,ji->bitk" if mixing.dim() == 2 else "bjtk,btji->bitk", found, mixing)
+    return torch.einsum("bhtk,bhkd->bhtd", found, value)

@@ -1,0 +1,319 @@
+"""Checkpoints that are hostile, damaged, or of something else: the check refuses each, and every command calls it."""
+
+import ast
+import gzip
+import os
+import pickle
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+from omegaconf import OmegaConf
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, is_arithmetic
+from tests.commands import PLUGIN, SIZES, TRAINING, refusal, run, train
+from tests.helpers import TINY, build
+
+ROOT = Path(PLUGIN).parent
+
+# ---- bad files -------------------------------------------------------------------------------------------------------
+
+
+class Code:
+    """What pickle would run."""
+
+    def __init__(self, made: Path):
+        self.made = made
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.made),)
+
+
+def cut(keep, good, bad):
+    whole = good.read_bytes()
+    bad.write_bytes(whole[: int(keep * len(whole)) if isinstance(keep, float) else keep])
+
+
+def flipped(good, bad):
+    content = bytearray(good.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 2000] = bytes(byte ^ 0x55 for byte in content[middle : middle + 2000])
+    bad.write_bytes(content)
+
+
+def written(content, good, bad):
+    bad.write_bytes(content(good) if callable(content) else content)
+
+
+def saved(value, good, bad):
+    torch.save(value, bad)
+
+
+def changed(change, good, bad):
+    """Write `good` after `change(state)`."""
+    state = torch.load(good, weights_only=True)
+    torch.save(change(state) or state, bad)
+
+
+def with_code(site, good, bad):
+    """Write `good` with code that makes the folder `made` beside it."""
+    state, made = torch.load(good, weights_only=True), bad.with_name("made")
+    call = f"__import__('os').mkdir({str(made)!r})"
+    if site == "reference":
+        values = f'decoder_attention: "{call}"'
+        state["cfg"] = OmegaConf.create({**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"})
+    elif site in EVALUATED:
+        setattr(state["cfg"]["model"], site, call)
+    else:
+        state[site] = Code(made)
+    torch.save(state, bad)
+
+
+def first_weight(value, state):
+    name = next(name for name, tensor in state["model"].items() if tensor.is_floating_point() and tensor.numel() > 1)
+    state["model"][name].view(-1)[1] = value
+
+
+def buffer(value, state):
+    """Change a tensor that is no parameter."""
+    state["model"]["decoder.version"].fill_(value)
+
+
+NOT_PLAIN = r"holds other than tensors and plain values, or is not a checkpoint .* weights_only forbids it"
+DAMAGED = "is damaged, or not a checkpoint that fairseq-train wrote"
+EITHER = f"({NOT_PLAIN}|{DAMAGED})"
+NO_MODEL, NO_CONFIG = f"({DAMAGED}|not a .* no tensors of a model)", f"({DAMAGED}|not a .* no config of a model)"
+NAN = r"has NaN or infinite values in \d+ of \d+ tensors, the first is \S+; must be finite"
+BAD = {
+    "code alone": (lambda good, bad: bad.write_bytes(pickle.dumps(Code(bad.with_name("made")))), NOT_PLAIN),
+    "code beside the model": (partial(with_code, "extra"), NOT_PLAIN),
+    "code as the model": (partial(with_code, "model"), NOT_PLAIN),
+    "code in the config": (partial(with_code, "cfg"), NOT_PLAIN),
+    **{
+        f"code as {name}": (partial(with_code, name), f"its {name} is no list of numbers") for name in sorted(EVALUATED)
+    },
+    "code behind a reference": (partial(with_code, "reference"), "its model refers to a function"),
+    "empty": (partial(cut, 0), DAMAGED),
+    **{f"cut after {keep}": (partial(cut, keep), EITHER) for keep in (1, 4, 100, 0.1, 0.5, 0.9, 0.999)},
+    "last byte gone": (partial(cut, -1), EITHER),
+    "flipped bits": (flipped, EITHER),
+    "text": (partial(written, b"epoch 1\n" * 1000), EITHER),
+    "HTML": (partial(written, b"<!DOCTYPE html><title>404 Not Found</title>"), EITHER),
+    "zeros": (partial(written, bytes(100_000)), EITHER),
+    "compressed": (partial(written, lambda good: gzip.compress(good.read_bytes())), EITHER),
+    "a number": (partial(saved, 7), EITHER),
+    "a list": (partial(saved, [1, 2]), EITHER),
+    "a tensor": (partial(saved, torch.zeros(3)), EITHER),
+    "nothing in it": (partial(saved, {}), EITHER),
+    "no model": (partial(changed, lambda s: {k: v for k, v in s.items() if k != "model"}), NO_MODEL),
+    "a model of words": (partial(changed, lambda s: {**s, "model": {"weight": "heavy"}}), NO_MODEL),
+    "a list as the model": (partial(changed, lambda s: {**s, "model": [torch.zeros(3)]}), NO_MODEL),
+    "a config of words": (partial(changed, lambda s: {**s, "cfg": "de-en"}), NO_CONFIG),
+    "a config of numbers": (partial(changed, lambda s: {**s, "cfg": [1, 2]}), NO_CONFIG),
+    "a list as the model's flags": (partial(changed, lambda s: {**s, "cfg": {**s["cfg"], "model": [1]}}), NO_CONFIG),
+    "one NaN": (partial(changed, partial(first_weight, float("nan"))), NAN),
+    "one infinity": (partial(changed, partial(first_weight, float("-inf"))), NAN),
+    "NaN in a buffer": (partial(changed, partial(buffer, float("nan"))), NAN.replace(r"\S+", r"decoder\.version")),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_the_check_refuses(kind, translation_checkpoint, tmp_path):
+    make, expected = BAD[kind]
+    bad = tmp_path / "bad.pt"
+    make(translation_checkpoint, bad)
+    with pytest.raises(OptionError, match=f"^{re.escape(str(bad))}: {expected}") as error:
+        checkpoint_utils.load_checkpoint_to_cpu(str(bad))
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "made").exists(), "code has run"
+
+
+def test_a_good_checkpoint_and_one_with_arithmetic_load(translation_checkpoint, tmp_path):
+    changed(
+        lambda s: setattr(s["cfg"]["model"], "decoder_layers", "[(512, 3)] * 2"), translation_checkpoint, tmp_path / "x"
+    )
+    for path in (translation_checkpoint, tmp_path / "x"):
+        assert checkpoint_utils.load_checkpoint_to_cpu(str(path), {"dropout": 0.3})["cfg"].model.dropout == 0.3
+
+
+def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "none.pt"))
+
+
+USE = ["--user-dir", PLUGIN, "--cpu"]
+# A command that reads a checkpoint, and the bad file that it gets.
+COMMANDS = {
+    "restore": "code beside the model",
+    "restore as last": "one NaN",
+    "finetune": "cut after 0.5",
+    "generate": "code as adaptive_softmax_cutoff",
+    "generate with overrides": "code behind a reference",
+    "ensemble": "one NaN",
+    "validate": "no model",
+    "interactive": "HTML",
+    "eval-lm": "code beside the model",
+}
+
+
+def command_line(command, data, good, bad):
+    training = ["fairseq-train", data, "--arch", "mixhead_transformer", *SIZES, *TRAINING, *USE, "--max-update", "2"]
+    training += ["--save-dir", bad.parent]
+    return {
+        "restore": [*training, "--restore-file", bad],
+        "restore as last": training,
+        "finetune": [*training, "--finetune-from-model", bad],
+        "generate": ["fairseq-generate", data, *USE, "--path", bad],
+        "generate with overrides": ["fairseq-generate", data, *USE, "--path", bad, "--model-overrides", {"dropout": 0}],
+        "ensemble": ["fairseq-generate", data, *USE, "--path", f"{good}:{bad}"],
+        "validate": ["fairseq-validate", data, *USE, "--task", "translation", "--path", bad, "--max-tokens", "400"],
+        "interactive": ["fairseq-interactive", data, *USE, "--path", bad],
+        "eval-lm": ["fairseq-eval-lm", data, *USE, "--path", bad],
+    }[command]
+
+
+SLOW = ("restore as last", "generate with overrides", "ensemble")
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in COMMANDS]
+)
+def test_every_command_calls_the_check(command, translation_data, text_data, translation_checkpoint, tmp_path):
+    make, expected = BAD[COMMANDS[command]]
+    data = text_data if command == "eval-lm" else translation_data
+    bad = tmp_path / ("checkpoint_last.pt" if command == "restore as last" else "bad.pt")
+    make(translation_checkpoint, bad)
+    line = refusal(*command_line(command, data, translation_checkpoint, bad), stdin="hund katze sieht\n")
+    assert re.search(rf": error: {re.escape(str(bad))}: {expected}", line), line
+    assert list(tmp_path.iterdir()) == [bad], "code has run, or something is written"
+
+
+@pytest.mark.slow
+def test_the_average_calls_the_check(translation_checkpoint, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from common.average import average
+
+    BAD["one NaN"][0](translation_checkpoint, tmp_path / "checkpoint2.pt")
+    with pytest.raises(SystemExit):
+        average([translation_checkpoint, tmp_path / "checkpoint2.pt"], tmp_path / "average.pt")
+    assert not (tmp_path / "average.pt").exists()
+
+
+# ---- good checkpoints of something else ------------------------------------------------------------------------------
+
+OTHERS = {
+    "another size": ["--encoder-embed-dim=32", "--decoder-embed-dim=32"],
+    "another layer": ["--decoder-layers=3"],
+    "another family": ["--arch", "l2_transformer"],
+    "fairseq's model": ["--arch", "transformer"],
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "another family" else pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS]
+)
+def test_a_checkpoint_of_other_flags_does_not_go_on(kind, translation_data, translation_checkpoint, tmp_path):
+    flags = [*SIZES, *OTHERS[kind], "--restore-file", translation_checkpoint]
+    result = train(translation_data, "mixhead_transformer", tmp_path / "save", *flags, check=False)
+    assert result.returncode == 1 and not list(tmp_path.glob("save/*.pt"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_a_later_version_is_refused_if_its_attention_is_not_known(
+    translation_data, translation_checkpoint, tmp_path
+):
+    def later(state):
+        for record in state["model"]._metadata.values():
+            if "head_mixing" in record:
+                record["attention_sinks"] = 4
+
+    changed(later, translation_checkpoint, tmp_path / "later.pt")
+    line = refusal("fairseq-generate", translation_data, *USE, "--path", tmp_path / "later.pt")
+    assert "--attention-sinks 4" in line
+
+
+@pytest.mark.slow
+def test_flags_of_the_training_alone_that_are_not_known_do_no_harm(translation_data, translation_checkpoint, tmp_path):
+    def later(state):
+        state["cfg"]["model"].attention_depth = 7
+        state["cfg"]["quantum"] = {"qubits": 3}
+        state["format"] = 99
+
+    changed(later, translation_checkpoint, tmp_path / "later.pt")
+    run("fairseq-generate", translation_data, *USE, "--path", tmp_path / "later.pt")
+
+
+# ---- the parts of the check ------------------------------------------------------------------------------------------
+
+EVALUATING = ("eval", "eval_str_list", "eval_bool", "eval_str_dict")
+# Arguments of fairseq's own helpers, and lines of a manifest of speech data, which no checkpoint holds.
+NO_OPTION = {"x", "uf"}
+
+
+def evaluated_by_fairseq():
+    """Yield NAME of every `eval(NAME)` and `eval(x.NAME)` in fairseq itself, without its examples."""
+    package = Path(checkpoint_utils.__file__).parent
+    paths = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0] != "examples"]
+    assert len(paths) > 300
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in EVALUATING:
+                argument = node.args[0]
+                name = argument.attr if isinstance(argument, ast.Attribute) else getattr(argument, "id", None)
+                if ast.unparse(node.func) != "editdistance.eval" and not ast.unparse(node.func).endswith("ed.eval"):
+                    yield name
+
+
+def test_all_that_fairseq_evaluates_of_a_config_is_looked_at():
+    found = {name for name in evaluated_by_fairseq() if name is not None}
+    assert {"adaptive_softmax_cutoff", "self_attention", "adam_betas"} <= found
+    assert found - NO_OPTION <= EVALUATED
+
+
+@pytest.mark.parametrize("text", ["(1, 2)", "[(1, 64)] * 2 + [(2, 128)]", "-3", "1e-3", "True", "'a'", "2 * (3 + 4)"])
+def test_numbers_may_be_evaluated(text):
+    assert is_arithmetic(text)
+
+
+CODE = [b"f()", "f()", "__import__('os')", "a", "(1).real", "[x for x in (1,)]", "lambda: 1", "9 ** 9 ** 9"]
+
+
+@pytest.mark.parametrize("text", [*CODE, "(" * 500, "", "\0"])
+def test_nothing_else_may_be_evaluated(text):
+    assert not is_arithmetic(text)
+
+
+@pytest.mark.parametrize("arch", [f"mixhead_{stock}" for stock in TINY] + ["mixhead_synthesizer_lm", "l2_transformer"])
+def test_no_new_model_has_other_than_finite_tensors(arch):
+    check_finite("new.pt", build(arch).state_dict())
+
+
+NAN_TENSOR = torch.tensor([0.0, float("nan")])
+
+
+def with_buffer(name, value, persistent=True):
+    module = torch.nn.Linear(1, 1)
+    module.register_buffer(name, value, persistent)
+    return module.state_dict()
+
+
+@pytest.mark.parametrize("value", [NAN_TENSOR, -1 / torch.zeros(2), NAN_TENSOR.bfloat16(), NAN_TENSOR * 1j])
+def test_buffers_are_looked_at_like_parameters(value):
+    with pytest.raises(OptionError, match="infinite values in 1 of 3 tensors, the first is scale; must be finite"):
+        check_finite("new.pt", with_buffer("scale", value))
+
+
+@pytest.mark.parametrize(
+    "name, value, persistent",
+    [
+        ("_float_tensor", NAN_TENSOR, True),  # fairseq has it for its type alone
+        ("scale", NAN_TENSOR, False),  # it is not saved
+        ("counts", torch.tensor([1, 2]), True),
+    ],
+)
+def test_buffers_without_a_value_may_hold_anything(name, value, persistent):
+    check_finite("new.pt", with_buffer(name, value, persistent))

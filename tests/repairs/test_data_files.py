@@ -1,0 +1,147 @@
+"""Binarised data and dictionaries that cannot be right: the check refuses each, and every command calls it."""
+
+import re
+import shutil
+import struct
+from functools import partial
+
+import pytest
+from fairseq.data import Dictionary
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.binarized_data import check
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, refusal, train
+
+LENGTHS = 26  # bytes of an .idx before the lengths of its sentences
+
+
+def keep(part, suffix, prefix):
+    path = prefix.with_name(prefix.name + suffix)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * part) if isinstance(part, float) else part])
+
+
+def write(suffix, content, prefix, at=0, mode="wb"):
+    with prefix.with_name(f"{prefix.name}{suffix}").open(mode) as file:
+        file.seek(at, 2 if mode == "ab" else 0)
+        file.write(content)
+
+
+def remove(suffix, prefix):
+    prefix.with_name(f"{prefix.name}{suffix}").unlink()
+
+
+def no_sentences(prefix):
+    keep(18, ".idx", prefix)
+    write(".idx", struct.pack("<Q", 0), prefix, mode="ab")
+    write(".bin", b"", prefix)
+
+
+def swapped(prefix):
+    """Take the index of another set."""
+    shutil.copy(prefix.with_name("train.idx"), f"{prefix}.idx")
+
+
+over = partial(write, mode="r+b")
+MAGIC = r"\.idx: is empty, truncated or no index"
+IDX, BIN = (rf"\{suffix}: has [\d,]+ bytes, [\d,]+ are needed" for suffix in (".idx", ".bin"))
+DAMAGE = {
+    "half a .bin": (partial(keep, 0.5, ".bin"), BIN),
+    "a .bin without its last byte": (partial(keep, -1, ".bin"), BIN),
+    "a .bin with a byte more": (partial(write, ".bin", b"\0", mode="ab"), BIN),
+    "an empty .bin": (partial(write, ".bin", b""), BIN),
+    "no .bin": (partial(remove, ".bin"), r"\.bin: is missing"),
+    "no .idx": (partial(remove, ".idx"), r"\.idx: is missing"),
+    "an empty .idx": (partial(write, ".idx", b""), MAGIC),
+    "five bytes of an .idx": (partial(keep, 5, ".idx"), MAGIC),
+    "twenty bytes of an .idx": (partial(keep, 20, ".idx"), MAGIC),
+    "half an .idx": (partial(keep, 0.5, ".idx"), IDX),
+    "an .idx without its last byte": (partial(keep, -1, ".idx"), IDX),
+    "an .idx with a byte more": (partial(write, ".idx", b"\0", mode="ab"), IDX),
+    "an .idx that is HTML": (partial(write, ".idx", b"<html>404</html>" * 10), MAGIC),
+    "zeros": (partial(write, ".idx", bytes(500)), MAGIC),
+    "another magic": (partial(over, ".idx", b"MMIDIDY"), MAGIC),
+    "a later format": (partial(over, ".idx", struct.pack("<Q", 2), at=9), "is of format 2"),
+    "tokens of no type": (partial(over, ".idx", b"\x63", at=17), "is of format 1 with tokens of type 99"),
+    "no sentences": (no_sentences, "has no sentences"),
+    "10 ** 18 sentences": (partial(over, ".idx", struct.pack("<Q", 10**18), at=18), IDX),
+    "a length below 0": (partial(over, ".idx", struct.pack("<i", -5), at=LENGTHS), "is damaged"),
+    "a length of 2 ** 31": (partial(over, ".idx", struct.pack("<i", 2**31 - 1), at=LENGTHS), BIN),
+    "the .idx of another set": (swapped, BIN),
+    "a token of no dictionary": (
+        partial(over, ".bin", b"\xff\xff", at=4),
+        r"\.bin: has the token 65535, its dictionary",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_the_check_refuses_damaged_data(kind, text_data, tmp_path):
+    damage, expected = DAMAGE[kind]
+    data = shutil.copytree(text_data, tmp_path / "text")
+    check(str(data / "test"), 30)
+    damage(data / "test")
+    with pytest.raises(OptionError, match=expected) as error:
+        check(str(data / "test"), 30)
+    assert str(error.value).startswith(f"{data}/test.") and "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="session")
+def text_checkpoint(text_data, tmp_path_factory):
+    save = tmp_path_factory.mktemp("text")
+    flags = ["--task", "language_modeling", *LM_SIZES, "--disable-validation"]
+    train(text_data, "mixhead_transformer_lm", save, *flags, updates=1)
+    return save / "checkpoint_last.pt"
+
+
+# Where a command reads data, and what is wrong with them.
+READERS = {
+    "train": ("train.de-en.de", "half a .bin"),
+    "train a language model": ("train", "a token of no dictionary"),
+    "eval-lm": ("test", "no sentences"),
+    "generate": ("test.de-en.en", "half an .idx"),
+}
+USE = ["--user-dir", PLUGIN, "--cpu", "--max-tokens", "400"]
+TRAIN = [*TRAINING, *USE, "--max-update", "1"]
+
+
+@pytest.mark.parametrize(
+    "reader", [name if "train" in name else pytest.param(name, marks=pytest.mark.slow) for name in READERS]
+)
+def test_every_command_calls_the_check(reader, translation_data, text_data, request, tmp_path):
+    prefix, kind = READERS[reader]
+    data = shutil.copytree(translation_data if "de-en" in prefix else text_data, tmp_path / "data")
+    damage, expected = DAMAGE[kind]
+    damage(data / prefix)
+    if "train" in reader:
+        flags = ["--arch", "mixhead_transformer", *SIZES]
+        if reader == "train a language model":
+            flags = ["--task", "language_modeling", "--arch", "mixhead_transformer_lm", *LM_SIZES]
+        words = ["fairseq-train", data, *flags, *TRAIN, "--save-dir", tmp_path / "save"]
+    else:
+        checkpoint = request.getfixturevalue("translation_checkpoint" if reader == "generate" else "text_checkpoint")
+        words = [f"fairseq-{reader}", data, *USE, "--path", checkpoint]
+    line = refusal(*words)
+    assert str(data / prefix) in line and re.search(expected, line), line
+    assert not list(tmp_path.glob("save/*.pt"))
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [(b"", "has no symbols"), (b"hund 5\nkatze -1\n", "has a count below 0")],
+    ids=["empty", "below 0"],
+)
+def test_a_dictionary_that_fairseq_takes_is_refused(content, expected, tmp_path):
+    path = tmp_path / "dict.de.txt"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=rf"^{re.escape(str(path))}: {expected}"):
+        Dictionary.load(str(path))
+    path.write_bytes(b"hund 5\nkatze 0\n")
+    assert len(Dictionary.load(str(path))) == 6
+
+
+def test_what_fairseq_says_of_a_dictionary_is_left_to_it(tmp_path):
+    (tmp_path / "dict.de.txt").write_text("katze\n")
+    with pytest.raises(ValueError, match="Incorrect dictionary format") as error:
+        Dictionary.load(str(tmp_path / "dict.de.txt"))
+    assert not isinstance(error.value, OptionError)

@@ -1,0 +1,76 @@
+"""The table of repairs, and the variable that chooses among them."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from mixhead_plugin import repairs
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
+from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, refusal, run, train
+
+REQUIRED = {"safe_globals", "numpy_long"}
+TRAPS = {"restore_file", "no_worker", "torchrun_workers", "asynchronous_writing"}
+
+
+def test_groups():
+    """The required ones change no function of fairseq, since a program that imports the package gets them unasked."""
+    assert {name for name, repair in REPAIRS.items() if repair.group == "required"} == REQUIRED
+    assert {name for name, repair in REPAIRS.items() if repair.group == "trap"} == TRAPS
+    for name in REQUIRED:
+        assert not any(hasattr(value, "replaces") for value in vars(REPAIRS[name].module).values())
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ("all", set(REPAIRS)),
+        ("required", REQUIRED),
+        ("required, trap", REQUIRED | TRAPS),
+        ("required,save_dir", REQUIRED | {"save_dir"}),
+        ("save_dir", {"save_dir"}),
+    ],
+)
+def test_choosing(words, expected):
+    assert set(chosen(words)) == expected
+
+
+@pytest.mark.parametrize("words", ["al", "required,savedir", "required,,trap"])
+def test_an_unknown_name_is_refused(words):
+    with pytest.raises(OptionError, match=r"^MIXHEAD_REPAIRS "):
+        chosen(words)
+
+
+def test_a_command_refuses_an_unknown_name(text_data, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_REPAIRS", "savedir")
+    assert "MIXHEAD_REPAIRS savedir: must be" in refusal("fairseq-train", text_data, "--user-dir", PLUGIN)
+
+
+def test_the_command_prints_every_repair():
+    printed = subprocess.run(
+        [sys.executable, "-m", "mixhead_plugin", "repairs"], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.rstrip() == repairs.table()
+    assert set(re.findall(r"^  (\w+)$", printed, re.M)) == set(REPAIRS)
+    assert re.findall(r"^(\w+): ", printed, re.M) == list(GROUPS)
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", [[], ["path"]])
+def test_the_command_prints_the_folder(command, tmp_path):
+    program = [sys.executable, "-m", "mixhead_plugin", *command]
+    assert subprocess.run(program, capture_output=True, text=True, cwd=tmp_path).stdout == PLUGIN + "\n"
+
+
+def test_required_repairs_are_enough_to_train_resume_and_decode(text_data, tmp_path, monkeypatch):
+    monkeypatch.setenv("MIXHEAD_REPAIRS", "required")
+    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--sample-break-mode", "eos", *LM_SIZES]
+    for updates in (2, 3):
+        result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=updates)
+    assert len(losses(result)) == 1
+    use = [text_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]
+    run("fairseq-eval-lm", *use, "--sample-break-mode", "eos", "--max-tokens", "400")
+    assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3

@@ -1,0 +1,329 @@
+"""Repairs of trainings: what is saved, what is read, and which workers are started."""
+
+import logging
+import multiprocessing
+import signal
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, distributed_utils
+from fairseq.data import FairseqDataset, iterators
+from fairseq.dataclass.configs import DistributedTrainingConfig
+from fairseq.file_io import PathManager
+from fairseq.nan_detector import NanDetector
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs import REPAIRS, atomic_checkpoints
+from mixhead_plugin.repairs.checkpoint_files import check_finite
+from tests.criterions.cases import CASES, criterion, model
+from tests.helpers import build
+
+INF, NAN = float("inf"), float("nan")
+
+# ---- --save-dir, and whole files in it -------------------------------------------------------------------------------
+
+
+def test_checking_a_folder_leaves_it_as_it_was(tmp_path):
+    (tmp_path / "dummy").write_text("the user's")
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path))
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("dummy", "the user's")]
+    checkpoint_utils.verify_checkpoint_directory(str(tmp_path / "new" / "folder"))
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+@pytest.mark.parametrize("folder", ["/proc/save", "file", "file/save"])
+def test_a_folder_that_cannot_be_written_to_is_refused(folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match=r"^--save-dir \S+: cannot be written to: "):
+        checkpoint_utils.verify_checkpoint_directory(str(tmp_path / folder))
+
+
+def failing(times, error, monkeypatch):
+    """Let torch.save fail so many times in the midst of its file."""
+    original, attempts = torch.save, []
+
+    def save(content, file):
+        attempts.append(file)
+        if len(attempts) <= times:
+            file.write(b"half of it")
+            raise error
+        original(content, file)
+
+    monkeypatch.setattr(torch, "save", save)
+
+
+def test_a_passing_error_is_tried_again_from_the_beginning(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_checkpoints, "PAUSE", 0)
+    failing(2, OSError(5, "Input/output error"), monkeypatch)
+    checkpoint_utils.torch_persistent_save({"a": 1}, str(tmp_path / "a.pt"))
+    assert torch.load(tmp_path / "a.pt", weights_only=True) == {"a": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), RuntimeError("mine")])
+def test_the_file_before_an_error_stays(error, tmp_path, monkeypatch):
+    (tmp_path / "a.pt").write_bytes(b"before")
+    failing(9, error, monkeypatch)
+    with pytest.raises(OptionError if isinstance(error, OSError) else type(error), match=f"^{error}|a.pt: cannot"):
+        checkpoint_utils.torch_persistent_save({}, str(tmp_path / "a.pt"))
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.pt", b"before")]
+
+
+def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
+    (tmp_path / "a.pt").write_bytes(b"new")
+    (tmp_path / "b.pt").write_bytes(b"old")
+    replaced = []
+    monkeypatch.setattr("os.replace", lambda part, path: replaced.append((Path(part).read_bytes(), path)))
+    PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), overwrite=True)
+    assert replaced == [(b"new", str(tmp_path / "b.pt"))] and (tmp_path / "b.pt").read_bytes() == b"old"
+
+
+def test_a_copy_into_a_folder_that_is_gone_is_one_line(tmp_path):
+    (tmp_path / "a.pt").write_bytes(b"new")
+    with pytest.raises(OptionError, match=r"checkpoint \S+/gone/b.pt: cannot be written: No such file or directory"):
+        PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "gone" / "b.pt"))
+
+
+# ---- models of NaN ---------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved(tmp_path):
+    """`random` mixing is a buffer that the attention computes with."""
+    made = build("mixhead_transformer", head_mixing="random")
+    name = next(name for name, _ in made.named_buffers() if name.endswith("head_mixing.weight"))
+    made.get_buffer(name).view(-1)[0] = NAN
+    with pytest.raises(OptionError, match=f"first is {name}"):
+        check_finite("new.pt", made.state_dict())
+    trainer = SimpleNamespace(is_fsdp=False, model=made, get_num_updates=lambda: 3)
+    with pytest.raises(OptionError, match=f"NaN or infinite parameters after update 3, the first is {name}"):
+        checkpoint_utils.save_checkpoint(SimpleNamespace(no_save=False, save_dir=str(tmp_path)), trainer, None, None)
+
+
+def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
+    for maximize, losses in ((False, [NAN, 3.0, NAN, 4.0]), (True, [NAN, 3.0, NAN, 2.0])):
+        monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
+        names = ("end_of_epoch", "state_dict")
+        epochs = SimpleNamespace(epoch=1, **{name: lambda: {} for name in names})
+        trainer = MagicMock(is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0)
+        trainer.should_save_checkpoint_on_current_rank = False
+        flags = {"save_dir": str(tmp_path), "maximize_best_checkpoint_metric": maximize, "no_save": False}
+        for loss in losses:
+            cfg = SimpleNamespace(**flags, best_checkpoint_metric="loss")
+            checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
+        assert checkpoint_utils.save_checkpoint.best == 3.0
+
+
+@pytest.mark.parametrize("stock", CASES)
+def test_the_module_of_the_first_nan_is_found(stock, caplog):
+    """fairseq computes the batch again to find it, after it has seen that a gradient is NaN or infinite."""
+    made, sample = model(stock), CASES[stock].batch()
+    judge = criterion(f"orthogonal_{stock}", rank_weight=0.01)
+    judge(made, sample)[0].sum().backward()
+    made.zero_grad()
+    layer = next(name for name, module in made.named_modules() if name.endswith("layers.1.fc2"))
+    made.get_submodule(layer).bias.data[0] = INF
+    with caplog.at_level(logging.WARNING), NanDetector(made):
+        judge(made, sample)[0].sum().backward()
+    said = [record.message for record in caplog.records]
+    forward, backward = ([text for text in said if f", {way}" in text] for way in ("forward", "backward"))
+    assert len(forward) == 1 and forward[0].startswith(f"Inf detected in output of {layer}, shape")
+    assert len(backward) == 1 and "NaN detected in output of" in backward[0]
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+class SaysTheEpoch(FairseqDataset):
+    """As masked_lm's, whose masks depend on it."""
+
+    can_reuse_epoch_itr_across_epochs = True
+    epoch = 1
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __getitem__(self, index):
+        return self.epoch
+
+    def __len__(self):
+        return 3
+
+    def collater(self, items):
+        return items
+
+
+def batches(number=2, workers=0, **settings):
+    data = SaysTheEpoch()
+    chosen = [[i % 3] for i in range(number - 1)] + [[1, 2]]
+    return iterators.EpochBatchIterator(data, data.collater, chosen, num_workers=workers, **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_workers_know_the_epoch(workers):
+    epochs = batches(workers=workers, reuse_dataloader=True, persistent_workers=True)
+    found = [sorted(epochs.next_epoch_itr(), key=len) for _ in range(3)]
+    assert found == [[[epoch], [epoch, epoch]] for epoch in (1, 2, 3)]
+
+
+def trainer_of(epochs=None, **dataset):
+    """Return what Trainer's methods use of a trainer, and the epochs that it loads data and makes batches for."""
+    loaded, made = [], []
+
+    def get_batch_iterator(**settings):
+        made.append(settings["epoch"])
+        return epochs or batches()
+
+    trainer = MagicMock(_validated=None)
+    trainer.task = SimpleNamespace(
+        cfg=SimpleNamespace(),
+        max_positions=lambda: None,
+        dataset=lambda split: None,
+        load_dataset=lambda *_, epoch, **__: loaded.append(epoch),
+        get_batch_iterator=get_batch_iterator,
+    )
+    trainer.model.max_positions = lambda: None
+    trainer.cfg.dataset = SimpleNamespace(
+        **{"train_subset": "train", "max_tokens": None, "batch_size": 1, "required_batch_size_multiple": 1},
+        **{"update_ordered_indices_seed": False, "num_workers": 0, "data_buffer_size": 1, "grouped_shuffling": False},
+        **{"max_tokens_valid": None, "batch_size_valid": 1, "skip_invalid_size_inputs_valid_test": False},
+        **{"update_epoch_batch_itr": False, **dataset},
+    )
+    return trainer, loaded, made
+
+
+@pytest.mark.parametrize(
+    "dataset, kwargs, expected",
+    [
+        ({}, {}, [1, 3]),
+        ({"update_epoch_batch_itr": True}, {}, [3]),
+        ({}, {"disable_iterator_cache": True}, [3]),
+        ({}, {"load_dataset": False}, [3]),
+    ],
+    ids=["resumed", "batches of each epoch", "shards", "going on"],
+)
+def test_a_resumed_epoch_has_the_batches_of_the_first(dataset, kwargs, expected):
+    trainer, loaded, made = trainer_of(**dataset)
+    Trainer.get_train_iterator(trainer, 3, **kwargs)
+    assert made == expected
+    assert loaded == ([] if kwargs.get("load_dataset") is False else expected[:1])
+
+
+def test_a_validation_that_stops_early_leaves_no_thread():
+    epochs = batches(number=50, buffer_size=1)
+    trainer, *_ = trainer_of(epochs)
+    before = threading.active_count()
+    for _ in range(3):
+        rest = Trainer.get_valid_iterator(trainer, "valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False)
+        next(rest)
+        assert threading.active_count() == before + 1
+    Trainer.get_valid_iterator(trainer, "valid")
+    assert threading.active_count() == before
+    with pytest.raises(RuntimeError, match="given up"):
+        next(rest)
+
+
+# ---- checkpoints to begin from ---------------------------------------------------------------------------------------
+
+
+def config(folder, **flags):
+    resets = {f"reset_{name}": False for name in ("dataloader", "meters", "optimizer", "lr_scheduler")}
+    cfg = {"save_dir": str(folder), "restore_file": "checkpoint_last.pt", "finetune_from_model": None, **flags}
+    return OmegaConf.create({**cfg, "optimizer_overrides": "{}", **resets})
+
+
+@pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])
+@pytest.mark.parametrize("path", ["none.pt", "."])
+def test_a_checkpoint_that_is_not_there_is_not_forgotten(flag, path, tmp_path):
+    trainer = MagicMock(checkpoint_suffix="")
+    with pytest.raises(OptionError, match=f"^--{flag.replace('_', '-')} .*: no such file; must be a checkpoint"):
+        checkpoint_utils.load_checkpoint(config(tmp_path, **{flag: str(tmp_path / path)}), trainer)
+    assert not trainer.load_checkpoint.called
+
+
+def test_a_link_to_nothing_is_not_a_new_start(tmp_path):
+    (tmp_path / "checkpoint_last.pt").symlink_to("nowhere.pt")
+    with pytest.raises(OptionError, match=r"checkpoint_last.pt: is a folder or a link to nothing"):
+        checkpoint_utils.load_checkpoint(config(tmp_path), MagicMock(checkpoint_suffix=""))
+
+
+@pytest.mark.parametrize("flags", [{}, {"restore_file": "checkpoint_last.pt"}])
+def test_a_new_training_and_one_of_another_program_are_left_alone(flags, tmp_path):
+    """fairseq's loading of checkpoints serves others too, such as its own unit tests, with less in their configs."""
+    trainer = MagicMock(checkpoint_suffix="")
+    state = trainer.load_checkpoint.return_value = {"train_iterator": {"epoch": 2, "iterations_in_epoch": 0}}
+    flags = {name: str(tmp_path / file) for name, file in flags.items()}  # --save-dir's own: none is there at first
+    expected = state, trainer.get_train_iterator.return_value
+    assert checkpoint_utils.load_checkpoint(config(tmp_path, **flags), trainer) == expected
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+def started(monkeypatch, variables, writes_asynchronously=False, **flags):
+    """Return how many times fairseq calls `main`, and the config that it does it with."""
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(distributed_utils, "distributed_init", lambda cfg: cfg.distributed_training.distributed_rank)
+    cfg = SimpleNamespace(common=SimpleNamespace(tpu=False, cpu=True), common_eval=SimpleNamespace(path=None))
+    cfg.distributed_training = DistributedTrainingConfig(tpu=False, **flags)
+    cfg.checkpoint = SimpleNamespace(write_checkpoints_asynchronously=writes_asynchronously, save_dir="save")
+    calls = []
+    distributed_utils.call_main(cfg, calls.append)
+    return len(calls), cfg.distributed_training
+
+
+@pytest.mark.parametrize(
+    "flags, variables",
+    [
+        ({}, {}),
+        ({"distributed_init_method": "tcp://localhost:1"}, {}),
+        ({"distributed_init_method": "tcp://localhost:1"}, TORCHRUN),
+        ({"distributed_no_spawn": True}, {}),
+        ({}, {"RANK": "0"}),
+    ],
+)
+def test_workers_without_gpus_are_refused_not_forgotten(flags, variables, monkeypatch):
+    with pytest.raises(OptionError, match=r"^--distributed-world-size 2: no GPU to start a worker for"):
+        started(monkeypatch, variables, distributed_world_size=2, **flags)
+
+
+def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
+    number, workers = started(monkeypatch, TORCHRUN, distributed_world_size=2)
+    assert (number, workers.distributed_rank, workers.distributed_world_size) == (1, 1, 2)
+
+
+def test_workers_of_torchrun_do_not_train_apart(monkeypatch):
+    with pytest.raises(OptionError, match=r"^--distributed-world-size 1: torchrun has started 2 workers"):
+        started(monkeypatch, TORCHRUN, distributed_world_size=1)
+    for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
+        assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
+
+
+@pytest.mark.skipif(find_spec("iopath") is not None, reason="iopath is installed")
+def test_writing_asynchronously_without_iopath_is_refused_not_forgotten(monkeypatch):
+    with pytest.raises(OptionError, match=r"^--write-checkpoints-asynchronously: needs the package iopath"):
+        started(monkeypatch, {}, writes_asynchronously=True, distributed_world_size=1)
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+def test_sigint_ends_a_worker_that_ignores_it(is_worker, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: is_worker or None)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: is_worker)
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        REPAIRS["orphaned_workers"].apply()
+        assert signal.getsignal(signal.SIGINT) == (signal.SIG_DFL if is_worker else signal.SIG_IGN)
+    finally:
+        signal.signal(signal.SIGINT, previous)
