@@ -29,7 +29,6 @@ from fairseq import checkpoint_utils, options, tasks
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from mixhead_plugin.untrusted import check_finite
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -40,6 +39,7 @@ from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dic
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.options import STOCK_MODEL, model_options
+from mixhead_plugin.repairs.checkpoint_files import check_finite
 
 State = Dict[str, Tensor]
 

@@ -9,10 +9,9 @@ from fairseq.criterions import CRITERION_REGISTRY
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS
 from tests.commands import BERT as BERT_DIR
-from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES, logged, run
+from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES, logged, run, train_in_workers
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
-from tests.robustness.workers import train_in_workers
 from tests.xl import build_xl
 
 COMMON = "--cpu --seed 1 --num-workers 0 --log-format json --log-interval 1 --required-batch-size-multiple 1".split()
