@@ -1,8 +1,8 @@
 """Beam search as the published Mixhead code does it; for a comparison, not for use.
 
-That code mixes heads in the full forward pass alone, so it decodes with a model that was never trained. With this
-folder as --user-dir, `--task unmixed_translation` is fairseq's `translation`, but the decoder's self-attention leaves the
-mixing out of each step. The encoder mixes.
+That code mixes heads in the full forward pass alone, so it decodes with a model that was never trained. This folder as
+--user-dir registers the task `unmixed_translation`: fairseq's `translation`, but the decoder's self-attention leaves
+the mixing out of each step. The encoder mixes.
 """
 
 import sys
