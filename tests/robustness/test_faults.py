@@ -338,40 +338,6 @@ def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoin
         assert_as_undisturbed(training.outputs, training.save, expected)
 
 
-TMPFS = ["unshare", "--user", "--map-root-user", "--mount"]
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_really_full(recipes, tmp_path):
-    if subprocess.run([*TMPFS, "true"], capture_output=True).returncode != 0:
-        pytest.skip("no name spaces here to mount a small disk in")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    program = Path(sys.executable).parent / "fairseq-train"
-    script = f'mount -t tmpfs -o size=1500k disk {disk} && "$@"; status=$?; cp -r {disk} {tmp_path}/left; exit $status'
-    command = [*TMPFS, "sh", "-c", script, "sh", program, *recipes["transformer"], "--max-epoch", "9"]
-    result = subprocess.run(
-        [str(part) for part in command] + ["--save-dir", f"{disk}/save"], capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 1, result.stderr[-3000:]
-    assert re.fullmatch(
-        r"fairseq-train: error: checkpoint \S+: cannot be written: No space left on device",
-        error_line(result.stderr),
-    )
-    left = tmp_path / "left" / "save"
-    assert_whole(left)
-    assert (left / "checkpoint_last.pt").is_file() and not list(left.glob("*.tmp"))
-
-
-@pytest.mark.slow
-def test_a_folder_that_vanishes_ends_the_training_in_one_line(trainings, recipes, tmp_path):
-    training = Killed(trainings, [*recipes["transformer"], "--max-epoch", "3"], tmp_path)
-    end = training.go(dict(at=7, how="gone"))
-    assert end.status == 1
-    assert error_line(end.output).startswith(f"fairseq-train: error: checkpoint {training.save}/checkpoint_last.pt")
-    assert_whole(tmp_path / "save.gone")
-
-
 # ---- two workers, one of them gone -----------------------------------------------------------------------------------
 
 # Seconds in which the other one must have noticed.
