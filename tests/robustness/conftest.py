@@ -4,8 +4,7 @@ import shutil
 
 import pytest
 
-from tests.commands import LM_SIZES, PLUGIN, ROOT, SIZES, preprocess, run
-from tests.squad import write_data
+from tests.commands import LM_SIZES, PLUGIN, SIZES, preprocess, run
 from tests.topics import binarise
 
 TRAIN = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --seed 1 --no-epoch-checkpoints".split()
@@ -42,25 +41,3 @@ def labelled_data(corpus, tmp_path_factory):
             (folder / part / split).write_text("".join(f"{line}\n" for line in lines))
         binarise({split: folder / part / split for split in ("train", "valid")}, folder / "data" / part)
     return folder / "data"
-
-
-@pytest.fixture(scope="session")
-def document_data(corpus, tmp_path_factory):
-    """Sentences as before, an empty line after every fifth."""
-    folder = tmp_path_factory.mktemp("documents")
-    for split in ("train", "valid"):
-        lines = (corpus / f"{split}.en").read_text().splitlines()
-        documents = ["\n".join(lines[i : i + 5]) + "\n" for i in range(0, len(lines), 5)]
-        (folder / split).write_text("\n".join(documents))
-    return binarise({split: folder / split for split in ("train", "valid")}, folder / "data")
-
-
-@pytest.fixture(scope="session")
-def question_data(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp("squad") / "data")
-
-
-@pytest.fixture
-def recipes(monkeypatch):
-    """The modules of the examples can be imported: common.archives, glue.rows, ..."""
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
