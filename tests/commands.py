@@ -100,23 +100,6 @@ def in_workers(number, *arguments, **settings):
     return [start("fairseq-train", *arguments, *flags, rank, **settings) for rank in range(number)]
 
 
-def train_in_workers(folder, runs):
-    """Run fairseq-train with several workers; return what the first worker of each run prints, by the run's name.
-
-    Args:
-        folder: holds the checkpoints of each run in `<name>`
-        runs: by name the number of workers and the flags, without --save-dir
-    """
-    said = {}
-    for name, (number, flags) in runs.items():
-        arguments = [*flags, "--user-dir", BERT, "--save-dir", folder / name]
-        started = in_workers(number, *arguments) if number > 1 else [start("fairseq-train", *arguments)]
-        ended = [worker.wait() for worker in started]
-        assert not any(worker.returncode for worker in ended), [worker.stderr[-3000:] for worker in ended]
-        said[name] = ended[0].stdout + ended[0].stderr
-    return said
-
-
 def two_workers(*arguments):
     """Return what the first of two workers of fairseq-train prints."""
     ended = [worker.wait() for worker in in_workers(2, *arguments)]

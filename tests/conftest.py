@@ -5,8 +5,12 @@ import os
 # The suite starts many small processes on few cores, whatever the caller's environment says of threads.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 
+from collections import defaultdict
+
 import pytest
 import torch
+
+from tests.launcher import Launcher
 
 NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
 VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
@@ -25,6 +29,47 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+LONGEST = 5  # seconds of CPU time; a test that takes more is for --all
+TIMES = defaultdict(float)  # by test
+
+
+def cpu_seconds():
+    """Return the CPU time of this process, of its children that have ended, and of the launcher's commands."""
+    return sum(os.times()[:4]) + Launcher.cpu_seconds
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    item.began = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    now = cpu_seconds()
+    report.user_properties.append((call.when, now - item.began))
+    item.began = now
+    return report
+
+
+def pytest_runtest_logreport(report):
+    """Add up what makereport has measured; xdist's workers send their reports to the main process."""
+    TIMES[report.nodeid, report.when] += dict(report.user_properties).get(report.when, 0.0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    folders = defaultdict(float)
+    for (test, _), seconds in TIMES.items():
+        folders[os.path.dirname(test.partition("::")[0])] += seconds
+    terminalreporter.section("CPU seconds by folder")
+    for folder, seconds in sorted(folders.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{seconds:7.1f}  {folder}")
+    long = {test: seconds for (test, when), seconds in TIMES.items() if when == "call" and seconds > LONGEST}
+    for test, seconds in sorted(long.items(), key=lambda item: -item[1]):
+        terminalreporter.write_line(f"{seconds:7.1f}  above {LONGEST} s: {test}")
 
 
 @pytest.fixture(autouse=True)

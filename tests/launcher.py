@@ -45,13 +45,15 @@ class Started:
         """Return the CompletedProcess; kill the command and raise TimeoutExpired after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         try:
-            while (status := self.launcher.ask(status=self.pid)) is None:
+            while (ended := self.launcher.ask(status=self.pid)) is None:
                 if time.monotonic() > deadline:
                     raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
                 time.sleep(0.01)
         except BaseException:  # Ctrl-C too: nothing is left running
             self.kill()
             raise
+        status, seconds = ended
+        Launcher.cpu_seconds += seconds
         return subprocess.CompletedProcess(self.command, status, *self.output())
 
     def kill(self, number=signal.SIGKILL):
@@ -62,6 +64,8 @@ class Started:
 
 class Launcher:
     """Runs Python programs in forks of one process that has imported `modules`; the process starts at first use."""
+
+    cpu_seconds = 0.0  # of all commands of this process so far
 
     def __init__(self, *modules):
         self.modules = modules
@@ -96,9 +100,13 @@ class Launcher:
         if self.server is None:
             self._start_server()
         line = ""
-        with contextlib.suppress(ConnectionError):  # the server has ended
-            print(json.dumps(request), file=self.channel, flush=True)
-            line = self.channel.readline()
+        try:
+            with contextlib.suppress(ConnectionError):  # the server has ended
+                print(json.dumps(request), file=self.channel, flush=True)
+                line = self.channel.readline()
+        except BaseException:  # Ctrl-C: the answer to this would be read as that to the next request
+            self.stop()
+            raise
         if not line:
             self.server.wait()
             self.errors.seek(0)
@@ -142,10 +150,10 @@ def serve(channel):
         request = json.loads(line)
         if "status" in request:
             answer = None
-            pid, status = os.waitpid(request["status"], os.WNOHANG)
+            pid, status, usage = os.wait4(request["status"], os.WNOHANG)
             if pid:
                 running.discard(pid)
-                answer = os.waitstatus_to_exitcode(status)
+                answer = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
         else:
             answer = os.fork()
             if answer == 0:
