@@ -151,13 +151,13 @@ def filled(number, n_queries=NQ, n_keys=NK):
 
 
 MASKS = {
-    "none": lambda: {},
     "padding": lambda: {"key_padding_mask": padding(), "causal": True},
     "causal as a tensor": lambda: {"attn_mask": future()},
     "bias for each head": lambda: {"attn_mask": holes(1, H, NQ, NK), "causal": True},
     "expanded bias": lambda: {"attn_mask": holes(NQ, NK).expand(B, H, NQ, NK), "key_padding_mask": nothing()},
 }
 MORE_MASKS = {
+    "none": lambda: {},
     "one bias": lambda: {"attn_mask": holes(NQ, NK).double()},
     "bias for each sentence": lambda: {"attn_mask": holes(B, 1, NQ, NK).bfloat16()},
     "bias for each key": lambda: {"attn_mask": torch.randn(B, 1, 1, NK, device=DEVICE).expand(B, H, NQ, NK)},
@@ -405,7 +405,7 @@ def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
 
 @pytest.mark.parametrize("p", [slow(1e-3), 0.1, slow(0.5)])
 def test_dropout_has_its_probability_and_no_pattern(p):
-    q = torch.zeros(3, 2, 64, 8, device=DEVICE)
+    q = torch.zeros(3, 3, 64, 8, device=DEVICE)
     kept = dropped({"query": q, "key": q}, p).float()
     deviation = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(kept.mean() - (1 - p)) < 5 * deviation
