@@ -1,6 +1,7 @@
 """Write the checkpoint of a model without some of its heads, with smaller projections."""
 
 import copy
+import inspect
 import os
 import shlex
 from collections.abc import Mapping
@@ -38,7 +39,9 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
-    model = loaded.task.build_model(config)
+    # A task of another plugin may not know the argument.
+    known = inspect.signature(loaded.task.build_model).parameters
+    model = loaded.task.build_model(config, **({"from_checkpoint": True} if "from_checkpoint" in known else {}))
     # nn.Module's method, because fairseq's compares the flags that are recorded in the state
     nn.Module.load_state_dict(model, smaller)
 

@@ -74,7 +74,8 @@ def by_hand(loaded):
         with torch.no_grad():
             loaded.model(**batch["net_input"])
         for name, attention in attentions(loaded.model).items():
-            tokens = batch["net_input"]["prev_output_tokens" if name.startswith("decoder") else "src_tokens"]  # [B, N]
+            source = batch["net_input"]["src_tokens"]  # [B, N]
+            tokens = batch["net_input"].get("prev_output_tokens", source) if name.startswith("decoder") else source
             heads = queries[name].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)  # [B, N, H, D]
             mixing = heads @ attention.head_mixing.query_weight + attention.head_mixing.bias
             found[name][0].append(tokens[tokens != pad])
@@ -82,17 +83,21 @@ def by_hand(loaded):
     return {name: (torch.cat(tokens).numpy(), torch.cat(mixing).numpy()) for name, (tokens, mixing) in found.items()}
 
 
+@pytest.mark.parametrize("translation", [True, False])  # windows of a language model are padded here
 def test_a_mixing_by_position_is_averaged_over_real_tokens_and_their_classes(
-    write_checkpoint, translation_data, analysis, tmp_path, numbers_alone
+    translation, request, write_checkpoint, analysis, tmp_path, numbers_alone
 ):
-    path = write_checkpoint("B", translation_data, "mixhead_transformer", *SIZES)
+    if translation:
+        path = write_checkpoint("B", request.getfixturevalue("translation_data"), "mixhead_transformer", *SIZES)
+    else:
+        path = request.getfixturevalue("lm_checkpoint")
     status, _, _ = analysis("mixing", path, "--output", tmp_path)
     assert status == 0
     found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
     loaded = load(path, cpu=True)
     classes = frequency_classes(loaded.task.source_dictionary)  # joined: of both sides
     expected = by_hand(loaded)
-    assert list(found) == list(expected) and len(found) == 6
+    assert list(found) == list(expected) and len(found) == (6 if translation else 2)
     for name, (tokens, mixing) in expected.items():
         entry = found[name]
         identity = np.linalg.norm(mixing - np.eye(4), axis=(1, 2))
@@ -126,18 +131,6 @@ def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analy
     for name, numbers in {"pruned": [2, 4], "pruned, before mixing": [3, 4]}.items():
         layers = models[name]["places"]["decoder-self"]["layers"]
         assert [len(layer["effective_rank"]) for layer in layers.values()] == numbers
-
-
-@pytest.mark.usefixtures("numbers_alone")
-def test_a_language_model_mixes_by_the_tokens_that_it_reads(lm_checkpoint, analysis, tmp_path):
-    flags = ["--limit", 2, "--batch-size", 3, "--output", tmp_path]
-    assert analysis("mixing", lm_checkpoint, *flags)[0] == 0
-    found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
-    loaded = load(lm_checkpoint, cpu=True)
-    pad = loaded.task.source_dictionary.pad()
-    drawn = batches(loaded, batch_size=3, limit=2)
-    number = sum(batch["net_input"]["src_tokens"].ne(pad).sum().item() for batch in drawn)
-    assert {entry["tokens"] for entry in found.values()} == {number}
 
 
 def test_a_model_that_mixes_nothing_is_refused(stock_translation_checkpoint, analysis, tmp_path):
