@@ -30,13 +30,13 @@ setup(
     license="MIT",
     packages=find_packages(include=["mixhead_plugin", "mixhead_plugin.*"]),
     package_data={"mixhead_plugin": ["**/*.md"]},  # derivations stand beside the code that cites them
-    python_requires=">=3.9",
+    python_requires=">=3.11",
     # mixhead_plugin.ops needs nothing but torch.
     install_requires=["torch>=2.6"],
     extras_require={
-        # An extra, because fairseq can rarely be installed by pip's own devices: it is built from source against the
-        # torch that is already there (--no-build-isolation), asks for a torchaudio that text models do not use, and
-        # exists under two names (fairseq 0.12.2 for Python <= 3.10). scripts/setup.sh does it right.
+        # An extra, because pip alone can rarely install fairseq: it is built from source against the torch that is
+        # already there (--no-build-isolation), and asks for a torchaudio that text models do not use.
+        # scripts/setup.sh does it right.
         "fairseq": [
             "fairseq-fixed==0.12.3.1",
             "bitarray",
