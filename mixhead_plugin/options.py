@@ -101,11 +101,7 @@ OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.star
 
 
 def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
-    """Return the numbers of source and mixed heads of each layer, by site.
-
-    Raises:
-        OptionError: `text` does not have the form that the help of --heads-per-layer describes
-    """
+    """Return the numbers of source and mixed heads of each layer, by site; refuse a text of another form."""
     found: Dict[str, List[Tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
     for part in filter(str.strip, (text or "").split(";")):

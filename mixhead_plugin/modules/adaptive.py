@@ -34,11 +34,7 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [...] -> [..., dim], in the dtype of the weights
-
-        Raises:
-            IndexError: a token is not in the vocabulary
-        """
+        """tokens [...] -> [..., dim], in the dtype of the weights"""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
         start, last = 0, len(self.bands) - 1
         for i, (band, stop) in enumerate(zip(self.bands, self.cutoffs)):
