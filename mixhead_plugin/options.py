@@ -101,11 +101,7 @@ OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.star
 
 
 def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
-    """Return the numbers of source and mixed heads of each layer, by site.
-
-    Raises:
-        OptionError: `text` does not have the form that the help of --heads-per-layer describes
-    """
+    """Return the numbers of source and mixed heads of each layer, by site; refuse a text of another form."""
     found: Dict[str, List[Tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
     for part in filter(str.strip, (text or "").split(";")):
@@ -152,9 +148,7 @@ def as_namespace(args: Any) -> Any:
 def complete(args: Any, family: Optional[str] = None) -> None:
     """Give `args` (Namespace or DictConfig, changed in place) the family's value of every flag that it lacks.
 
-    Args:
-        args: the flags of a model
-        family: a key of FAMILIES; None for that of the model's name in `args`
+    The family None is that of the model's name in `args`.
     """
     name = _name(args)
     preset = FAMILIES.get(family or str(ARCH_MODEL_NAME_REGISTRY.get(name, name)).partition("_")[0], {})
@@ -176,28 +170,13 @@ STOCK_MODEL = Namespace()
 
 
 def model_options(model: Any) -> Optional[Namespace]:
-    """Return the complete flags of a plugin model, STOCK_MODEL for another one, None for an unknown name.
-
-    Args:
-        model: a Namespace or DictConfig with the name, `arch` or `_name`; it is not changed
-    """
+    """Return the complete flags of a plugin model, STOCK_MODEL for another one, None for an unknown name."""
     registered = _registered(model)
     if not hasattr(registered, "attention_shapes"):
         return None if registered is None else STOCK_MODEL
     args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
     complete(args)
     return args
-
-
-def attention_heads(model: Any, options: Namespace) -> Dict[str, int]:
-    """Return the numbers of heads that --attention-scope covers, by the flag that sets them.
-
-    Args:
-        model: as in `model_options`
-        options: the result of `model_options`
-    """
-    shapes = _registered(model).attention_shapes(options)
-    return {s.heads_flag: s.num_heads for site, s in shapes.items() if site in SCOPES[options.attention_scope]}
 
 
 def _name(model: Any) -> Optional[str]:
@@ -211,12 +190,7 @@ def _registered(model: Any) -> Optional[type]:
 def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
     """Refuse values of the plugin's flags that cannot work or would silently have no effect.
 
-    Args:
-        args: all flags of the model, complete, flat
-        shapes: the attentions that the model will have, by site
-
-    Raises:
-        OptionError: one line with the flag, its value and what would be valid
+    `args` are all flags of the model, complete and flat; `shapes` are the attentions that it will have, by site.
     """
     for name, choices in CHOICES.items():
         if getattr(args, name) not in choices:

@@ -52,11 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = PROGRAM  # the name in front of an error, instead of __main__.py
-    for name in (
-        "fairseq",
-        "matplotlib",
-        "PIL",
-    ):  # fairseq turns on even debugging messages, of every font for instance
+    # fairseq turns on even debugging messages, of every font for instance.
+    for name in ("fairseq", "matplotlib", "PIL"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)  # fairseq pins without CUDA
     main()

@@ -39,7 +39,8 @@ def run(args: Namespace) -> None:
         raise OptionError(f"--metrics {args.metrics}: must be one or several of {', '.join(sorted(logged))}")
     results: dict[str, Any] = {}
     for label, series in runs.items():
-        print(f"{label}: {summary(series, metrics[-1], args.subset)}")
+        updates = max(update for found in series.values() for points in found.values() for update in points)
+        print(f"{label}: {updates} updates")
         results[label] = {}
         for name, found in series.items():
             results[label][name] = {m: {"updates": list(p), "values": list(p.values())} for m, p in found.items()}
@@ -49,18 +50,6 @@ def run(args: Namespace) -> None:
 def training_points(run: Run, metric: str) -> dict[int, float]:
     """Return a metric over the training: as often as it was logged, else the means of the epochs."""
     return run.get(INNER, {}).get(metric) or run.get("train", {}).get(metric, {})
-
-
-def summary(run: Run, metric: str, subset: str) -> str:
-    """Return the end of a run in words."""
-    updates = max(update for metrics in run.values() for points in metrics.values() for update in points)
-    validation = run.get(subset, {}).get(metric)
-    points = validation or training_points(run, metric)
-    if not points:
-        return f"{updates} updates, no {metric}"
-    return (
-        f"{updates} updates, {subset if validation else 'training'} {metric} {points[max(points)]:g} at {max(points)}"
-    )
 
 
 def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:

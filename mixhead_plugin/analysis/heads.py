@@ -104,11 +104,7 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
 def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
     """Draw layer by head, a column of panels for each site and a row for each kind of head.
 
-    Args:
-        model: whose heads they are
-        values: the numbers; attentions that are not in them stay out
-        label: what the numbers are, with their unit
-        colours: see `figures.heat_maps`
+    Attentions that are not in `values` stay out; `label` says what the numbers are.
     """
     sites = {site: [values[name] for name in names if name in values] for site, names in by_site(model).items()}
     sites = {site: layers for site, layers in sites.items() if layers}

@@ -94,15 +94,7 @@ def load(
     cpu: bool = False,
     name: str | None = None,
 ) -> Loaded:
-    """Load a checkpoint by fairseq's own functions, with hooks in all attentions.
-
-    Args:
-        path: a file written by fairseq-train
-        data: replaces the data folder that the checkpoint names
-        overrides: replace other values of its config
-        cpu: do not use CUDA
-        name: for legends; by default made from the path
-    """
+    """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its config."""
     changes = {**(overrides or {}), **({} if data is None else {"data": data})}
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)

@@ -56,11 +56,7 @@ class RegularizedCriterion(FairseqCriterion):
         return criterion
 
     def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Any, dict]:
-        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss includes the penalties.
-
-        Raises:
-            OptionError: a penalty finds nothing to act on in `model`
-        """
+        """Return what fairseq's criterion returns; in training, and with `reduce`, the loss includes the penalties."""
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
         regularized = RegularizedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))

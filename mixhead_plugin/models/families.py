@@ -67,12 +67,7 @@ def prune_each_side_once(cfg: Any, state: Mapping[str, Any], own: Mapping[str, A
     """Adapt --*-layers-to-keep in `cfg`, by which fairseq prunes a checkpoint, to what is left to prune.
 
     A model that was built with fewer layers saves the flags too: fairseq would remove layers again. With one flag
-    alone, it would also remove all layers of the other side.
-
-    Args:
-        cfg: flags of the model, changed in place; or None
-        state: the checkpoint
-        own: the state of the model that loads it
+    alone, it would also remove all layers of the other side. `own` is the state of the model that loads `state`.
     """
     sides = [side for side in ("encoder", "decoder") if getattr(cfg, f"{side}_layers_to_keep", None)]
     unpruned = [side for side in sides if _layers(state, side) > _layers(own, side)]
@@ -91,10 +86,7 @@ def _layers(state: Mapping[str, Any], side: str) -> int:
 def register_families(model: Type[FamilyModel], name: str, architectures: Dict[str, Architecture]) -> None:
     """Register `model` with its architectures once per family, as `<family>_<name>`.
 
-    Args:
-        model: one class may be registered under several names
-        name: that of the model without the family
-        architectures: by name without the family; for a model by dataclass, `name` is one of them
+    `architectures` have names without the family; for a model by dataclass, `name` is one of them.
     """
     for family in FAMILIES:
         config = _config(model, f"{family}_{name}", family, architectures[name]) if model.by_dataclass else None

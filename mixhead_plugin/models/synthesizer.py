@@ -4,11 +4,11 @@ fairseq has no such model. This is its decoder-only Transformer with every flag,
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 from fairseq.dataclass import FairseqDataclass
-from torch import Tensor, nn
+from torch import nn
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.transformer import TransformerConfig
@@ -21,13 +21,6 @@ from mixhead_plugin.options import AttentionShape, as_namespace
 _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
 
 
-def _own_size(option: str) -> Any:
-    """Return the field of a size that one synthesizer alone has."""
-    size = SYNTHESIZERS[_OWN_SIZES[option]].own_size
-    text = f"{size.text}, with --synthesizer {_OWN_SIZES[option]} (default: {size.default_text})"
-    return field(default=None, metadata={"help": text})
-
-
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
     """The flags that the Synthesizer adds to the plugin's others."""
@@ -38,8 +31,17 @@ class SynthesizerOptions(FairseqDataclass):
             "help": f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: dense)"
         },
     )
-    synthesizer_rank: Optional[int] = _own_size("synthesizer_rank")
-    synthesizer_factor: Optional[int] = _own_size("synthesizer_factor")
+    synthesizer_rank: Optional[int] = field(
+        default=None,
+        metadata={"help": "rank of each head's scores, with --synthesizer factorized-random (default: 8)"},
+    )
+    synthesizer_factor: Optional[int] = field(
+        default=None,
+        metadata={
+            "help": "a, of which a b is the maximal length, with --synthesizer factorized-dense "
+            "(default: the root of the maximal length)"
+        },
+    )
 
     @property
     def own_size(self) -> Optional[int]:
@@ -81,29 +83,6 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
 
 class SynthesizerDecoder(MixheadDecoder):
     layer_type = SynthesizerDecoderLayer
-
-    def extract_features(
-        self,
-        prev_output_tokens: Tensor,
-        encoder_out: Optional[Dict[str, List[Tensor]]],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
-        full_context_alignment: bool = False,
-        alignment_layer: Optional[int] = None,
-        alignment_heads: Optional[int] = None,
-    ):
-        """Compute features as fairseq does, tokens [B, N].
-
-        Raises:
-            ValueError: a sentence begins with padding, so that its scores would be those of other positions. fairseq
-                never pads the input of a language model on the left.
-        """
-        padding = prev_output_tokens.eq(self.padding_idx)
-        # Rows of padding alone are allowed: beam search with a prefix keeps dead hypotheses, filled with any token.
-        if bool((padding[:, 0] & ~padding.all(1)).any()):
-            raise ValueError("prev_output_tokens: a synthesizer needs padding on the right, here it is on the left")
-        return self.extract_features_scriptable(
-            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
-        )
 
 
 class SynthesizerLanguageModel(TransformerLanguageModel):

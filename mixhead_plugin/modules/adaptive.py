@@ -34,11 +34,7 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [...] -> [..., dim], in the dtype of the weights
-
-        Raises:
-            IndexError: a token is not in the vocabulary
-        """
+        """tokens [...] -> [..., dim], in the dtype of the weights"""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
         start, last = 0, len(self.bands) - 1
         for i, (band, stop) in enumerate(zip(self.bands, self.cutoffs)):
@@ -56,13 +52,9 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class Band(nn.Module):
-    """Logits of the words of one band and, in the first band, of each other band; in float32 or better.
+    """Logits of the words of one band and, in the first band, of `clusters` other bands; in float32 or better.
 
-    Args:
-        embedding: of the band's words; its weights are shared
-        dim: columns of the input
-        projected: whether a projection maps `dim` to the embedding's columns
-        clusters: the number of other bands
+    The weights of `embedding` are shared. A projection, if wanted, maps `dim` to the columns of the embedding.
     """
 
     def __init__(self, embedding: nn.Embedding, dim: int, projected: bool, clusters: int = 0):
@@ -115,12 +107,8 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
 
         fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss can train with it.
 
-        Args:
-            input: [B, N, dim]
-            target: [B, N]; words outside the band of a target, and of the first band, get -inf. None for all words
-
-        Returns:
-            [B, N, vocabulary]
+        Shapes: input [B, N, dim], target [B, N], result [B, N, vocabulary]. Words outside the band of a target, and of
+        the first band, get -inf. None in place of targets is for all words.
         """
         x = input.flatten(0, 1)  # [B * N, dim]
         head = self.lsm(self.head(x))  # [B * N, words + bands]

@@ -25,13 +25,10 @@ FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", "head_mixing": "no
 
 
 def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
-    """Compare the attentions of `model` with those of `state_dict`.
+    """Refuse a `state_dict` whose attentions are not those of `model`, with the flag that would fit.
 
     A checkpoint of the plugin has a record beside its tensors. One of fairseq, or an average of several, has none: then
     only tensors can contradict the model.
-
-    Raises:
-        CheckpointError: one line that names the attention and the flag that would fit
     """
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
     metadata = getattr(state_dict, "_metadata", {})

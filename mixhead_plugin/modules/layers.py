@@ -35,29 +35,6 @@ def at_its_rate(attention: MixheadAttention, options: Any) -> MixheadAttention:
     return attention
 
 
-def build_attention(
-    embed_dim: int, num_heads: int, options: Any, site: str, layer: int, **arguments: Any
-) -> MixheadAttention:
-    """Return the attention that the flags ask for.
-
-    Args:
-        embed_dim, num_heads, arguments: of fairseq's attention
-        options: the plugin's flags
-        site: "encoder-self", "decoder-self" or "cross"
-        layer: its number
-    """
-    num_heads, num_mixed_heads = options.heads_at(site, layer) or (num_heads, num_heads)
-    flags = flags_of_attention(options)
-    if site == "cross":  # its queries and keys are in different sentences: they have no distance
-        del flags["relative_gain"]
-    else:
-        flags["relative_position"] = options.relative_position
-    attention = MixheadAttention(
-        embed_dim, num_heads, num_mixed_heads=num_mixed_heads, causal=site == "decoder-self", **flags, **arguments
-    )
-    return at_its_rate(attention, options)
-
-
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
     """Wrap a layer for activation checkpointing and FSDP, as fairseq's `build_*_layer` do."""
     if cfg.checkpoint_activations:
@@ -78,10 +55,18 @@ class _Layer(nn.Module):
                 child.module_name = self.fairseq_class.__name__
 
     def _build_attention(self, embed_dim: int, cfg: Any, site: str, **arguments: Any) -> MixheadAttention:
+        """Return the attention that the flags ask for at `site`; `arguments` are of fairseq's attention."""
         side = cfg.encoder if site == "encoder-self" else cfg.decoder
-        arguments |= {"dropout": cfg.attention_dropout, "q_noise": self.quant_noise}
-        arguments["qn_block_size"] = self.quant_noise_block_size
-        return build_attention(embed_dim, side.attention_heads, cfg, site, self.layer, **arguments)
+        num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, side.attention_heads)
+        flags = flags_of_attention(cfg)
+        if site == "cross":  # its queries and keys are in different sentences: they have no distance
+            del flags["relative_gain"]
+        else:
+            flags["relative_position"] = cfg.relative_position
+        flags |= {"dropout": cfg.attention_dropout, "causal": site == "decoder-self"}
+        flags |= {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
+        attention = MixheadAttention(embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments)
+        return at_its_rate(attention, cfg)
 
 
 class MixheadEncoderLayer(_Layer, TransformerEncoderLayerBase):
@@ -101,14 +86,9 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
     ) -> nn.Module:
         if not cfg.covers("decoder-self"):
             return super().build_self_attention(embed_dim, cfg, add_bias_kv, add_zero_attn)
-        return self._build_attention(
-            embed_dim,
-            cfg,
-            "decoder-self",
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
-            self_attention=not cfg.cross_self_attention,
-        )
+        arguments = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
+        arguments["self_attention"] = not cfg.cross_self_attention
+        return self._build_attention(embed_dim, cfg, "decoder-self", **arguments)
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         if not cfg.covers("cross"):

@@ -46,9 +46,7 @@ class Mems(nn.Module):
     def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
         """Return the states [M, B, C] before a window, one for each layer; an empty list if there are none.
 
-        Args:
-            window: its number, None if it has none
-            like: states of the window, [Nq, B, C]
+        `window` is its number, None if it has none; `like` are states of the window, [Nq, B, C].
         """
         memory = self._of_training if self.training else self._of_evaluation
         if memory is None or memory.states[0].size(1) != like.size(1):

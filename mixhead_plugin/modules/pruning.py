@@ -58,23 +58,6 @@ def number_of_heads(attention: MixheadAttention, kind: str) -> int:
     return attention.num_heads if kind == "source" else attention.num_mixed_heads
 
 
-def check_kept(name: str, attention: MixheadAttention, kept: KeptHeads) -> None:
-    """Refuse a choice of heads that the attention `name` cannot keep.
-
-    Raises:
-        ValueError: unknown heads, none at all, not ascending, or source and mixed heads differ where heads do not mix
-    """
-    for kind in KeptHeads._fields:
-        heads, number = getattr(kept, kind), number_of_heads(attention, kind)
-        if not heads or list(heads) != sorted(set(heads)) or heads[0] < 0 or heads[-1] >= number:
-            raise ValueError(f"{name}: {kind} heads {list(heads)}: must be some of 0 to {number - 1}, ascending")
-    if attention.head_mixing is None and kept.source != kept.mixed:
-        raise ValueError(
-            f"{name}: source heads {list(kept.source)} and mixed heads {list(kept.mixed)}: "
-            "must be equal where heads do not mix"
-        )
-
-
 def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     """Return gates that silence all heads but `kept`: the outputs are those after pruning."""
     parameter = next(attention.parameters())
@@ -91,13 +74,7 @@ def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return copies of the parameters and buffers of the attention `name`, with the heads of `kept` alone.
-
-    Raises:
-        OptionError: the attention has parameters that are in no table of axes
-        ValueError: see `check_kept`
-    """
-    check_kept(name, attention, kept)
+    """Return the parameters and buffers of an attention with the heads of `kept` alone; refuse any without axes."""
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:
@@ -118,13 +95,7 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
 def cut_state(
     state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
 ) -> dict[str, Tensor]:
-    """Return the state of a model with the heads of `kept` alone.
-
-    Args:
-        state: of the whole model
-        attentions: of the model, by name
-        kept: the heads that stay, by name
-    """
+    """Return `state`, of the whole model, with the heads of `kept` alone; it names those of every attention."""
     smaller = dict(state)
     for name, attention in attentions.items():
         for entry, tensor in cut_parameters(name, attention, kept[name]).items():
@@ -133,11 +104,7 @@ def cut_state(
 
 
 def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
-    """Return the value of --heads-per-layer, such as `encoder-self=8,6;decoder-self=8:6,7`.
-
-    Args:
-        kept: by site, one for each layer; `8:6` are 8 source and 6 mixed heads
-    """
+    """Return the value of --heads-per-layer, such as `encoder-self=8,6;decoder-self=8:6,7`, for the heads by site."""
 
     def number(layer: KeptHeads) -> str:
         source, mixed = len(layer.source), len(layer.mixed)
@@ -147,15 +114,7 @@ def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
 
 
 def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
-    """Return the options that the config of the pruned model has beside those of the whole one.
-
-    Args:
-        attentions: of the whole model, by name
-        kept: by site, as in `heads_per_layer`
-
-    Raises:
-        OptionError: heads have several sizes, and --head-dim names one
-    """
+    """Return the options that the config of the pruned model has beside those of the whole one; `kept` is by site."""
     sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
         raise OptionError(

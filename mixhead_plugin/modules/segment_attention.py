@@ -15,11 +15,7 @@ def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tenso
     All sines come before all cosines, as in the published code of Dai et al. The computation is in float32 or better:
     half precision cannot tell distances above 2048 apart.
 
-    Args:
-        length: the number of distances
-        dim: the number of features
-        clamp: larger distances count as this one; 0 or less for none
-        like: a tensor of the dtype and on the device of the result
+    Distances above `clamp` count as `clamp`; 0 or less for none.
     """
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     distance = torch.arange(length - 1, -1, -1, dtype=dtype, device=like.device)
@@ -33,10 +29,7 @@ def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tenso
 def segment_mask(n_queries: int, n_keys: int, span: Optional[int], like: Tensor) -> Tensor:
     """Return the additive mask [n_queries, n_keys] of a segment whose queries are at the last keys.
 
-    Args:
-        n_queries, n_keys: the lengths of the segment, and of the segment with its memory
-        span: how many keys each query sees, its own included; None for all up to its own
-        like: a tensor of the dtype and on the device of the result
+    Each query sees `span` keys, its own included; None is for all up to its own.
     """
     hidden = like.new_full((n_queries, n_keys), float("-inf"))
     past = n_keys - n_queries
@@ -49,11 +42,7 @@ class SegmentAttention(MixheadAttention):
 
     The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r = position_proj(R). The
     caller gives u and v. Normalization and mixing are those of the base class; position-wise mixing reads q_t without
-    u and v. No projection has a bias.
-
-    Args:
-        embed_dim, num_heads, dropout: as in the base class
-        options: `normalizer`, `head_mixing`, `head_dim`, `impl`, `value_init_scale`, `relative_gain` of the base class
+    u and v. No projection has a bias. The arguments are those of the base class.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):

@@ -134,8 +134,6 @@ class OwnSize(NamedTuple):
 
     option: str
     default: Callable[[int], int]  # of the maximal length
-    default_text: str
-    text: str
 
 
 class SynthesizerKind(NamedTuple):
@@ -159,19 +157,14 @@ SYNTHESIZERS = {
         reads_query=True,
         trained_bias=True,
         parameters=("first", "second"),
-        own_size=OwnSize(
-            "synthesizer_factor",
-            lambda length: math.ceil(length**0.5),
-            "the root of the maximal length",
-            "a, of which a b is the maximal length",
-        ),
+        own_size=OwnSize("synthesizer_factor", lambda length: math.ceil(length**0.5)),
     ),
     "factorized-random": SynthesizerKind(
         FactorizedRandomSynthesizer,
         reads_query=False,
         trained_bias=False,
         parameters=("query", "key"),
-        own_size=OwnSize("synthesizer_rank", lambda length: 8, "8", "rank of each head's scores"),
+        own_size=OwnSize("synthesizer_rank", lambda length: 8),
     ),
 }
 

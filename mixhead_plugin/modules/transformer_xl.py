@@ -19,11 +19,7 @@ ENDLESS = 10**9  # positions are distances: no text is too long
 
 
 class TransformerXLLayer(nn.Module):
-    """Attention and feed-forward block, each with a residual connection and a layer norm after it.
-
-    Args:
-        cfg: the model's config, with `d_model`, `n_head`, `d_inner`, `dropout`, `dropatt` and the plugin's flags
-    """
+    """Attention and feed-forward block, each with a residual connection and a layer norm after it."""
 
     def __init__(self, cfg: Any):
         super().__init__()
@@ -45,10 +41,7 @@ class TransformerXLLayer(nn.Module):
 class TransformerXLDecoder(FairseqIncrementalDecoder):
     """Embeddings, layers and adaptive softmax; all layers share the two biases of the attention.
 
-    Args:
-        cfg: the model's config, complete and checked
-        dictionary: of the text
-        cutoffs: see `AdaptiveEmbedding`
+    `cfg` is complete and checked; `cutoffs` are those of `AdaptiveEmbedding`.
     """
 
     def __init__(self, cfg: Any, dictionary: Any, cutoffs: list[int]):

@@ -22,12 +22,10 @@ class Implementation(NamedTuple):
 
 
 IMPLEMENTATIONS = {
-    "reference": Implementation(
-        lambda inputs: reference_attention(**inputs.arguments()), "the formula as it stands; all weights in memory"
-    ),
+    "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(
-        lambda inputs: triton.triton_attention(**inputs.arguments()),
+        triton.triton_attention,
         "fused GPU kernels; so far interpreted and compiled for a Hopper GPU, not run on one",
     ),
 }
@@ -98,16 +96,9 @@ def attention(
         inputs = inputs._replace(scale=query.shape[3] ** -0.5)
     if impl == "auto":
         impl = _fastest(inputs)
-    elif impl == "triton" and (problem := _triton_problem(inputs)):
+    elif impl == "triton" and (problem := triton.machine_problem() or triton.problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
-
-
-def _triton_problem(inputs: AttentionInputs) -> str:
-    """Return why the kernels cannot serve this call; empty if they can."""
-    arguments = inputs.arguments()
-    del arguments["scale"]  # the kernels take any
-    return triton.machine_problem() or triton.problem(**arguments)
 
 
 def _fastest(inputs: AttentionInputs) -> str:
@@ -125,7 +116,7 @@ def _fastest(inputs: AttentionInputs) -> str:
         return "reference"  # the only one with forward-mode derivatives
     if fused.serves(inputs):
         return "fused"
-    if query.device.type != "cpu" and not _triton_problem(inputs):
+    if query.device.type != "cpu" and not (triton.machine_problem() or triton.problem(inputs)):
         return "triton"
     if key.shape[2] <= query.shape[3]:  # all weights take no more memory than the queries: do not compute them twice
         return "reference"

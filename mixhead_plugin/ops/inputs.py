@@ -1,6 +1,6 @@
 """One record carries the inputs of an attention call to every implementation."""
 
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
 from torch import Tensor
 
@@ -33,9 +33,7 @@ class AttentionInputs(NamedTuple):
         names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
-    def arguments(self) -> Dict[str, Any]:
-        """Return the keyword arguments of `reference_attention`."""
-        names = ("query", "key", "value", "mixing", "attn_mask", "key_padding_mask", "gain")
-        names += ("normalizer", "causal", "dropout_p", "scale")
-        relative = None if self.relative_query is None else RelativeScores(self.relative_query, self.relative_key)
-        return {**{name: getattr(self, name) for name in names}, "relative": relative}
+    @property
+    def relative(self) -> Optional[RelativeScores]:
+        """The scores by distance as one record."""
+        return None if self.relative_query is None else RelativeScores(self.relative_query, self.relative_key)

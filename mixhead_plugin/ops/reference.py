@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
 from mixhead_plugin.ops.relative import RelativeScores, relative_scores, toeplitz
@@ -31,12 +32,7 @@ def attention_scores(
 ) -> Tensor:
     """Return scale * Q K^T + relative scores + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
 
-    Args:
-        query: [B, H, Nq, D]
-        key: [B, H, Nk, D]
-        mask: additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
-        scale: usually D ** -0.5
-        relative: scores by distance
+    Shapes: query [B, H, Nq, D], key [B, H, Nk, D], mask broadcastable to the scores [B, H, Nq, Nk]; -inf hides a key.
     """
     scores = torch.matmul(upcast(query) * scale, upcast(key).transpose(2, 3))  # [B, H, Nq, Nk]
     if relative is not None:
@@ -46,11 +42,9 @@ def attention_scores(
 
 
 def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
-    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12).
+    """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B, Nq, H, H'].
 
-    Args:
-        weights: P [B, H, Nq, Nk]
-        mixing: M [H, H'] or [B, Nq, H, H'], M[..., j, i]: weight of source head j in mixed head i; None for P as it is
+    M[..., j, i] is the weight of source head j in mixed head i. Without M the weights stay as they are.
     """
     if mixing is None:
         return weights
@@ -59,30 +53,17 @@ def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
     return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
 
 
-def reference_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    relative: Optional[RelativeScores],
-    gain: Optional[Tensor],
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
-    """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype; arguments as in `ops.attention`."""
+def reference_attention(inputs: AttentionInputs) -> Tensor:
+    """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype."""
+    query, key, value = inputs[:3]
+    n_queries, n_keys, dtype = query.shape[2], key.shape[2], upcast(query).dtype
     with without_autocast(query.device):
-        mask = additive_mask(
-            causal, attn_mask, key_padding_mask, query.shape[2], key.shape[2], query.device, upcast(query).dtype
-        )
-        scores = attention_scores(query, key, mask, scale, relative)  # [B, H, Nq, Nk]
-        weights = NORMALIZERS[normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
-        if gain is not None:
-            weights = weights * toeplitz(upcast(gain), query.shape[2], key.shape[2])
-        weights = mix_heads(weights, mixing)  # [B, H', Nq, Nk]
-        output = torch.matmul(F.dropout(weights, dropout_p), upcast(value))  # [B, H, Nq, Dv]
+        masks = (inputs.causal, inputs.attn_mask, inputs.key_padding_mask)
+        mask = additive_mask(*masks, n_queries, n_keys, query.device, dtype)
+        scores = attention_scores(query, key, mask, inputs.scale, inputs.relative)  # [B, H, Nq, Nk]
+        weights = NORMALIZERS[inputs.normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
+        if inputs.gain is not None:
+            weights = weights * toeplitz(upcast(inputs.gain), n_queries, n_keys)
+        weights = mix_heads(weights, inputs.mixing)  # [B, H', Nq, Nk]
+        output = torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(value))  # [B, H', Nq, Dv]
     return output.to(value.dtype)

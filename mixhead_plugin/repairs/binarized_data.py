@@ -28,15 +28,7 @@ def _make_dataset(original, path: str, impl: str, *args, **kwargs):
 
 
 def check(path: str, symbols: int | None = None) -> None:
-    """Refuse the set of files `path`.idx and `path`.bin if one of them cannot be right.
-
-    Args:
-        path: the common part of the two names
-        symbols: the size of their dictionary
-
-    Raises:
-        OptionError: a file is missing, empty, truncated or of another format, or a token is in no dictionary
-    """
+    """Refuse `path`.idx and `path`.bin if they cannot be right, or have a token that is not among `symbols`."""
     index, data = f"{path}.idx", f"{path}.bin"
     missing = [file for file in (index, data) if not os.path.isfile(file)]
     if len(missing) == 2:  # fairseq says so

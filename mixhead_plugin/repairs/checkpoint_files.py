@@ -58,11 +58,7 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
 
 
 def check_state(path: str, state: Any) -> None:
-    """Refuse the content of a checkpoint file that fairseq-train cannot have written.
-
-    Raises:
-        OptionError: it has no tensors, no config, code in its config, or weights that are NaN or infinite
-    """
+    """Refuse content without tensors or config, with code in its config, or with weights that are not finite."""
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
         raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
@@ -82,11 +78,7 @@ def check_state(path: str, state: Any) -> None:
 
 
 def check_finite(path: str, model: dict[str, Any]) -> None:
-    """Refuse weights that are NaN or infinite.
-
-    Raises:
-        OptionError: how many tensors have such values, and the first of them
-    """
+    """Refuse weights that are NaN or infinite."""
     bad = [name for name, value in model.items() if is_bad(name, value)]
     if bad:
         raise OptionError(

@@ -82,8 +82,7 @@ def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
     assert runs["stock"]["train_inner"]["loss"] == {"updates": [5, 10], "values": [4.0, 3.0]}
     assert runs["stock"]["valid"]["loss"] == {"updates": [10], "values": [3.5]}
     assert runs["mixhead"]["train_inner"]["loss"] == {"updates": [5, 10], "values": [3.5, None]}
-    assert "mixhead: 20 updates, valid ppl 16 at 20" in printed
-    assert "stock: 10 updates, training ppl 8 at 10" in printed  # its validations have none
+    assert printed.startswith("stock: 10 updates\nmixhead: 20 updates\n")
 
 
 @pytest.mark.parametrize("flags", [["--metrics", "bleu"], ["--metrics", ","], ["--labels", "A"], ["--labels", "A,A"]])

@@ -1,15 +1,14 @@
-"""The matrices that mix the heads, their distances, and the classes of tokens."""
+"""The matrices that mix the heads, and their distances."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary
 
 from mixhead_plugin.analysis.attentions import attentions
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.mixing import SPECIAL, distances, frequency_classes
+from mixhead_plugin.analysis.mixing import distances
 from tests.commands import LM_SIZES, SIZES
 
 
@@ -18,33 +17,6 @@ def test_distances_are_frobenius_norms():
     torch.testing.assert_close(distances(mixing), torch.tensor([[0.0, 0.0], [2.0, 0.0], [1.0, 3.0]]))
     identity, orthogonal = distances(2 * torch.eye(4)[:, :3])  # rectangular
     assert identity.isnan() and orthogonal.item() == pytest.approx(3 * 3**0.5)
-
-
-def dictionary(counts):
-    words = Dictionary()
-    for i, count in enumerate(counts):
-        words.add_symbol(f"w{i}", n=count)
-    return words
-
-
-def test_words_fall_into_classes_by_the_share_of_tokens_of_the_more_frequent():
-    classes = frequency_classes(dictionary([1, 60, 20, 12, 7, 0]))  # shares .01 .6 .2 .12 .07 0
-    names = [classes.names[number] for number in classes.of]
-    assert names[:4] == [SPECIAL] * 4
-    assert names[4:] == ["99%-100%", "0%-50%", "50%-75%", "75%-90%", "90%-99%", "99%-100%"]
-
-
-def test_symbols_without_a_count_of_their_own_are_special():
-    words = dictionary([5, 4, 3])
-    mask = words.add_symbol("<mask>")
-    classes = frequency_classes(words, special=(mask,))
-    assert classes.names[classes.of[mask]] == SPECIAL
-    assert SPECIAL not in [classes.names[number] for number in classes.of[words.nspecial : mask]]
-
-
-@pytest.mark.parametrize("counts", [[], [1, 1, 1], [0, 0], [3, 3, 0]])
-def test_a_dictionary_without_counts_has_no_classes(counts):
-    assert frequency_classes(dictionary(counts)).names == []
 
 
 def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, analysis, tmp_path, numbers_alone):
@@ -59,7 +31,6 @@ def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, 
         np.testing.assert_allclose(found[name]["mixing"], matrix)
         assert found[name]["from_identity"] == pytest.approx(np.linalg.norm(matrix - np.eye(4)))
         assert found[name]["from_orthogonal"] == pytest.approx(np.linalg.norm(matrix.T @ matrix - np.eye(4)))
-        assert "classes" not in found[name]
     assert "cross 1: M 4x4, from identity" in printed
     assert numbers_alone == ["mixing", "mixing_distances"]
 
@@ -84,7 +55,7 @@ def by_hand(loaded):
 
 
 @pytest.mark.parametrize("translation", [True, False])  # windows of a language model are padded here
-def test_a_mixing_by_position_is_averaged_over_real_tokens_and_their_classes(
+def test_a_mixing_by_position_is_averaged_over_real_tokens(
     translation, request, write_checkpoint, analysis, tmp_path, numbers_alone
 ):
     if translation:
@@ -95,24 +66,17 @@ def test_a_mixing_by_position_is_averaged_over_real_tokens_and_their_classes(
     assert status == 0
     found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
     loaded = load(path, cpu=True)
-    classes = frequency_classes(loaded.task.source_dictionary)  # joined: of both sides
     expected = by_hand(loaded)
     assert list(found) == list(expected) and len(found) == (6 if translation else 2)
     for name, (tokens, mixing) in expected.items():
         entry = found[name]
         identity = np.linalg.norm(mixing - np.eye(4), axis=(1, 2))
         orthogonal = np.linalg.norm(mixing.transpose(0, 2, 1) @ mixing - np.eye(4), axis=(1, 2))
-        parts = {"": entry, **entry["classes"]}
-        assert sum(part["tokens"] for part in entry["classes"].values()) == entry["tokens"] == len(tokens)
-        for group, part in parts.items():
-            chosen = np.array([not group or classes.names[classes.of[token]] == group for token in tokens])
-            assert part["tokens"] == chosen.sum()
-            if chosen.any():
-                np.testing.assert_allclose(part["mixing"], mixing[chosen].mean(0), rtol=1e-4, atol=1e-5)
-                assert part["from_identity"] == pytest.approx(identity[chosen].mean(), rel=1e-4)
-                assert part["from_orthogonal"] == pytest.approx(orthogonal[chosen].mean(), rel=1e-4)
-        assert sum(part["tokens"] > 0 for part in entry["classes"].values()) >= 4
-    assert numbers_alone == ["mixing", "mixing_distances", "mixing_tokens"]
+        assert entry["tokens"] == len(tokens)
+        np.testing.assert_allclose(entry["mixing"], mixing.mean(0), rtol=1e-4, atol=1e-5)
+        assert entry["from_identity"] == pytest.approx(identity.mean(), rel=1e-4)
+        assert entry["from_orthogonal"] == pytest.approx(orthogonal.mean(), rel=1e-4)
+    assert numbers_alone == ["mixing", "mixing_distances"]
 
 
 def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analysis, tmp_path, numbers_alone):

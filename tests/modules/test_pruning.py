@@ -47,21 +47,6 @@ def test_the_mask_leaves_whole_attentions_alone():
     assert mask(attention(), MIXED).source.tolist() == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    "mixing, kept",
-    [
-        ("average", KeptHeads((), (0,))),
-        ("average", KeptHeads((0,), (0, 4))),
-        ("average", KeptHeads((1, 0), (0,))),
-        ("average", KeptHeads((-1, 0), (0,))),
-        ("none", KeptHeads((0,), (1,))),
-    ],
-)
-def test_heads_that_cannot_be_kept_are_refused(mixing, kept):
-    with pytest.raises(ValueError, match=r"^decoder\.layers\.0\.self_attn: "):
-        cut_parameters("decoder.layers.0.self_attn", attention(mixing), kept)
-
-
 def test_a_parameter_without_axes_is_refused():
     module = attention("none")
     module.positions = torch.nn.Parameter(torch.zeros(H))

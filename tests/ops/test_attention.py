@@ -262,7 +262,7 @@ def test_auto_takes_the_shortest_way(changes, chosen):
 )
 def test_auto_takes_the_kernels_where_they_serve(monkeypatch, on_machine, for_call, chosen):
     monkeypatch.setattr(api.triton, "machine_problem", lambda: on_machine)
-    monkeypatch.setattr(api.triton, "problem", lambda **arguments: for_call)
+    monkeypatch.setattr(api.triton, "problem", lambda call: for_call)
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
     assert api._fastest(on_gpu) == chosen

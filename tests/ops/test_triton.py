@@ -12,6 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import NORMALIZERS, attention, triton
+from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering
 
 if importlib.util.find_spec("triton") is None:
@@ -548,10 +549,9 @@ def test_what_it_cannot_do_is_refused_with_the_reason(reason):
 
 def test_more_heads_than_can_be_mixed_are_served_apart():
     tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
-    options = dict(normalizer="l2", mixing=None, causal=True, attn_mask=None, key_padding_mask=None, dropout_p=0.1)
-    assert triton.problem(**tensors, **options, relative=None, gain=None) == ""
-    served = triton.problem(**tensors, **options, relative=object(), gain=None)
-    assert served == "has no kernel for relative positions"
+    call = AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | tensors | {"normalizer": "l2", "dropout_p": 0.1})
+    assert triton.problem(call) == ""
+    assert triton.problem(call._replace(relative_query=object())) == "has no kernel for relative positions"
 
 
 @pytest.mark.skipif(ON_GPU, reason="needs the interpreter")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.forward_mode import refuse_forward_mode
-from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.ops.inputs import AttentionInputs
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -80,27 +80,15 @@ def variant_problem(normalizer: str, heads: int, head_dim: int, mixes: bool) -> 
     return ""
 
 
-def problem(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    relative: Optional[RelativeScores],
-    gain: Optional[Tensor],
-    dropout_p: float,
-) -> str:
+def problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
+    query, value = inputs.query, inputs.value
     heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
-    if reason := variant_problem(normalizer, heads, head_dim, mixing is not None):
+    if reason := variant_problem(inputs.normalizer, heads, head_dim, inputs.mixing is not None):
         return reason
-    if relative is not None:
+    if inputs.relative_query is not None:
         return "has no kernel for relative positions"
-    if gain is not None:
+    if inputs.gain is not None:
         return "has no kernel for a gain by distance"
     if value.shape[1] != heads:
         return f"mixes {heads} heads into as many, not into {value.shape[1]}"
@@ -108,34 +96,20 @@ def problem(
         return f"has no kernel for {query.dtype}"
     if _interpreted() and query.dtype not in INTERPRETED_DTYPES:
         return f"computes {query.dtype} wrongly under TRITON_INTERPRET=1"
-    if attn_mask is not None and attn_mask.requires_grad:
+    if inputs.attn_mask is not None and inputs.attn_mask.requires_grad:
         return "gives a learned attn_mask no gradient"
     return _device_problem(query.device.type, query.device.index)
 
 
-def triton_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    normalizer: str,
-    mixing: Optional[Tensor],
-    causal: bool,
-    attn_mask: Optional[Tensor],
-    key_padding_mask: Optional[Tensor],
-    relative: None,
-    gain: None,
-    dropout_p: float,
-    scale: float,
-) -> Tensor:
+def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    refuse_forward_mode("triton", query, key, value, mixing)
+    refuse_forward_mode("triton", *inputs[:4])
     seed = None
-    if dropout_p > 0:
+    if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
         # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
-        seed = torch.randint(2**62, (), dtype=torch.int64, device=query.device)
-    inputs = (query, key, value, mixing, attn_mask, key_padding_mask, seed, normalizer, causal, dropout_p, scale)
-    return torch.ops.mixhead_plugin.triton(*inputs)[0]
+        seed = torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
+    options = (inputs.normalizer, inputs.causal, inputs.dropout_p, inputs.scale)
+    return torch.ops.mixhead_plugin.triton(*inputs[:6], seed, *options)[0]
