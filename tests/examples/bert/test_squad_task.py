@@ -6,7 +6,6 @@ from argparse import Namespace
 import pytest
 import torch
 from bert.criterions import SquadCriterion
-from bert.span_head import install_span_head
 from bert.squad_task import SquadTask, SquadTaskConfig
 from bert.squad_windows import IGNORED
 from fairseq.logging import metrics
@@ -15,7 +14,7 @@ from mixhead_plugin.errors import OptionError
 from tests.helpers import build, shake
 from tests.squad import DROPOUT, SIZES, WINDOWS, write_data
 
-ARCHITECTURES = ["mixhead_roberta_base", "mixhead_bert_base", "roberta_base"]
+ARCHITECTURES = ["mixhead_bert_base", "roberta_base"]
 
 
 @pytest.fixture(scope="module")
@@ -35,35 +34,13 @@ def task(data, **settings):
     "settings",
     [
         {"max_seq_length": 65},  # more than there are positions
-        {"max_seq_length": 27},  # no room for a context
         {"doc_stride": 22},  # more than the room
-        {"doc_stride": 0},
-        {"n_best_size": 0},
-        {"max_answer_length": -1},
     ],
 )
 def test_impossible_sizes_are_refused(settings, data):
     ((name, value),) = settings.items()
     with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be at (least|most) .*$"):
         task(data, **settings)
-
-
-def test_other_data_are_refused(data, tmp_path):
-    with pytest.raises(OptionError, match=r"has no dict\.txt"):
-        task(tmp_path)
-    (tmp_path / "dict.txt").write_text("13 1\n262 1\n")
-    with pytest.raises(OptionError, match=r"dict.txt: must be a WordPiece vocabulary; it has no piece that begins"):
-        task(tmp_path)
-    with pytest.raises(OptionError, match=r"test\.json: No such file or directory"):
-        task(data).load_dataset("test")
-
-
-def test_the_nbest_file_is_for_validation(data, tmp_path):
-    asked = task(data, nbest_file=str(tmp_path / "missing" / "spans"))
-    with pytest.raises(OptionError, match=r"--nbest-file .*: is for fairseq-validate"):
-        asked.begin_epoch(1, None)
-    with pytest.raises(OptionError, match=r"--nbest-file .*: No such file or directory"):
-        asked._nbest_file()
 
 
 # ---- loss, answers, head ---------------------------------------------------------------------------------------------
@@ -150,13 +127,6 @@ def test_answers_are_decoded_in_validation_alone(prepared):
     assert prepared._answers == []
 
 
-def test_a_diverged_model_gives_answers_that_are_wrong_instead_of_an_error(prepared):
-    sample = batch(prepared, range(3))
-    answers = prepared.decode(sample, torch.full((*sample["starts"].shape, 2), math.nan))
-    prepared._answers.clear()
-    assert answers[:, 1:].tolist() == [[0, 0, -math.inf]] * 3
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(arch, prepared, caplog):
     """A pre-trained checkpoint loads strictly; so does one with a span head, which is then kept."""
@@ -185,6 +155,8 @@ def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_lear
         evaluated.load_state_dict(lender.state_dict())
 
 
-def test_other_models_are_refused():
-    with pytest.raises(OptionError, match="--task squad: needs an architecture of BERT or RoBERTa, not a Mixhead"):
-        install_span_head(build("mixhead_transformer"))
+def test_a_diverged_model_gives_answers_that_are_wrong_instead_of_an_error(prepared):
+    sample = batch(prepared, range(3))
+    answers = prepared.decode(sample, torch.full((*sample["starts"].shape, 2), math.nan))
+    prepared._answers.clear()
+    assert answers[:, 1:].tolist() == [[0, 0, -math.inf]] * 3
