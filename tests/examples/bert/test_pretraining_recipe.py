@@ -243,28 +243,6 @@ def write_pieces(folder, words):
     return folder
 
 
-def write_checkpoint(path, updates=3):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    weights = {"encoder.sentence_encoder.embed_tokens.weight": torch.zeros(9, 4)}
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}]
-    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}}
-    cfg = {"model": {"_name": "fixhead_bert_base"}, "task": {"_name": "bert_pretraining"}}
-    cfg["optimization"] = {"max_update": 3}
-    torch.save({"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}, path)
-    return path
-
-
-def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
-    checkpoint = write_checkpoint(tmp_path / "save" / "512" / "a.pt")
-    pieces = write_pieces(tmp_path / "save", "ab")
-    ends(export, checkpoint, tmp_path / "out")
-    message = f"export: error: {checkpoint}: has 9 embeddings, {pieces}/dict.txt needs 7; must be a BERT of this"
-    assert capsys.readouterr().err.startswith(message)
-    write_pieces(pieces, "abcd")
-    export(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
-
-
 PLACES = {"pretraining/evaluate": "binary", "squad/train": "text", "glue/train": "bert/RTE/input0"}
 
 
@@ -282,14 +260,3 @@ def test_text_in_other_pieces_is_refused_everywhere(recipe, tmp_path):
         f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of {place}/dict.txt; take data "
         "of its pieces"
     )
-
-
-def test_the_second_phase_begins_when_the_first_has_ended(tmp_path, monkeypatch, capsys):
-    binary = write_pieces(tmp_path / "binary", "abcd")
-    checkpoint = write_checkpoint(tmp_path / "save" / "128" / "checkpoint_last.pt", updates=2)
-    phase = [str(binary), str(tmp_path / "save"), "512"]
-    ends(begin.main, *phase)
-    assert f"{checkpoint} is of update 2 of 3" in capsys.readouterr().err
-    monkeypatch.setenv("EARLY", "1")
-    begin.main(*phase)
-    assert capsys.readouterr().err == f"train: begins with {checkpoint}, update 2 of 3\n"

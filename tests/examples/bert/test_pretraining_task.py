@@ -220,22 +220,6 @@ def test_text_without_empty_lines_has_documents_of_so_many_lines():
     assert dataset(lines, lines_per_document=7).documents == math.ceil(len(lines) / 7)
 
 
-def test_batches_are_padded_on_the_right_and_grouped_by_length():
-    found = dataset()
-    order = found.ordered_indices()
-    assert sorted(order) == list(range(len(found))) and (np.diff(found.sizes[order]) >= 0).all()
-    items = [found[i] for i in (0, 1, 2, 3, 4)]
-    batch = found.collater(items)
-    longest = max(len(item["tokens"]) for item in items)
-    assert batch["ntokens"] == sum(len(item["tokens"]) for item in items) and batch["nsentences"] == 5
-    assert batch["next_sentence"].tolist() == [item["relation"] for item in items]
-    for row, item in enumerate(items):
-        fill = [0] * (longest - len(item["tokens"]))
-        assert batch["net_input"]["src_tokens"][row].tolist() == item["tokens"].tolist() + [PAD for _ in fill]
-        assert batch["net_input"]["segments"][row].tolist() == item["segments"].tolist() + fill
-        assert batch["target"][row].tolist() == item["target"].tolist() + [PAD for _ in fill]
-
-
 def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_words():
     model = build("mixhead_bert_base", pooler_dropout=0.0).eval()
     model.register_classification_head(NEXT_SENTENCE, num_classes=2)

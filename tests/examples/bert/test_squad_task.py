@@ -96,37 +96,6 @@ def test_windows_of_unknown_answers_count_for_nothing(prepared):
     assert "loss" not in meters.get_smoothed_values()
 
 
-def test_validation_scores_the_best_answer_of_all_windows_of_a_question(prepared):
-    """Over several batches and sets, of which each has questions and numbers of its own."""
-    right, wrong = (0, 4, -1.0), (0, 1, -2.0)
-    first = prepared.dataset("valid").first_question
-    context = prepared._contexts[first]
-    assert first == 12 and context[14:18] == "Oslo"
-    batches = [[(first, *wrong), (first + 1, 70, 74, -9.0)], [(first, 14, 18, -0.5)], [(first + 1, *right)]]
-    with metrics.aggregate() as meters:
-        for rows in batches:
-            log = {"loss": 1.0, "ntokens": 1, "nsentences": 1, "sample_size": 1}
-            prepared._answers.append(torch.tensor(rows).double())
-            prepared.reduce_metrics([log], SquadCriterion(prepared))
-        found = meters.get_smoothed_values()
-    assert (found["exact_match"], found["f1"]) == (50, 50)
-    assert "_answers" not in found
-
-
-def test_answers_are_decoded_in_validation_alone(prepared):
-    model, criterion = model_of(prepared), SquadCriterion(prepared)
-    sample = batch(prepared, range(30), "valid")
-    criterion.train()
-    criterion(model, sample)
-    assert prepared._answers == []
-    criterion.eval()
-    log = criterion(model, sample)[2]
-    with metrics.aggregate() as meters:
-        prepared.reduce_metrics([log], criterion)
-    assert meters["_answers"].tensor[:, 0].tolist() == sample["question"].tolist()
-    assert prepared._answers == []
-
-
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(arch, prepared, caplog):
     """A pre-trained checkpoint loads strictly; so does one with a span head, which is then kept."""

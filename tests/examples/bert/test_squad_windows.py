@@ -76,23 +76,6 @@ def test_answers_point_back_to_their_exact_characters(squad):
             assert context[start:end] == question.gold[0]
 
 
-@pytest.mark.parametrize(
-    "context, answer",
-    [
-        ("a cafe\u0301 b", "cafe\u0301"),
-        ("x 日本語です y", "本語"),
-        ("zero\u200bwidth ok", "zero\u200bwidth"),
-        ("한글 ok", "한글"),
-        ("the owner's", "owner"),
-    ],
-)
-def test_an_answer_of_odd_characters_comes_back(context, answer):
-    (sample,) = of_question(windows(asked(context, answer)), 0)
-    first, last = sample["target"].tolist()
-    start, end = sample["places"][first, 0], sample["places"][last, 1]
-    assert context[start:end] == answer
-
-
 def test_windows_are_those_of_the_tokeniser(squad):
     """The library cuts a pair of texts into windows itself, with an overlap in place of our stride."""
     data = windows(squad)

@@ -1,7 +1,5 @@
 """Pieces are those of `transformers`, and each points to the characters that it stands for."""
 
-import pickle
-
 import pytest
 from bert.wordpiece import SPECIAL, characters_of, read_vocabulary, wordpiece, write_dictionary
 
@@ -86,11 +84,6 @@ def test_the_characters_between_pieces_are_dropped_ones_and_spaces(text, lowerca
 )
 def test_a_piece_knows_its_characters(text, expected, tokenisers):
     assert pieces(tokenisers, text) == expected
-
-
-def test_a_tokeniser_goes_to_other_processes(tokenisers):
-    copy = pickle.loads(pickle.dumps(tokenisers[1][True]))
-    assert copy.encode("Über é").ids == tokenisers[1][True].encode("Über é").ids
 
 
 def test_another_file_is_no_vocabulary(tmp_path):
