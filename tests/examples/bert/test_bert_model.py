@@ -1,6 +1,5 @@
 """BERT: token types, pooler and heads; sizes and counts of the papers; that mixing starts as the stock model."""
 
-import copy
 import itertools
 from argparse import Namespace
 from types import SimpleNamespace
@@ -13,11 +12,10 @@ from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.roberta import model as stock
 
-from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models import roberta
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES
-from tests.helpers import TINY, shake, task
+from tests.helpers import TINY, task
 
 BOS, PAD, EOS = 0, 1, 2
 
@@ -85,10 +83,7 @@ def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
     assert {(m.num_heads, m.head_dim) for m in attentions} == {(sizes.encoder_attention_heads, sizes.head_dim or 64)}
 
 
-@pytest.mark.parametrize(
-    "name, family",
-    [*zip(BERT_ARCHITECTURES, itertools.cycle(FAMILIES)), *(("bert_base", family) for family in FAMILIES)],
-)
+@pytest.mark.parametrize("name, family", [*zip(BERT_ARCHITECTURES, itertools.cycle(FAMILIES))])
 def test_every_architecture_trains_in_every_family(name, family):
     model = build(f"{family}_{name}", head_dim=6)
     assert type(model) is ARCH_MODEL_REGISTRY[f"{family}_{name}"]
@@ -106,16 +101,12 @@ def command(arch, *flags):
 
 
 @pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
-def test_the_command_line_gets_the_sizes_and_a_flag_overrides_them(name):
+def test_the_command_line_gets_the_sizes(name):
     sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
     args = command(f"mixhead_{name}")
     assert {option: getattr(args, option) for option in sizes} == sizes
     assert (args.max_positions, args.layer_norm_eps, args.activation_fn) == (512, 1e-12, "gelu")
     assert (args.dropout, args.attention_dropout, args.pooler_dropout) == (0.1, 0.1, 0.1)
-    flags = [part for option, value in sizes.items() for part in (f"--{option.replace('_', '-')}", str(2 * value))]
-    args = command(f"mixhead_{name}", *flags, "--layer-norm-eps", "1e-6", "--max-positions", "256")
-    assert {option: getattr(args, option) for option in sizes} == {k: 2 * v for k, v in sizes.items()}
-    assert (args.max_positions, args.layer_norm_eps) == (256, 1e-6)
 
 
 def test_token_types_change_after_the_first_separator():
@@ -156,35 +147,6 @@ def with_heads(**heads):
     return model
 
 
-@pytest.mark.parametrize(
-    "trained, wanted, kept",
-    [
-        ({"kinds": 3}, {"kinds": 3}, True),
-        ({"kinds": 3}, {"kinds": 2}, False),
-        ({"next_sentence": 2}, {"kinds": 2}, False),
-        ({}, {"kinds": 2}, False),
-        ({"next_sentence": 2}, {}, False),
-    ],
-)
-def test_a_checkpoint_gives_what_fits(trained, wanted, kept, caplog):
-    """The pooler goes on from pre-training to another task; a head only where it is the same."""
-    state = copy.deepcopy(shake(with_heads(**trained)).state_dict())
-    state = {k: v + 1 if k.startswith(("pooler", "classification_heads")) else v for k, v in state.items()}
-    model = with_heads(**wanted)
-    before = copy.deepcopy(model.state_dict())
-    model.load_state_dict(state)
-    for name, value in model.state_dict().items():
-        if name.startswith("classification_heads"):
-            assert torch.equal(value, state[name] if kept else before[name]), name
-        elif name.startswith("pooler"):
-            assert torch.equal(value, state[name] if trained else before[name]), name
-    assert torch.equal(model.encoder.lm_head.dense.weight, state["encoder.lm_head.dense.weight"])
-    assert (any(words in caplog.text for words in ("another shape", "no pooler"))) == (
-        bool(wanted) and (not trained or trained.keys() == wanted.keys()) and not kept
-    )
-    assert ("left out" in caplog.text) == (bool(trained) and not kept)
-
-
 def test_without_heads_every_parameter_is_trained():
     """Data parallel training refuses parameters without a gradient."""
     model = build()
@@ -192,16 +154,12 @@ def test_without_heads_every_parameter_is_trained():
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"layer_norm_eps": 0.0}, "--layer-norm-eps 0.0: must be a small number greater than 0"),
-        ({"tokens_per_sample": 65}, "--tokens-per-sample 65: more than --max-positions 64"),
-        ({"encoder_attention_heads": 3}, "--encoder-attention-heads 3"),
-        ({"mixing_lr_scale": 2.0, "fp16": True}, "--mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten-grads"),
-    ],
-)
-def test_a_wrong_flag_is_refused_in_one_line(flags, message):
-    with pytest.raises(OptionError, match=message) as error:
-        build(**flags)
-    assert "\n" not in str(error.value)
+def test_the_pooler_goes_on_to_another_task_and_a_head_where_it_is_the_same():
+    state = {name: value + 1 for name, value in with_heads(kinds=3).state_dict().items()}
+    for classes, same in ((3, True), (2, False)):
+        model = with_heads(kinds=classes)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state)
+        for name, value in model.state_dict().items():
+            expected = before if name.startswith("classification_heads") and not same else state
+            assert torch.equal(value, expected[name]), name

@@ -1,9 +1,6 @@
 """The published BERT goes in and comes back; the judge is Hugging Face's `transformers`, here without any download."""
 
-import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -74,14 +71,6 @@ def pretrained(tmp_path_factory):
     return model, folder
 
 
-def test_it_is_a_command(pretrained, tmp_path):
-    _, folder = pretrained
-    arguments = ["to-fairseq", str(folder / "theirs"), str(tmp_path / "out")]
-    result = subprocess.run([sys.executable, convert_bert.__file__, *arguments], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert (tmp_path / "out" / "model.pt").exists()
-
-
 @torch.no_grad()
 def test_every_state_and_every_logit_is_theirs(pretrained):
     model, folder = pretrained
@@ -100,24 +89,18 @@ def test_every_state_and_every_logit_is_theirs(pretrained):
     torch.testing.assert_close(logits[real.bool()][:, order], expected.prediction_logits[real.bool()], **TOLERANCE)
 
 
-@pytest.mark.parametrize("vocabulary", [True, False], ids=["vocab.txt", "no vocab.txt"])
 @torch.no_grad()
-def test_there_and_back_is_the_same_model(pretrained, vocabulary, tmp_path):
+def test_there_and_back_is_the_same_model(pretrained, tmp_path):
     model, folder = pretrained
-    source = folder / "ours"
-    flags = [] if vocabulary else ["--vocab", tmp_path / "none"]
-    assert convert("to-huggingface", source / "model.pt", tmp_path / "back", *flags) == 0
+    assert convert("to-huggingface", folder / "ours" / "model.pt", tmp_path / "back") == 0
     back = transformers.BertForPreTraining.from_pretrained(tmp_path / "back").eval()
     words = (tmp_path / "back" / "vocab.txt").read_text(encoding="utf-8").split()
-    assert (words == WORDS) == vocabulary and sorted(words) == sorted(WORDS)
+    assert words == WORDS
     ids, types, real = sentences()
-    there = torch.tensor([words.index(word) for word in WORDS])  # [V], an index of theirs -> of the one that came back
     expected = model(input_ids=ids, token_type_ids=types, attention_mask=real)
-    found = back(input_ids=there[ids], token_type_ids=types, attention_mask=real)
+    found = back(input_ids=ids, token_type_ids=types, attention_mask=real)
     torch.testing.assert_close(found.seq_relationship_logits, expected.seq_relationship_logits)
-    torch.testing.assert_close(
-        found.prediction_logits[..., there][real.bool()], expected.prediction_logits[real.bool()]
-    )
+    torch.testing.assert_close(found.prediction_logits[real.bool()], expected.prediction_logits[real.bool()])
     for name in ("layer_norm_eps", "hidden_act", "max_position_embeddings", "attention_probs_dropout_prob"):
         assert getattr(back.config, name) == getattr(model.config, name)
     assert back.config.pad_token_id == words.index("[PAD]")
@@ -161,24 +144,20 @@ def test_a_classifier_goes_there_and_back(tmp_path):
     assert (back.config.hidden_act, back.config.classifier_dropout, back.config.num_labels) == ("relu", 0.3, 3)
 
 
-@pytest.mark.parametrize("mixing", ["none", "position-independent", "position-wise"])
 @torch.no_grad()
-def test_one_conversion_goes_into_every_mixing_and_starts_as_bert(pretrained, mixing, tmp_path):
+def test_one_conversion_goes_into_every_mixing_and_starts_as_bert(pretrained, tmp_path):
     model, folder = pretrained
     flags = ["--arch", "l2_bert_base", "--attention-normalizer", "softmax", "--head-mixing", "position-independent"]
     assert convert("to-fairseq", folder / "theirs", tmp_path, *flags) == 0
-    overrides = {"head_mixing": mixing}
-    (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model.pt")], overrides)
-    attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
-    assert {attention.head_mixing_kind for attention in attentions} == {mixing}
     ids, types, real = sentences()
-    found = converted.eval()(our_indices(ids, task), features_only=True)[0]
-    torch.testing.assert_close(found[real.bool()], model.bert(ids, real, types)[0][real.bool()], **TOLERANCE)
-
-
-def edited(folder, **changes):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    expected = model.bert(ids, real, types)[0][real.bool()]
+    for mixing in ("none", "position-independent", "position-wise"):
+        overrides = {"head_mixing": mixing}
+        (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model.pt")], overrides)
+        attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
+        assert {attention.head_mixing_kind for attention in attentions} == {mixing}
+        found = converted.eval()(our_indices(ids, task), features_only=True)[0]
+        torch.testing.assert_close(found[real.bool()], expected, **TOLERANCE)
 
 
 class Code:
@@ -186,58 +165,21 @@ class Code:
         return print, ("run",)
 
 
-REFUSALS = {
-    "no tensors": (lambda f: (f / "model.safetensors").unlink(), "has neither model.safetensors nor"),
-    "RoBERTa": (lambda f: edited(f, model_type="roberta"), "model_type roberta, must be bert"),
-    "other activation": (lambda f: edited(f, hidden_act="silu"), "hidden_act silu, must be gelu or relu"),
-    "other layers": (lambda f: edited(f, num_hidden_layers=4), "lacks what becomes encoder.sentence_encoder.layers.3."),
-    "other heads": (lambda f: edited(f, num_attention_heads=5), "--encoder-attention-heads 5"),
-    "other inner size": (lambda f: edited(f, intermediate_size=41), "the flags ask for [41, 24]"),
-    "no size": (lambda f: edited(f, hidden_size=True), "hidden_size True, must be a whole number"),
-    "fewer words": (lambda f: (f / "vocab.txt").write_text("\n".join(WORDS[:-1])), "has 13 words, the model 14"),
-    "no vocabulary": (lambda f: (f / "vocab.txt").write_text("[PAD]\n[UNK]"), "has no [CLS], [SEP], [MASK]"),
-    "code": (lambda f: with_code(f), "pytorch_model.bin: is damaged, or no file of tensors alone"),
-}
-
-
-def with_code(folder):
+def test_code_in_a_file_of_tensors_is_refused(pretrained, tmp_path, capsys):
+    folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Code()}, folder / "pytorch_model.bin")
-
-
-@pytest.mark.parametrize("reason", REFUSALS)
-def test_what_is_no_bert_is_refused_in_one_line(reason, pretrained, tmp_path, capsys):
-    spoil, message = REFUSALS[reason]
-    folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
-    spoil(folder)
     assert convert("to-fairseq", folder, tmp_path / "ours") == 1
     said = capsys.readouterr()
-    assert said.err.startswith("convert_bert.py: error: ") and message in said.err and said.err.count("\n") == 1
-    assert "run" not in said.out.split()
+    assert said.err.count("\n") == 1 and "run" not in said.out.split()
     assert not (tmp_path / "ours" / "model.pt").exists()
 
 
-MIXING = f"{convert_bert.ENCODER}layers.0.self_attn.head_mixing.bias"
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            lambda s: vars(s["cfg"]["model"]).update(attention_normalizer="l2"),
-            "--attention-normalizer l2, must be ",
-        ),
-        (lambda s: vars(s["cfg"]["model"]).update(head_dim=9), "--head-dim 9, must be 6"),
-        (lambda s: vars(s["cfg"]["model"]).update(arch="roberta_base"), "--arch roberta_base, must be an arch"),
-        (lambda s: s["model"].update({MIXING: torch.ones(4, 4)}), "--head-mixing position-wise, but "),
-    ],
-)
-def test_what_transformers_cannot_compute_does_not_go_there(pretrained, change, message, tmp_path, capsys):
+def test_a_trained_mixing_does_not_go_to_transformers(pretrained, tmp_path, capsys):
     source = pretrained[1] / "ours"
     state = torch.load(source / "model.pt", weights_only=True)
-    change(state)
+    state["model"][f"{convert_bert.ENCODER}layers.0.self_attn.head_mixing.bias"] = torch.ones(4, 4)
     torch.save(state, tmp_path / "model.pt")
     assert convert("to-huggingface", tmp_path / "model.pt", tmp_path / "back", "--dict", source / "dict.txt") == 1
-    said = capsys.readouterr().err
-    assert message in said and said.count("\n") == 1
+    assert "--head-mixing position-wise" in capsys.readouterr().err
     assert not (tmp_path / "back").exists()

@@ -3,19 +3,17 @@
 import json
 import os
 import random
-import re
 import shlex
 import sys
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from bert.glue.pieces import Encoder
 from bert.pretrained import prepare_model
 from bert.pretraining import begin, evaluate, prepare
-from bert.pretraining.documents import from_wikitext, own_text, sentences
+from bert.pretraining.documents import own_text, sentences
 from bert.pretraining.export import export
 from bert.pretraining.vocabulary import learn
 from bert.wordpiece import SPECIAL, wordpiece, write_dictionary
@@ -102,16 +100,6 @@ Four .
 )
 
 
-def test_articles_become_documents_without_headings():
-    assert list(from_wikitext(WIKITEXT.splitlines(keepends=True))) == [
-        "One well-known cat .",
-        "Two <unk> .",
-        "Three 1,000 .",
-        "",
-        "Four .",
-    ]
-
-
 def test_one_of_so_many_documents_is_held_out(tmp_path):
     """Of ten always one, but not always the same."""
     text = tmp_path / "text"
@@ -120,17 +108,6 @@ def test_one_of_so_many_documents_is_held_out(tmp_path):
     assert [number // 10 for number in held] == list(range(100))
     places = [number % 10 for number in held]
     assert set(places) == set(range(10)) and max(map(places.count, places)) < 25
-
-
-def test_files_follow_one_another(tmp_path):
-    paths = [tmp_path / "a", tmp_path / "b"]
-    paths[0].write_text("\n\n1\n1\n\n \n2\n\n3")
-    paths[1].write_text("4\n4\n\n5\n\n\n")
-    found = list(own_text(paths, 2).lines())
-    texts = ["".join(line or "/" for kind, line in found if kind == split) for split in ("train", "valid")]
-    held = [number for number, document in enumerate(["11/", "2/", "3/", "44/", "5/"]) if document in texts[1]]
-    assert "".join(line or "/" for _, line in found) == "11/2/3/44/5/"
-    assert [number // 2 for number in held][:2] == [0, 1] and len(texts[0]) + len(texts[1]) == 12
 
 
 # ---- the vocabulary --------------------------------------------------------------------------------------------------
@@ -149,31 +126,7 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
     assert {"C", "é"} <= set(learn(lambda: lines, 100, lowercase=False))
 
 
-@pytest.mark.parametrize("size, limit", [(20, "least"), (5000, "most")])
-def test_a_vocabulary_that_cannot_be_learnt_is_refused(size, limit, tmp_path, capsys):
-    lines = own(tmp_path / "text").read_text().splitlines()
-    ends(learn, lambda: lines, size, True)
-    possible = re.search(rf"--learn-vocab {size}: must be at {limit} (\d+) for this text", capsys.readouterr().err)[1]
-    assert len(learn(lambda: lines, int(possible), lowercase=True)) == int(possible)
-    ends(learn, lambda: ["", " "], 80, True)
-
-
 # ---- prepare ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_line_without_a_piece_ends_no_document(tmp_path):
-    (tmp_path / "text").write_text("one\n\u200b\none\n\ntwo\n")
-    write_dictionary([*SPECIAL, "one", "two"], tmp_path / "dict.txt", "")
-    found = prepare.write_sets(own_text([tmp_path / "text"], 9), tmp_path, lowercase=True)
-    assert sum(counts["documents"] for counts in found.values()) == 2
-    assert sum(counts["sentences"] for counts in found.values()) == 3
-
-
-def test_a_tenth_of_the_pieces_may_be_unknown(capsys):
-    numbers = {"documents": 2, "pieces": 100, "unknown": 10}
-    prepare.check({"train": numbers}, None, "v")
-    ends(prepare.check, {"train": {**numbers, "unknown": 11}}, None, "v")
-    assert capsys.readouterr().err.startswith("prepare: error: v: 11 of the 100 pieces of train are unknown")
 
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
@@ -202,53 +155,8 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     evaluate.main()
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "mlm_loss = 7.500"
-    monkeypatch.setattr(sys, "stdin", [log.format("test", "nan")])
-    ends(evaluate.main)
-    assert capsys.readouterr().err.endswith("evaluate: error: fairseq-validate: the losses are no finite numbers\n")
-    assert refuses(capsys, "--learn-vocab", "60").endswith("give --any-counts, or remove it")
     message = refuses(capsys, "--any-counts", "--learn-vocab", "61")
     assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("--text {text} --hold-out 1", "--hold-out 1: "),
-        ("--hold-out 100", "--hold-out 100: needs --text"),
-        ("--learn-vocab 0", "--learn-vocab 0: "),
-        ("--vocab /no/where", "--vocab /no/where: no such file"),
-        ("--text /no/where --learn-vocab 70", "--text /no/where: no such file"),
-        ("--text {old} --learn-vocab 70", "--text {old}: its lines end in carriage returns alone"),
-        ("--cased", "--cased: needs --vocab or --learn-vocab"),
-        ("--text {text} --learn-vocab 70", "valid: has 0 documents, random segments need two"),
-        ("--text {text} --vocab {text}", "{text}: has no [CLS], [PAD], [SEP], [UNK], [MASK]; must be the vocab.txt of"),
-        (
-            "--text {text} --hold-out 6 --vocab {other} --workers 1",
-            "{other}: 902 of the 902 pieces of train are unknown",
-        ),
-        ("--text {text} --vocab {cased}", "{data}/binary.unfinished/vocab.txt: has 2 pieces with an upper"),
-    ],
-)
-def test_what_cannot_be_prepared_is_refused_in_one_line(arguments, message, tmp_path, capsys):
-    places = {"text": own(tmp_path / "text"), "data": tmp_path / "data"}
-    vocabularies = {"cased": "The Cat the", "other": "der die das"}
-    for name, words in vocabularies.items():
-        places[name] = tmp_path / f"{name}.txt"
-        places[name].write_text("\n".join([*SPECIAL, *words.split()]))
-    places["old"] = tmp_path / "old"
-    places["old"].write_bytes(places["text"].read_bytes().replace(b"\n", b"\r"))
-    assert refuses(capsys, *arguments.format(**places).split()).startswith(message.format(**places))
-    assert not (tmp_path / "data" / "binary").exists()
-
-
-def test_a_text_that_has_changed_is_not_taken_for_the_prepared_one(tmp_path, capsys):
-    text = own(tmp_path / "text")
-    flags = ["--text", text, "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"]
-    for _ in range(2):
-        prepare.main(list(map(str, flags)))
-    assert capsys.readouterr().err.endswith("binary is there already\n")
-    own(text, seed=1)
-    assert refuses(capsys, *flags).startswith(f"{tmp_path}/data/binary: made with sha256 ")
 
 
 # ---- the two phases --------------------------------------------------------------------------------------------------
@@ -335,46 +243,6 @@ def write_pieces(folder, words):
     return folder
 
 
-def write_checkpoint(path, updates=3):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    weights = {"encoder.sentence_encoder.embed_tokens.weight": torch.zeros(9, 4)}
-    history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": updates}]
-    extra = {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}}
-    cfg = {"model": {"_name": "fixhead_bert_base"}, "task": {"_name": "bert_pretraining"}}
-    cfg["optimization"] = {"max_update": 3}
-    torch.save({"model": weights, "cfg": cfg, "optimizer_history": history, "extra_state": extra}, path)
-    return path
-
-
-def test_a_checkpoint_of_another_vocabulary_is_not_exported(tmp_path, capsys):
-    checkpoint = write_checkpoint(tmp_path / "save" / "512" / "a.pt")
-    ends(export, checkpoint, tmp_path / "out")
-    assert "has no dict.txt and vocab.txt beside it or above; " in capsys.readouterr().err
-    pieces = write_pieces(tmp_path / "save", "ab")
-    ends(export, checkpoint, tmp_path / "out")
-    message = f"export: error: {checkpoint}: has 9 embeddings, {pieces}/dict.txt needs 7; must be a BERT of this"
-    assert capsys.readouterr().err.startswith(message)
-    write_pieces(pieces, "abcd")
-    export(checkpoint, tmp_path / "out")
-    assert (tmp_path / "out" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
-
-
-def test_a_model_has_one_vocabulary(tmp_path, capsys):
-    """Two of one size: those of the first training are kept, and text in the other pieces is refused."""
-    save = tmp_path / "save"
-    ours, others = write_pieces(tmp_path / "ours", "abcd"), write_pieces(tmp_path / "others", "abdc")
-    for _ in range(2):
-        begin.main(str(ours), str(save), "128")
-    assert sorted(path.name for path in save.iterdir()) == ["dict.txt", "vocab.txt"]
-    for variant in ("128", "512"):
-        write_checkpoint(save / variant / "checkpoint_last.pt")
-        ends(begin.main, str(others), str(save), variant)
-        message = f"train: error: SAVE={save}: dict.txt has other pieces than {others}/dict.txt; choose another SAVE"
-        assert capsys.readouterr().err.startswith(message)
-        export(save / variant / "checkpoint_last.pt", tmp_path / "model")
-        assert (tmp_path / "model" / "vocab.txt").read_text() == "a\nb\nc\nd\n"
-
-
 PLACES = {"pretraining/evaluate": "binary", "squad/train": "text", "glue/train": "bert/RTE/input0"}
 
 
@@ -392,36 +260,3 @@ def test_text_in_other_pieces_is_refused_everywhere(recipe, tmp_path):
         f"{checkpoint}: has the pieces of {checkpoint.parent}/../dict.txt, not those of {place}/dict.txt; take data "
         "of its pieces"
     )
-
-
-def test_the_second_phase_begins_when_the_first_has_ended(tmp_path, monkeypatch, capsys):
-    binary = write_pieces(tmp_path / "binary", "abcd")
-    checkpoint = write_checkpoint(tmp_path / "save" / "128" / "checkpoint_last.pt", updates=2)
-    phase = [str(binary), str(tmp_path / "save"), "512"]
-    ends(begin.main, *phase)
-    message = f"train: error: VARIANT=512: {checkpoint} is of update 2 of 3; EARLY=1 begins"
-    assert capsys.readouterr().err.startswith(message)
-    monkeypatch.setenv("EARLY", "1")
-    begin.main(*phase)
-    assert capsys.readouterr().err == f"train: begins with {checkpoint}, update 2 of 3\n"
-    checkpoint.write_text("no checkpoint")
-    ends(begin.main, *phase)
-    assert "is no checkpoint of fairseq-train (" in capsys.readouterr().err
-
-
-def test_the_entropy_is_that_of_the_counts():
-    assert prepare.entropy(np.array([4, 0, 2, 1, 1])) == pytest.approx(1.75)
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("VARIANT=256 examples/bert/pretraining/train.sh", "train: error: VARIANT=256: must be 128 or 512"),
-        ("VARIANT=512 examples/bert/pretraining/train.sh", "train: error: VARIANT=512: there is no {save}/128/"),
-        ("examples/bert/pretraining/evaluate.sh", "evaluate: error: SAVE={save}: has no 128/checkpoint_last.pt"),
-    ],
-)
-def test_what_is_missing_is_said_in_one_line(line, message, tmp_path):
-    (tmp_path / "data" / "binary").mkdir(parents=True)
-    result = script(line, check=False)
-    assert refusal(result).startswith(message.format(save=tmp_path / "save"))

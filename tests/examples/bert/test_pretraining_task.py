@@ -5,8 +5,7 @@ import math
 import multiprocessing
 import random
 import time
-from argparse import Namespace
-from itertools import islice, pairwise
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from bert.criterions import BertPretrainingCriterion
 from bert.model import NEXT_SENTENCE, infer_segments
-from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask, check
+from bert.pretraining_task import BertPretrainingConfig, BertPretrainingTask
 from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
 from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
-from tests.helpers import TINY, build
+from tests.helpers import build
 from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
@@ -105,7 +104,7 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
     assert abs(np.mean(np.array(relations) == RANDOM) - 0.5) < 0.06
 
 
-@pytest.mark.parametrize("longest_document, length", [(40, 64), (40, 256), (6, 64)])
+@pytest.mark.parametrize("longest_document, length", [(40, 64), (6, 64)])
 def test_neither_length_nor_ending_tells_whether_b_follows(longest_document, length):
     """Sentences end with a full stop, as text has it; of documents of many spans, and of a few sentences alone."""
     rng, lines, stop = random.Random(0), [], 5
@@ -196,36 +195,21 @@ def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
     assert all(row == seen[1, 2][i] for i, row in rest.items())
 
 
-@pytest.mark.parametrize("buffer", [0, 10])
-def test_readers_stay_for_all_epochs_or_end_with_their_own(buffer):
-    """Epochs and validations, also such as are broken off; nothing waits for Python's collector."""
-
-    def readers():
-        return set(multiprocessing.active_children()) - before
-
-    lines, before = documents(20), set(multiprocessing.active_children())
-    task = new_task()
-    settings = {"max_sentences": 8, "num_workers": 1, "data_buffer_size": buffer}
+@pytest.mark.slow
+def test_readers_end_with_their_iterator():
+    """Epochs of several folders; nothing waits for Python's garbage collector."""
+    before, task = set(multiprocessing.active_children()), new_task()
     gc.disable()
     try:
-        found = {"train": dataset(lines), "valid": dataset(lines)}
-        for epoch in range(1, 4):
-            for split, number in (("train", 1000), ("valid", 2)):
-                iterator = task.get_batch_iterator(found[split], epoch=epoch if split == "train" else 1, **settings)
-                batches = iterator.next_epoch_itr(shuffle=split == "train")
-                assert len(list(islice(batches, number))) == min(number, len(iterator))
-        assert len(readers()) == 2
-        kept = readers()
-        for _ in range(3):  # as with text in several folders, of which each has an epoch
-            iterator = task.get_batch_iterator(dataset(lines), disable_iterator_cache=True, **settings)
-            batches = iterator.next_epoch_itr()
-            assert len(list(batches)) == len(iterator) > 3
-            assert len(readers()) <= 3 + 1  # of both epochs for a moment
-        del iterator, batches
+        for _ in range(3):
+            settings = {"max_sentences": 8, "num_workers": 1, "data_buffer_size": 10, "disable_iterator_cache": True}
+            batches = task.get_batch_iterator(dataset(), **settings).next_epoch_itr()
+            assert len(list(batches)) > 3
+        del batches
         deadline = time.monotonic() + 5
-        while readers() != kept and time.monotonic() < deadline:
+        while set(multiprocessing.active_children()) != before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert readers() == kept
+        assert set(multiprocessing.active_children()) == before
     finally:
         gc.enable()
 
@@ -234,22 +218,6 @@ def test_text_without_empty_lines_has_documents_of_so_many_lines():
     lines = [line for line in documents() if len(line) > 1]
     assert dataset(lines).documents == 1
     assert dataset(lines, lines_per_document=7).documents == math.ceil(len(lines) / 7)
-
-
-def test_batches_are_padded_on_the_right_and_grouped_by_length():
-    found = dataset()
-    order = found.ordered_indices()
-    assert sorted(order) == list(range(len(found))) and (np.diff(found.sizes[order]) >= 0).all()
-    items = [found[i] for i in (0, 1, 2, 3, 4)]
-    batch = found.collater(items)
-    longest = max(len(item["tokens"]) for item in items)
-    assert batch["ntokens"] == sum(len(item["tokens"]) for item in items) and batch["nsentences"] == 5
-    assert batch["next_sentence"].tolist() == [item["relation"] for item in items]
-    for row, item in enumerate(items):
-        fill = [0] * (longest - len(item["tokens"]))
-        assert batch["net_input"]["src_tokens"][row].tolist() == item["tokens"].tolist() + [PAD for _ in fill]
-        assert batch["net_input"]["segments"][row].tolist() == item["segments"].tolist() + fill
-        assert batch["target"][row].tolist() == item["target"].tolist() + [PAD for _ in fill]
 
 
 def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_words():
@@ -269,22 +237,7 @@ def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_wo
     assert size == 3 and log["nsp_correct"] == logarithms.argmax(1).eq(relations).sum()
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("mask_prob", 1.5),
-        ("mask_prob", 0.0),
-        ("short_prob", -1),
-        ("random_token_prob", 0.95),
-        ("lines_per_document", -3),
-    ],
-)
-def test_a_wrong_flag_is_refused(name, value):
-    with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be .*$"):
-        check(BertPretrainingConfig(**{name: value}))
-
-
-def test_text_of_one_document_and_other_models_are_refused(tmp_path):
+def test_text_of_one_document_is_refused(tmp_path):
     (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
     folder = str(binarise({"train": tmp_path / "train"}, tmp_path / "bin"))
     task = BertPretrainingTask.setup_task(BertPretrainingConfig(data=folder, seed=1))
@@ -292,7 +245,3 @@ def test_text_of_one_document_and_other_models_are_refused(tmp_path):
         task.load_dataset("train")
     task.cfg.lines_per_document = 3
     task.load_dataset("train")
-    with pytest.raises(OptionError, match="has no elsewhere"):
-        task.load_dataset("elsewhere")
-    with pytest.raises(OptionError, match=r"^--arch roberta_base: --task bert_pretraining needs .*$"):
-        task.build_model(Namespace(arch="roberta_base", **TINY["roberta_base"]))

@@ -2,21 +2,16 @@
 
 import json
 from argparse import Namespace
-from shutil import rmtree
 
 import pytest
 import torch
-from bert.answers import NBestFile, Span
-from bert.squad.evaluate import main as evaluate
-from bert.squad.prepare import check_set
-from bert.squad.prepare import main as prepare
 from bert.squad_task import SquadTask, SquadTaskConfig
 from bert.wordpiece import SPECIAL
 from fairseq.models import build_model
 from recipes import dry_run, parse, refusal, script
 
 from tests.commands import as_flags
-from tests.squad import DROPOUT, SIZES, TEXTS, WINDOWS, content, dictionary, vocabulary, write_data
+from tests.squad import DROPOUT, SIZES, WINDOWS, content, dictionary, vocabulary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -73,74 +68,3 @@ def test_the_command_is_berts():
     (command,) = dry_run("GPUS=4 examples/bert/squad/train.sh")
     args = parse(command)
     assert (args.batch_size, args.max_tokens, args.update_freq) == (8, 3072, [1])
-
-
-def test_a_cased_model_is_told_to_the_training(tmp_path):
-    (tmp_path / "text").mkdir()
-    line = f"DATA={tmp_path} examples/bert/squad/train.sh"
-    assert "--cased" not in dry_run(line)[0]
-    (tmp_path / "text" / "cased").touch()
-    assert "--cased" in dry_run(line)[0]
-
-
-def test_text_of_another_models_pieces_is_refused(source, tmp_path, monkeypatch, capsys):
-    for name, value in {"DATA": tmp_path / "data", "ARCHIVES": tmp_path}.items():
-        monkeypatch.setenv(name, str(value))
-    prepare(["--from", str(source), "--any-counts"])
-    dictionary().save(str(source / "dict.txt"))
-    with (source / "dict.txt").open("a") as file:
-        file.write("another 1\n")
-    rmtree(tmp_path / "data" / "bert")
-    capsys.readouterr()
-    with pytest.raises(SystemExit):
-        prepare(["--from", str(source), "--any-counts"])
-    *_, said = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"prepare: error: {tmp_path}/data/text: made with dict.txt ")
-
-
-def spans_of_gold(path, answers):
-    """As fairseq-validate would write them, one window a question."""
-    numbers = {f"{t}-{q}": text for t, (text, asked) in enumerate(TEXTS.items()) for q in range(len(asked))}
-    found = [
-        [Span(text.index(answers[name]), text.index(answers[name]) + len(answers[name]), -0.1)]
-        for name, text in numbers.items()
-    ]
-    NBestFile(path).write({"question_ids": list(numbers), "windows": [(0, 1)] * len(numbers)}, found)
-
-
-GOLD = {f"{t}-{q}": gold[0] for t, asked in enumerate(TEXTS.values()) for q, gold in enumerate(asked.values())}
-
-
-def test_the_evaluation_ends_in_both_metrics(tmp_path, capsys):
-    data = write_data(tmp_path / "data")
-    spans_of_gold(tmp_path / "spans.jsonl", {**GOLD, "0-0": "in Oslo", "0-1": "in Rome", "1-2": "Café  Zürich"})
-    evaluate([str(data), str(tmp_path / "spans.jsonl"), "--path", "x"])
-    # 'in Oslo' has one word too many, the others are another gold answer, and one without its article
-    assert capsys.readouterr().out.splitlines()[-3:] == ["valid: 12 questions", "EM = 91.67", "F1 = 97.22"]
-    best = json.loads((tmp_path / "predictions.json").read_text(encoding="utf-8"))
-    assert best == {**GOLD, "0-0": "in Oslo", "0-1": "in Rome", "1-2": "Café  Zürich"}
-    found = json.loads((tmp_path / "nbest_predictions.json").read_text(encoding="utf-8"))
-    assert found["3-1"] == [{"text": "🗻", "probability": pytest.approx(0.9048, abs=1e-4)}]
-
-
-def test_what_cannot_be_evaluated_or_prepared_is_refused(source, tmp_path, capsys):
-    data, spans = write_data(tmp_path / "data"), tmp_path / "spans.jsonl"
-    asked = json.loads(json.dumps(content()).replace("answers", "none"))
-    (data / "test.json").write_text(json.dumps(asked), encoding="utf-8")
-    spans_of_gold(spans, GOLD)
-    (tmp_path / "empty").touch()
-    for function, *arguments in (
-        (evaluate, [str(data), str(tmp_path / "none")]),
-        (evaluate, [str(data), str(tmp_path / "empty")]),
-        (evaluate, [str(data), str(spans), "--valid-subset", "test"]),
-        (prepare, ["--from", str(source), "--cased"]),
-        (check_set, data / "valid.json", "dev-v1.1.json", 10_570),
-    ):
-        with pytest.raises(SystemExit, match=r"^1$"):
-            function(*arguments)
-    errors = [line for line in capsys.readouterr().err.splitlines() if ": error: " in line]
-    assert len(errors) == 5
-    assert errors[1].endswith("lacks 12 of 12 questions, and has 0 of other data")
-    assert errors[2] == "evaluate: error: test: has no answers to compare with"
-    assert errors[3].endswith("has no pieces with upper-case letters; leave out --cased")
-    assert errors[4] == "prepare: error: dev-v1.1.json: 12 questions, must be 10,570"

@@ -76,26 +76,6 @@ def test_answers_point_back_to_their_exact_characters(squad):
             assert context[start:end] == question.gold[0]
 
 
-@pytest.mark.parametrize(
-    "context, answer",
-    [
-        ("a cafe\u0301 b", "cafe\u0301"),
-        ("x 日本語です y", "本語"),
-        ("go to 🗻🗻 now", "🗻"),
-        ("pay $3.50, please", "$3.50"),
-        ("one  two\t\tthree", "two\t\tthree"),
-        ("zero\u200bwidth ok", "zero\u200bwidth"),
-        ("한글 ok", "한글"),
-        ("the owner's", "owner"),
-    ],
-)
-def test_an_answer_of_odd_characters_comes_back(context, answer):
-    (sample,) = of_question(windows(asked(context, answer)), 0)
-    first, last = sample["target"].tolist()
-    start, end = sample["places"][first, 0], sample["places"][last, 1]
-    assert context[start:end] == answer
-
-
 def test_windows_are_those_of_the_tokeniser(squad):
     """The library cuts a pair of texts into windows itself, with an overlap in place of our stride."""
     data = windows(squad)
@@ -128,16 +108,8 @@ def test_windows_are_those_of_the_tokeniser(squad):
         assert sorted(starts) == sorted(map(list, characters_of(context, everything)))
 
 
-def test_long_questions_are_cut_and_counted():
-    data = windows(asked("in Oslo", "Oslo", text="who " * 30))
-    (sample,) = of_question(data, 0)
-    assert data.cut == 1
-    assert int((~sample["segments"].bool()).sum()) == SIZES.max_query_length + 2
-
-
-@pytest.mark.parametrize("context", ["", " \t\n"])
-def test_an_empty_context_has_a_window_without_answers(context):
-    data = windows(Squad([context], [Question("1", "who?", 0, (Answer("x", 0),))]))
+def test_an_empty_context_has_a_window_without_answers():
+    data = windows(Squad([" \t\n"], [Question("1", "who?", 0, (Answer("x", 0),))]))
     (sample,) = of_question(data, 0)
     assert data.unlocated == 1
     assert sample["target"].tolist() == [IGNORED] * 2

@@ -1,7 +1,5 @@
 """Pieces are those of `transformers`, and each points to the characters that it stands for."""
 
-import pickle
-
 import pytest
 from bert.wordpiece import SPECIAL, characters_of, read_vocabulary, wordpiece, write_dictionary
 
@@ -13,18 +11,7 @@ VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS, *OTHERS]
 VOCABULARY += [f"##{character}" for character in LETTERS + OTHERS]
 VOCABULARY = [
     *dict.fromkeys(VOCABULARY),
-    "the",
-    "cafe",
-    "##fe",
-    "un",
-    "##aff",
-    "##able",
-    "##ab",
-    "##le",
-    "##ﬀi",
-    "straße",
-    "Über",
-    "##er",
+    *"the cafe ##fe un ##aff ##able ##ab ##le ##ﬀi straße Über ##er".split(),
 ]
 HARD = [
     "",
@@ -99,24 +86,12 @@ def test_a_piece_knows_its_characters(text, expected, tokenisers):
     assert pieces(tokenisers, text) == expected
 
 
-def test_a_tokeniser_goes_to_other_processes(tokenisers):
-    copy = pickle.loads(pickle.dumps(tokenisers[1][True]))
-    assert copy.encode("Über é").ids == tokenisers[1][True].encode("Über é").ids
-
-
-def test_pieces_that_are_line_breaks_to_python_stay_whole(tmp_path):
-    (tmp_path / "vocab.txt").write_bytes("\n".join([*SPECIAL, "a", "\u2028", "\x85", "b"]).encode())
-    assert read_vocabulary(tmp_path / "vocab.txt")[5:] == ["a", "\u2028", "\x85", "b"]
-
-
-@pytest.mark.parametrize("words", [["a", "a"], ["<s>"]])
-def test_a_vocabulary_that_fairseq_reads_otherwise_is_refused(words, tmp_path):
-    with pytest.raises(OptionError, match=r"^vocab.txt: .*cannot tell the words of this vocabulary apart"):
-        write_dictionary([*SPECIAL, *words], tmp_path / "dict.txt", "vocab.txt")
-
-
-@pytest.mark.parametrize("content", [b"[CLS]\n[SEP]\n", b"caf\xe9"])
-def test_another_file_is_no_vocabulary(content, tmp_path):
-    (tmp_path / "vocab.txt").write_bytes(content)
-    with pytest.raises(OptionError, match=r"has no \[PAD\], \[UNK\], \[MASK\]|is not UTF-8"):
+def test_another_file_is_no_vocabulary(tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(b"[CLS]\n[SEP]\n")
+    with pytest.raises(OptionError, match=r"has no \[PAD\], \[UNK\], \[MASK\]"):
         read_vocabulary(tmp_path / "vocab.txt")
+
+
+def test_a_vocabulary_that_fairseq_reads_otherwise_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="cannot tell the words of this vocabulary apart"):
+        write_dictionary([*SPECIAL, "a", "a"], tmp_path / "dict.txt", "vocab.txt")
