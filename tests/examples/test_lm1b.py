@@ -221,16 +221,6 @@ def test_subwords_hold_the_whole_text(archive):
     assert statistics["test"]["tokens"] == sum(map(len, decoded(folder, "test")))
 
 
-def test_an_interrupted_run_with_another_number_of_subwords_begins_anew(archive, environment):
-    with environment.context() as changed:
-        interrupt(changed, "binarise_shard", 2)
-        with pytest.raises(KeyboardInterrupt):
-            run("--form", "subword", "--subwords", "328")
-    assert run("--form", "subword", "--subwords", "320") == 0
-    assert len(Dictionary.load(str(data() / "subword" / "dict.txt"))) == 320
-    assert max(max(line) for line in numbers(data() / "subword", "train")) < 320
-
-
 # ---- interruption ----------------------------------------------------------------------------------------------------
 
 
@@ -265,34 +255,7 @@ def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment,
     assert contents(data() / "word") == undisturbed
 
 
-def test_what_is_there_is_not_made_again(archive, environment):
-    run("--form", "word")
-    archive.unlink()
-    environment.setattr(shards, "count_shard", None)
-    with environment.context() as changed:
-        changed.setattr(shards, "binarise_shard", None)
-        assert run("--form", "word") == 0
-    assert run("--form", "both", "--subwords", "320") == 0  # text and counts serve this form too
-
-
 # ---- wrong archives --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda corpus: corpus[TRAINING[2]].pop(), "training set: 599 lines, must be 600; "),
-        (lambda corpus: corpus.pop(HELD_OUT[2]), "held-out set: 2 shards, must be 3; 300 lines, must be 450"),
-    ],
-)
-def test_an_archive_with_other_text_is_refused_and_one_with_the_right_text_taken(archive, capsys, change, message):
-    other = {name: list(lines) for name, lines in CORPUS.items()}
-    change(other)
-    right = archive.read_bytes()
-    pack(archive, other)
-    assert prepare_refuses(capsys, "--form", "word").startswith(f"{archive.name}, {message}")
-    archive.write_bytes(right)
-    assert run("--form", "word") == 0
 
 
 def test_the_published_counts(archive, capsys):

@@ -83,17 +83,6 @@ def test_the_construction_is_exact_from_its_size_on(normalizer, head_size, exact
     assert worst < 1e-12 if exact else worst > 1e-3
 
 
-def test_the_weights_are_the_mixed_ones(matrices):
-    from low_rank_bottleneck.fitting import layer_weights
-
-    embedding = matrices[0]
-    query, key = torch.randn(2, 2, 3, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    mixing = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    apart = layer_weights(embedding, query, key, "sigsoftmax")
-    mixed = layer_weights(embedding, query, key, "sigsoftmax", mixing)
-    torch.testing.assert_close(mixed, torch.einsum("sjqk,sji->siqk", apart, mixing))
-
-
 def test_no_head_comes_below_the_smallest_error(matrices):
     from low_rank_bottleneck.fitting import layer_weights
     from low_rank_bottleneck.theorems import construct, smallest_error
@@ -111,16 +100,6 @@ def test_no_head_comes_below_the_smallest_error(matrices):
             assert (smallest_error(near, head_size) > 0).all()
             assert (smallest_error(near, head_size) <= error).all()
         assert (least > 0).all()
-
-
-def test_a_seed_is_the_same_among_others():
-    from low_rank_bottleneck.fitting import random_problem
-
-    few, many = random_problem(5, 2, 1, 1.0), random_problem(5, 2, 3, 1.0)
-    for one, other in zip(few, many):
-        torch.testing.assert_close(one[0], other[0], rtol=0, atol=0)
-    gram = few.embedding @ few.embedding.mT
-    torch.testing.assert_close(gram[0], 5 * torch.eye(5, dtype=torch.float64))
 
 
 def test_effective_rank():

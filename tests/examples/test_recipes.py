@@ -276,12 +276,3 @@ def test_the_average_of_the_last_checkpoints(tmp_path):
     assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
     assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
     assert state["model"]["steps"] == 10
-
-
-def test_checkpoints_of_different_models_are_not_averaged(tmp_path):
-    for epoch, names in ((1, ("a", "b")), (2, ("a", "c"))):
-        torch.save({"model": {name: torch.ones(1) for name in names}}, tmp_path / f"checkpoint{epoch}.pt")
-    with pytest.raises(SystemExit):
-        average(last_checkpoints(tmp_path, 2), tmp_path / "average.pt")
-    with pytest.raises(SystemExit):
-        last_checkpoints(tmp_path, 3)

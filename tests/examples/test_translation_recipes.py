@@ -76,9 +76,6 @@ GERMAN = {
 def test_tokens_are_those_of_tokenizer_perl(language, cases):
     tokenizer = Tokenizer(language)
     assert {line: tokenizer(line) for line in cases} == cases
-
-
-def test_lower_case_is_perls():
     assert lowercase("ÄÖÜ ẞ ΣΑΣ İ McX") == "äöü ß σασ i̇ mcx"
 
 
@@ -212,16 +209,6 @@ def test_merges_are_learnt_on_both_languages_of_the_training_text(tmp_path):
     assert cut["test.de"] == ["x@@ y@@ ab ab z@@ z"]
 
 
-def test_subwords_are_learnt_once(tmp_path, monkeypatch):
-    text = {"train.de": ["ein Haus und noch ein Haus"] * 9, "train.en": ["a house and another house"] * 9}
-    first = subwords.in_subwords(text, "sentencepiece", tmp_path, 22)
-    assert all(
-        "".join(line.split()).replace("▁", " ").strip() == "a house and another house" for line in first["train.en"]
-    )
-    monkeypatch.setattr(subwords.sentencepiece.SentencePieceTrainer, "train", None)
-    assert subwords.in_subwords(text, "sentencepiece", tmp_path, 22) == first
-
-
 @pytest.mark.parametrize(
     "lengths, about, sizes",
     [
@@ -236,6 +223,10 @@ def test_sentences_join_while_that_brings_their_length_nearer(lengths, about, si
     found = parallel_text.groups(lengths, about)
     assert [len(part) for part in found] == sizes
     assert [i for part in found for i in part] == list(range(len(lengths)))
+
+
+def test_joined_texts_stay_parallel():
+    assert parallel_text.joined(["a", "b", "c"], [range(0, 2), range(2, 3)]) == ["a b", "c"]
 
 
 # ---- BLEU ------------------------------------------------------------------------------------------------------------
@@ -297,34 +288,6 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
 
 
 # ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
-
-
-def contents(folder):
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_iwslt_is_fetched_and_prepared_and_a_second_run_has_nothing_to_do(server, pairs, tmp_path):
-    write_archive(server.folder / "de-en.tgz", pairs)
-    server.faults += ["drop"]
-    settings = {"DATA": tmp_path / "data", "MIRROR": server.url}
-    flags = ["--any-counts", "--vocabulary", "60", "--concatenate", "150", "--workers", "1"]
-    recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
-    starts = [asked for _, asked in server.requests]
-    assert len(starts) == 2 and starts[0] is None and starts[1].startswith("bytes=")  # taken up, not begun again
-
-    folder = tmp_path / "data" / "bpe-150"
-    made = contents(folder)
-    assert {"train.de-en.de.bin", "test.de-en.en.idx", "dict.de.txt", "dict.en.txt"} <= made.keys()
-    assert made["dict.de.txt"] != made["dict.en.txt"]
-    text = contents(tmp_path / "data" / "text")
-    for kind in ("raw", "tokens"):
-        lines = made[f"reference/test.{kind}.en"].decode().splitlines()
-        assert 1 < len(lines) < 20
-        assert " ".join(lines) == " ".join(text[f"test.{kind}.en"].decode().splitlines())
-
-    recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
-    assert len(server.requests) == 2
-    assert contents(folder) == made
 
 
 def test_an_interrupted_iwslt_preparation_is_done_again(archive, tmp_path, monkeypatch):

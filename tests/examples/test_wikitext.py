@@ -11,7 +11,7 @@ import pytest
 import torch
 from common import archives, perplexity, wikitext
 from common.perplexity import Counts, Cut
-from common.wikitext import articles, found_counts
+from common.wikitext import articles
 from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
@@ -84,11 +84,6 @@ def test_the_counts_are_those_of_the_authors():
     assert (WIKITEXT2.counts["train"]["types"], WIKITEXT103.counts["train"]["types"]) == (33_278, 267_735)
 
 
-def test_counting(tmp_path):
-    (tmp_path / "text").write_text(" a b a \n \n c \n")
-    assert found_counts(tmp_path / "text") == {"lines": 3, "tokens": 7, "types": 4}
-
-
 def test_articles_begin_at_titles_between_blank_lines():
     found = articles_of(TEXTS["train"])
     assert [words[1] for words in found] == ["A", "B", "C"]
@@ -125,15 +120,6 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
     capfd.readouterr()
     prepare(corpus, data, monkeypatch, "--breaks", breaks)
     assert capfd.readouterr().err == f"prepare: {data / breaks} is there already\n"
-
-
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_text_that_is_another_is_refused(corpus, tmp_path, monkeypatch, capfd):
-    counts = {**corpus.counts, "test": {"lines": 16, "tokens": 99}}
-    with pytest.raises(SystemExit):
-        prepare(corpus._replace(counts=counts), tmp_path, monkeypatch)
-    assert "58 tokens, must be 99" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir() if "text" in path.name or "lines" in path.name] == []
 
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
