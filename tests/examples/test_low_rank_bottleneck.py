@@ -102,13 +102,6 @@ def test_no_head_comes_below_the_smallest_error(matrices):
         assert (least > 0).all()
 
 
-def test_effective_rank():
-    from low_rank_bottleneck.fitting import effective_rank
-
-    same, one = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
-    torch.testing.assert_close(effective_rank(torch.stack([same, one])), torch.tensor([4.0, 1.0]).double())
-
-
 @pytest.mark.parametrize("task", ["own", "one"])
 def test_errors_end_where_the_theorem_says(task, outcome):
     softmax, sigsoftmax = errors(outcome, task, "softmax"), errors(outcome, task, "sigsoftmax")

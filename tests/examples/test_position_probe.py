@@ -65,35 +65,6 @@ def test_no_gradient_leads_l2_away_from_equal_biases():
     assert slope("unnormalized") > 1e-4
 
 
-class Answers(nn.Module):
-    """Says the place plus an error, or nothing but 1."""
-
-    def __init__(self, error, flat=False):
-        super().__init__()
-        self.error, self.flat = error, flat
-
-    def forward(self, lengths):
-        places = torch.arange(1.0, max(lengths) + 1)
-        return (torch.ones_like(places) if self.flat else places + self.error).expand(len(lengths), -1)
-
-    def features(self, lengths):
-        return self(lengths)[..., None].double()
-
-
-def test_answers_are_counted():
-    from position_probe.probe import examine
-
-    near = examine(Answers(0.25), 4, [6])
-    assert near.passed and (near.right, near.error, near.worst, near.longer) == (1.0, 0.25, 0.25, {6: 0.25})
-    assert near.answers[4] == [1.25, 2.25, 3.25, 4.25]
-    far = examine(Answers(0.75), 4, [6])
-    assert not far.passed and (far.right, far.error) == (0.0, 0.75)
-    flat = examine(Answers(0.0, flat=True), 4, [6])
-    assert flat.right == pytest.approx(4 / 10)  # the first of each of the rows of 1, 2, 3 and 4
-    assert flat.error == pytest.approx(10 / 10)  # 0, 0 1, 0 1 2, 0 1 2 3
-    assert flat.longer == {6: 2.5} and flat.spread == 0 and near.spread > 0
-
-
 def test_softmax_says_one_number_and_swish_l2_learns(outcome):
     assert outcome["against_theory"] == []
     rows = {(row["model"], row["attention"]): row for row in outcome["rows"]}

@@ -1,7 +1,6 @@
 """WikiText-2 and WikiText-103: preparation from archives of the same layout, and all three scripts on the real text."""
 
 import io
-import os
 import re
 import socket
 import sys
@@ -16,7 +15,7 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from recipes import EXAMPLES, ROOT, dry_run, script, train_here
+from recipes import ROOT, dry_run, script, train_here
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
 
@@ -239,23 +238,6 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
 
 
 # ---- perplexity ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_only_the_perplexity_of_the_whole_set_is_one(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
-    prepare(corpus, tmp_path / "data", monkeypatch)
-    program = tmp_path / "bin" / "fairseq-eval-lm"
-    program.parent.mkdir()
-    (tmp_path / "examples").symlink_to(EXAMPLES)  # seen from there, no environment of the checkout precedes the PATH
-    path = f"{program.parent}:{os.environ['PATH']}"
-    for tokens, printed, status in (("58", "perplexity = 8.01\n", 0), ("57", "", 1)):
-        figures = f"echo 'Evaluated {tokens} tokens in 0.1s' >&2\necho 'Loss (base 2): 3.0000, Perplexity: 8.01'\n"
-        program.write_text(f"#!/bin/sh\n{figures}")
-        program.chmod(0o755)
-        line = f"{tmp_path}/examples/wikitext2/evaluate.sh"
-        result = script(line, check=False, DATA=tmp_path / "data", CHECKPOINT=ROOT / "LICENSE", PATH=path, GPUS=0)
-        assert (result.stdout, result.returncode) == (printed, status)
 
 
 def figures_of(tmp_path, monkeypatch, *flags):

@@ -151,16 +151,6 @@ def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
     assert len(calls("train")) == 2
 
 
-def test_another_metric_needs_no_training(run, calls, tmp_path):
-    run("--only", "2,none")
-    calls()
-    at_400 = 'early = "CHECKPOINT={save}/checkpoint_400.pt --user-dir {root}/x --gen-subset valid"'
-    run("--only", "2,none", grid=GRID.replace("[metrics]", f"[metrics]\n{at_400}"))
-    assert calls() == [f"evaluate  --user-dir {ROOT}/x --gen-subset valid"]
-    log = next((tmp_path / "out").glob("*/evaluate-early.log")).read_text()
-    assert re.search(rf"CHECKPOINT={tmp_path}/out/2_none_seed_1-\w+/checkpoints/checkpoint_400.pt", log)
-
-
 @pytest.mark.parametrize("name", [*grids.TRAINING, *grids.EVALUATION])
 def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, monkeypatch):
     def keys():
@@ -183,15 +173,6 @@ def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path)
     assert "failed: 2, none, seed 1: train.sh failed (train: error: as it was told)" in errors
     run(grid=bad)
     assert len(calls("train")) == 2
-
-
-def test_an_evaluation_without_a_number_is_done_again_without_the_training(run, calls, toy):
-    (toy / "silent").touch()
-    status, _, errors = run("--only", "2,none")
-    assert status == 1 and "without a number" in errors
-    calls()
-    (toy / "silent").unlink()
-    assert run("--only", "2,none")[0] == 0 and not calls("train")
 
 
 @pytest.mark.parametrize(
