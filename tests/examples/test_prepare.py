@@ -8,7 +8,7 @@ import time
 
 import pytest
 from common.archives import complete
-from common.prepare import ENDINGS, LOCK, data_folder, mark_unchecked, preprocess, refuse_unchecked
+from common.prepare import ENDINGS, LOCK, data_folder, preprocess
 from recipes import EXAMPLES, wait_until_unlocked
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -133,13 +133,3 @@ def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):
         preprocess(unfinished, 2, [])
     assert "fairseq-preprocess ended with status 3" in capfd.readouterr().err
     assert list(data.iterdir()) == []
-
-
-def test_text_that_was_not_checked_needs_the_flag_again(tmp_path, capsys):
-    for name in ("text", "lines"):
-        (tmp_path / name).mkdir()
-    folders = [tmp_path / "text", tmp_path / "lines", tmp_path / "not there"]
-    refuse_unchecked(folders, any_counts=False)
-    mark_unchecked(tmp_path / "lines")
-    refuse_unchecked(folders, any_counts=True)
-    assert refusal(capsys, refuse_unchecked, folders, False).startswith(f"{tmp_path}/lines: made with --any-counts")

@@ -7,7 +7,6 @@ import sys
 import zipfile
 
 import pytest
-import torch
 from common import archives, perplexity, wikitext
 from common.perplexity import Counts, Cut
 from common.wikitext import articles
@@ -273,31 +272,6 @@ def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeyp
 # ---- the real text ---------------------------------------------------------------------------------------------------
 
 real = pytest.mark.skipif(not (REAL / "wikitext-2-v1.zip").exists(), reason="needs ../shared/data/wikitext-2-v1.zip")
-
-
-@real
-@pytest.mark.slow
-def test_the_three_scripts_run_on_the_real_text(tmp_path, monkeypatch):
-    """Its first lines are prepared, trained on and evaluated."""
-    monkeypatch.setenv("ARCHIVES", str(REAL))
-    text = wikitext.unpack_text(WIKITEXT2, tmp_path / "whole", check=False)
-    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
-        for split, number in {"train": 3000, "valid": 200, "test": 400}.items():
-            lines = (text / f"wiki.{split}.tokens").read_text(encoding="utf-8").split("\n")[:number]
-            archive.writestr(f"wikitext-2/wiki.{split}.tokens", "".join(f"{line}\n" for line in lines))
-
-    environment = {"ARCHIVES": tmp_path, "DATA": tmp_path / "data", "SAVE": tmp_path / "save", "OMP_NUM_THREADS": 1}
-    script("examples/wikitext2/prepare.sh --any-counts", **environment)
-    short = "--tokens-per-sample 32 --batch-size 4 --max-update 2 --update-freq 1"
-    script(f"examples/wikitext2/train.sh {' '.join(TINY.split())} {short}", **environment)
-    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
-    assert any(".head_mixing." in name for name in state["model"])
-    result = script("examples/wikitext2/evaluate.sh --tokens-per-sample 32 --context-window 16", **environment)
-    (found,) = re.findall(r"^perplexity = ([\d.]+)\n$", result.stdout)
-    assert re.search(r"Perplexity: ([\d.]+)", result.stderr)[1] == found
-    # hardly trained, it knows little more than how many words there are
-    words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
-    assert 0.3 * words < float(found) < 3 * words
 
 
 @real
