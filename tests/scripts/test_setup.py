@@ -281,6 +281,7 @@ def test_shell_scripts_are_executable():
         assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!"), script
 
 
+@pytest.mark.slow  # 13 seconds
 def test_shell_scripts_pass_shellcheck():
     program = Path(sys.executable).parent / "shellcheck"
     subprocess.run([program, "-S", "warning", *SHELL_SCRIPTS], check=True, cwd=ROOT)

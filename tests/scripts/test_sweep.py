@@ -328,12 +328,6 @@ def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_prints_the_commands_and_writes_nothing(run, calls, tmp_path):
-    status, printed, _ = run("--dry-run")
-    assert status == 0 and calls() == [] and not (tmp_path / "out").exists()
-    assert len(re.findall("^fairseq-train", printed, re.M)) == 4 and printed.count("fairseq-eval-lm") == 8
-
-
 # ---- the grids of the recipes ----------------------------------------------------------------------------------------
 
 GRIDS = sorted((EXAMPLES / "grids").rglob("*.toml"))
