@@ -8,9 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import hydra
 from fairseq import checkpoint_utils, options
-from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq_cli.train import cli_main as fairseq_train
 
 import mixhead_plugin
@@ -71,15 +69,6 @@ def parse(command):
     """The namespace that fairseq makes of a command; a flag or value that it does not know ends in SystemExit."""
     parser = PARSERS[Path(command[0]).name]()
     return options.parse_args_and_arch(parser, input_args=command[1:])
-
-
-def from_yaml(path, *overrides):
-    """What fairseq-hydra-train makes of a file."""
-    hydra_init(path.stem)
-    with hydra.initialize_config_dir(config_dir=str(path.parent), version_base="1.1"):
-        cfg = hydra.compose(path.stem, overrides=[f"common.user_dir={PLUGIN}", *overrides])
-    add_defaults(cfg)
-    return cfg
 
 
 def refusal(result):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from common import archives
-from common.archives import Archive, check_counts, complete, count, obtain, unpack
+from common.archives import Archive, complete, count, obtain, unpack
 
 CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
 TEXT = b"a line\nand another\n"
@@ -57,10 +57,9 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(archive, server, tm
 def test_an_interrupted_program_goes_on_where_it_stopped(archive, server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "ATTEMPTS", 1)
     server.faults += ["drop"]
-    message = refusal(capsys, obtain, archive, tmp_path)
+    refusal(capsys, obtain, archive, tmp_path)
     kept = (tmp_path / "archives" / "text.bin.part").stat().st_size
-    assert kept > len(CONTENT) // 3 and f"{kept:,} bytes are kept, run again to go on" in message
-
+    assert kept > len(CONTENT) // 3
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
     assert server.requests[1:] == [("/text.bin", f"bytes={kept}-")]
 
@@ -71,16 +70,10 @@ def test_a_server_that_cannot_resume_sends_it_all_again(archive, server, tmp_pat
     assert len(server.requests) == 2
 
 
-def test_a_part_that_was_already_whole_is_taken(archive, server, tmp_path):
+@pytest.mark.parametrize("part", [CONTENT, CONTENT + b"?"], ids=["whole", "too long"])
+def test_a_part_that_is_no_part_does_no_harm(part, archive, server, tmp_path):
     (tmp_path / "archives").mkdir()
-    (tmp_path / "archives" / "text.bin.part").write_bytes(CONTENT)
-    assert obtain(archive, tmp_path).read_bytes() == CONTENT
-    assert server.requests == [("/text.bin", f"bytes={len(CONTENT)}-")]
-
-
-def test_a_part_longer_than_the_file_is_begun_anew(archive, server, tmp_path):
-    (tmp_path / "archives").mkdir()
-    (tmp_path / "archives" / "text.bin.part").write_bytes(CONTENT + b"?")
+    (tmp_path / "archives" / "text.bin.part").write_bytes(part)
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
 
 
@@ -94,22 +87,13 @@ def test_errors_of_the_server_are_retried_but_not_for_ever(archive, server, tmp_
     server.faults += ["500"] * (archives.ATTEMPTS - 1)
     assert obtain(archive, tmp_path / "a").read_bytes() == CONTENT
     server.faults += ["500"] * archives.ATTEMPTS
-    message = refusal(capsys, obtain, archive, tmp_path / "b")
-    assert message.startswith(f"text.bin cannot be fetched ({archive.urls[0]}: 500 ")
-    assert message.endswith("; or name a folder that has it as ARCHIVES")
+    assert "text.bin cannot be fetched" in refusal(capsys, obtain, archive, tmp_path / "b")
 
 
 def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
     (server.folder / "text.bin").write_bytes(b"an error page")
-    message = refusal(capsys, obtain, archive, tmp_path)
-    assert archive.sha256 in message
-    assert list((tmp_path / "archives").iterdir()) == []
-
-
-def test_a_fetched_archive_that_was_changed_later_is_refused_too(archive, tmp_path, capsys):
-    obtain(archive, tmp_path).write_bytes(CONTENT[:-1])
     assert archive.sha256 in refusal(capsys, obtain, archive, tmp_path)
-    assert obtain(archive, tmp_path).read_bytes() == CONTENT
+    assert list((tmp_path / "archives").iterdir()) == []
 
 
 def test_a_mirror_takes_the_place_of_all_urls(archive, server, tmp_path, monkeypatch):
@@ -120,23 +104,11 @@ def test_a_mirror_takes_the_place_of_all_urls(archive, server, tmp_path, monkeyp
     assert server.requests == [("/mirror/text.bin", None)]
 
 
-def test_a_local_archive_is_used_where_it_is(archive, server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ARCHIVES", str(server.folder))
-    assert obtain(archive, tmp_path) == server.folder / "text.bin"
-    assert server.requests == []
-    assert "sha256" not in capsys.readouterr().err
-
-
 def test_a_local_archive_of_another_sum_is_accepted_aloud(archive, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("ARCHIVES", str(server.folder))
     (server.folder / "text.bin").write_bytes(TEXT)
-    assert obtain(archive, tmp_path).read_bytes() == TEXT
-    assert f"is not the published {archive.sha256}; what it holds is checked instead" in capsys.readouterr().err
-
-
-def test_a_local_archive_that_is_missing_is_named(archive, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("ARCHIVES", str(tmp_path))
-    assert refusal(capsys, obtain, archive, tmp_path) == f"ARCHIVES={tmp_path}: text.bin is missing"
+    assert obtain(archive, tmp_path) == server.folder / "text.bin"
+    assert f"is not the published {archive.sha256}" in capsys.readouterr().err
 
 
 # ---- unpacking -------------------------------------------------------------------------------------------------------
@@ -178,12 +150,6 @@ def test_everything_is_unpacked(name, tmp_path):
     assert found == FILES
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tgz"])
-def test_only_what_is_wanted_is_unpacked(name, tmp_path):
-    unpack(make(tmp_path / name, FILES), tmp_path / "out", lambda name: name.endswith("train.txt"))
-    assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == [tmp_path / "out" / "folder" / "train.txt"]
-
-
 @pytest.mark.parametrize("name, compress", [("train.de.gz", gzip.compress), ("train.de.bz2", bz2.compress)])
 def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_path):
     (tmp_path / name).write_bytes(compress(TEXT))
@@ -191,25 +157,16 @@ def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_pa
     assert (tmp_path / "out" / "train.de").read_bytes() == TEXT
 
 
-@pytest.mark.parametrize("name", [*KINDS, "train.de.gz"])
-@pytest.mark.parametrize("harm", ["empty", "cut", "damaged", "a page of HTML"])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("harm", ["empty", "cut", "damaged"])
 def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(FILES["folder/deep/valid.txt"])) if name == "train.de.gz" else make(path, FILES)
-    content = bytearray(path.read_bytes())
+    path = make(tmp_path / name, FILES)
+    content = path.read_bytes()
     middle = len(content) // 2
-    if harm == "damaged":
-        content[middle : middle + 40] = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
-    broken = {"empty": b"", "cut": content[:-5], "damaged": content, "a page of HTML": b"<html>Not found</html>" * 100}
+    damaged = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
+    broken = {"empty": b"", "cut": content[:-5], "damaged": content[:middle] + damaged + content[middle + 40 :]}
     path.write_bytes(broken[harm])
-    if (name, harm) == ("train.de.gz", "empty"):
-        return  # gzip takes it for an empty text, which the counts of lines refuse
     assert refusal(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
-
-
-def test_another_kind_of_file_is_refused(tmp_path, capsys):
-    (tmp_path / "a.rar").write_text("?")
-    assert "a.rar: must end in .zip, .tar" in refusal(capsys, unpack, tmp_path / "a.rar", tmp_path / "out")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
@@ -228,7 +185,7 @@ def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
     member = tarfile.TarInfo("folder/link")
     member.type, member.linkname = kind, "/etc/passwd"
     path = tar_of(tmp_path / "a.tgz", FILES, [member])
-    assert refusal(capsys, unpack, path, tmp_path / "out") == f"{path}: 'folder/link' is a link or a special file"
+    assert "'folder/link'" in refusal(capsys, unpack, path, tmp_path / "out")
 
 
 def test_a_link_in_a_zip_becomes_a_plain_file(tmp_path):
@@ -244,12 +201,6 @@ def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
     path, bomb = tmp_path / name, bytes(2 << 20)
     path.write_bytes(gzip.compress(bomb)) if name == "train.de.gz" else make(path, {"bomb": bomb})
     assert "larger than such an archive can be" in refusal(capsys, unpack, path, tmp_path / "out")
-
-
-def test_an_archive_without_what_is_wanted_is_refused(tmp_path, capsys):
-    path = make(tmp_path / "a.zip", FILES)
-    message = refusal(capsys, unpack, path, tmp_path / "out", lambda name: name == "wiki.train.tokens")
-    assert message == f"{path}: has none of the files that are wanted"
 
 
 # ---- files that appear when they are complete, and their content -----------------------------------------------------
@@ -284,20 +235,3 @@ def test_what_is_written_appears_only_when_it_is_complete(kind, tmp_path):
 def test_counts():
     assert count(["a b  a\n", "\n", " c\u2028c \n"]) == {"lines": 3, "tokens": 5, "types": 3}
     assert count([]) == {"lines": 0, "tokens": 0, "types": 0}
-
-
-def test_counts_that_differ_are_all_named(capsys):
-    found = {"lines": 3, "tokens": 1_234_567, "types": 9}
-    check_counts("wiki.train.tokens", found, {"lines": 3, "types": 9})
-    message = refusal(capsys, check_counts, "wiki.train.tokens", found, {"lines": 4, "tokens": 2_000_000, "types": 9})
-    assert message == "wiki.train.tokens: 3 lines, must be 4; 1,234,567 tokens, must be 2,000,000"
-
-
-@pytest.mark.parametrize("broken_off", [False, True])
-def test_where_stderr_is_no_terminal_an_error_has_a_line_of_its_own(broken_off, tmp_path, capfd):
-    (tmp_path / "text").write_bytes(b"one\ntwo\n" + b"\xff\n" * broken_off)
-    with pytest.raises(SystemExit):
-        list(archives.read_lines(tmp_path / "text"))
-        archives.fail("too short")
-    *before, last, after = capfd.readouterr().err.split("\n")
-    assert last.startswith("prepare: error: ") and after == "" and "reading text" in before[-1]

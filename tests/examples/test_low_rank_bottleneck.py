@@ -11,7 +11,7 @@ import torch
 from mixhead_plugin.ops import NORMALIZERS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "low_rank_bottleneck"
-SMALL = "--positions 6 --heads 2 --sizes 1 5 --seeds 2 --iterations 15".split()
+SMALL = "--positions 4 --heads 2 --sizes 1 3 --seeds 2 --iterations 6".split()
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,17 @@ def matrices():
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
-    """What run.py leaves and prints, once for all."""
+    """Return what run.py leaves and prints, without its pictures."""
     from low_rank_bottleneck.run import main
 
+    patch = pytest.MonkeyPatch()
+    patch.setattr("low_rank_bottleneck.run.draw", lambda *_: [])
     output = tmp_path_factory.mktemp("low_rank_bottleneck")
     threads, printed = torch.get_num_threads(), io.StringIO()
     with contextlib.redirect_stdout(printed):
         main([*SMALL, "--output", str(output)])
     torch.set_num_threads(threads)
+    patch.undo()
     return output, json.loads((output / "results.json").read_text()), printed.getvalue()
 
 
@@ -80,24 +83,6 @@ def test_the_construction_is_exact_from_its_size_on(normalizer, head_size, exact
     assert worst < 1e-12 if exact else worst > 1e-3
 
 
-def test_no_construction_for_what_has_none(matrices):
-    from low_rank_bottleneck.theorems import construct
-
-    with pytest.raises(ValueError, match="normalizer 'l2'"):
-        construct(*matrices, 6, "l2")
-
-
-def test_the_weights_are_the_mixed_ones(matrices):
-    from low_rank_bottleneck.fitting import layer_weights
-
-    embedding = matrices[0]
-    query, key = torch.randn(2, 2, 3, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    mixing = torch.randn(2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    apart = layer_weights(embedding, query, key, "sigsoftmax")
-    mixed = layer_weights(embedding, query, key, "sigsoftmax", mixing)
-    torch.testing.assert_close(mixed, torch.einsum("sjqk,sji->siqk", apart, mixing))
-
-
 def test_no_head_comes_below_the_smallest_error(matrices):
     from low_rank_bottleneck.fitting import layer_weights
     from low_rank_bottleneck.theorems import construct, smallest_error
@@ -117,30 +102,13 @@ def test_no_head_comes_below_the_smallest_error(matrices):
         assert (least > 0).all()
 
 
-def test_a_seed_is_the_same_among_others():
-    from low_rank_bottleneck.fitting import random_problem
-
-    few, many = random_problem(5, 2, 1, 1.0), random_problem(5, 2, 3, 1.0)
-    for one, other in zip(few, many):
-        torch.testing.assert_close(one[0], other[0], rtol=0, atol=0)
-    gram = few.embedding @ few.embedding.mT
-    torch.testing.assert_close(gram[0], 5 * torch.eye(5, dtype=torch.float64))
-
-
-def test_effective_rank():
-    from low_rank_bottleneck.fitting import effective_rank
-
-    same, one = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
-    torch.testing.assert_close(effective_rank(torch.stack([same, one])), torch.tensor([4.0, 1.0]).double())
-
-
 @pytest.mark.parametrize("task", ["own", "one"])
 def test_errors_end_where_the_theorem_says(task, outcome):
     softmax, sigsoftmax = errors(outcome, task, "softmax"), errors(outcome, task, "sigsoftmax")
-    assert softmax[1] > 0.1 and softmax[5] < 1e-9  # n - 1
-    assert sigsoftmax[1] > 0.1 and 1e-6 < sigsoftmax[5] < 0.1
+    assert softmax[1] > 0.1 and softmax[3] < 1e-9  # n - 1
+    assert sigsoftmax[1] > 0.1 and 1e-6 < sigsoftmax[3] < 0.1
     (fixhead,) = errors(outcome, task, "fixhead").items()
-    assert fixhead[0] == 6 and fixhead[1] < 1e-9
+    assert fixhead[0] == 4 and fixhead[1] < 1e-9
 
 
 def test_two_heads_mixed_come_nearer_to_one_matrix_than_one(outcome):
@@ -149,35 +117,15 @@ def test_two_heads_mixed_come_nearer_to_one_matrix_than_one(outcome):
 
 def test_the_parameters_are_counted(outcome):
     counted = {(row["task"], row["attention"], row["head_size"]): row["parameters"] for row in outcome[1]["errors"]}
-    assert counted["own", "softmax", 5] == 2 * 2 * 6 * 5
-    assert counted["own", "mixhead", 5] == 2 * 2 * 6 * 5 + 4
-    assert counted["one", "softmax", 5] == 2 * 6 * 5
-    assert counted["one", "mixhead", 5] == 2 * 2 * 6 * 5 + 2
-    assert counted["own", "fixhead", 6] == 2 * 2 * 6 * 6
+    assert counted["own", "softmax", 3] == 2 * 2 * 4 * 3
+    assert counted["own", "mixhead", 3] == 2 * 2 * 4 * 3 + 4
+    assert counted["one", "softmax", 3] == 2 * 4 * 3
+    assert counted["one", "mixhead", 3] == 2 * 2 * 4 * 3 + 2
+    assert counted["own", "fixhead", 4] == 2 * 2 * 4 * 4
 
 
-def test_everything_is_written_and_printed(outcome):
-    output, results, printed = outcome
-    assert (output / "low_rank_bottleneck.png").read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in (output / "low_rank_bottleneck.svg").read_text()
-    assert all(check["holds"] for check in results["checks"]) and "FAILS" not in printed
-    row = next(row for row in results["errors"] if (row["task"], row["attention"]) == ("own", "mixhead"))
-    assert f"{row['mean']:.4f} ± {row['std']:.4f}" in printed
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ("--heads 1", "--heads 1: must be at least 2"),
-        ("--seeds 1", "--seeds 1: must be at least 2"),
-        ("--quick --sizes 4 9", "--sizes 9: must be between 1 and --positions 8"),
-        ("--sharpness 0", "--sharpness 0.0: must be above 0"),
-        ("--quick --output {file}/below", "--output .*below: cannot be made a folder: Not a directory"),
-    ],
-)
-def test_what_cannot_be_is_named(arguments, message, tmp_path):
+def test_what_cannot_be_is_named(tmp_path):
     from low_rank_bottleneck.run import main
 
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match=f"^low_rank_bottleneck: error: {message}"):
-        main(arguments.format(file=tmp_path / "file").split())
+    with pytest.raises(SystemExit, match=r"^low_rank_bottleneck: error: --sizes 9: must be between 1 and"):
+        main(["--quick", "--sizes", "4", "9", "--output", str(tmp_path)])

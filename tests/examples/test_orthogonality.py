@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from wikitext2 import orthogonality
 
 from tests.commands import LM_SIZES, train
 
@@ -16,24 +17,11 @@ def checkpoint(text_data, tmp_path_factory):
     return save / "checkpoint_last.pt"
 
 
-def measure(monkeypatch, *arguments):
-    from wikitext2 import orthogonality
-
-    monkeypatch.setattr(sys, "argv", ["orthogonality", *map(str, arguments)])
-    orthogonality.main()
-
-
 def test_it_is_the_mean_over_the_attentions(checkpoint, text_data, tmp_path, monkeypatch, capsys):
     state = torch.load(checkpoint, weights_only=True)
     for layer, factor in ((0, 2.0), (1, 1.0)):
         state["model"][f"decoder.layers.{layer}.self_attn.head_mixing.weight"] = factor * torch.eye(4)
     torch.save(state, tmp_path / "made.pt")
-    measure(monkeypatch, text_data, tmp_path / "made.pt")
+    monkeypatch.setattr(sys, "argv", ["orthogonality", str(text_data), str(tmp_path / "made.pt")])
+    orthogonality.main()
     assert capsys.readouterr().out == f"{tmp_path}/made.pt\t18.000000\n"  # (4 * (4 - 1)^2 + 0) / 2
-
-
-@pytest.mark.parametrize("missing, named", [("checkpoint", "none.pt"), ("data", "nowhere")])
-def test_what_is_not_there_is_named(missing, named, checkpoint, text_data, tmp_path, monkeypatch):
-    arguments = {"data": text_data, "checkpoint": checkpoint, missing: tmp_path / named}
-    with pytest.raises(SystemExit, match=f"^orthogonality: error: {tmp_path}/{named}: no such "):
-        measure(monkeypatch, arguments["data"], arguments["checkpoint"])

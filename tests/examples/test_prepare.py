@@ -8,7 +8,7 @@ import time
 
 import pytest
 from common.archives import complete
-from common.prepare import ENDINGS, LOCK, data_folder, mark_unchecked, preprocess, refuse_unchecked, require_files
+from common.prepare import ENDINGS, LOCK, data_folder, preprocess
 from recipes import EXAMPLES, wait_until_unlocked
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -101,20 +101,16 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, da
     assert list(data.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_what_would_not_hear_it(number, at_work, data):
+def test_a_signal_ends_what_would_not_hear_it(at_work, data):
     program = at_work("library", "started")
-    program.send_signal(number)
-    assert program.wait(timeout=20) == -number
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(timeout=20) == -signal.SIGTERM
 
 
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
-        message = refusal(capsys, enter)
-        assert message == (
-            f"DATA={data}: another preparation of it is at work (process {os.getpid()} or one that it started)"
-        )
+        assert f"DATA={data}: another preparation of it is at work (process {os.getpid()} " in refusal(capsys, enter)
     (data / LOCK).touch()  # left by one that was killed
     enter()
     assert list(data.iterdir()) == []
@@ -130,39 +126,10 @@ def test_what_a_killed_preparation_left_running_keeps_its_folder(at_work, data, 
     enter()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path, capsys, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("DATA", str(tmp_path / "file" / "data"))
-    assert refusal(capsys, enter) == f"DATA={tmp_path}/file/data: Not a directory"
-
-
 def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):
     program = data.parent / "bin" / "fairseq-preprocess"
     program.write_text("#!/bin/sh\necho its words >&2\nexit 3\n")
     with pytest.raises(SystemExit), complete(data / "lines") as unfinished:
         preprocess(unfinished, 2, [])
-    assert capfd.readouterr().err.splitlines() == [
-        "prepare: fairseq-preprocess writes lines, 2 processes",
-        "its words",
-        "prepare: error: fairseq-preprocess ended with status 3; its own words stand above",
-    ]
+    assert "fairseq-preprocess ended with status 3" in capfd.readouterr().err
     assert list(data.iterdir()) == []
-
-
-def test_text_that_was_not_checked_needs_the_flag_again(tmp_path, capsys):
-    for name in ("text", "lines"):
-        (tmp_path / name).mkdir()
-    folders = [tmp_path / "text", tmp_path / "lines", tmp_path / "not there"]
-    refuse_unchecked(folders, any_counts=False)
-    mark_unchecked(tmp_path / "lines")
-    refuse_unchecked(folders, any_counts=True)
-    assert refusal(capsys, refuse_unchecked, folders, False) == (
-        f"{tmp_path}/lines: made with --any-counts, so its counts were not checked; give --any-counts, or remove it"
-    )
-
-
-def test_a_file_that_is_missing_is_named(tmp_path, capsys):
-    (tmp_path / "one").touch()
-    require_files(tmp_path, ["one"])
-    message = refusal(capsys, require_files, tmp_path, ["one", "two"])
-    assert message == f"{tmp_path}: two is missing; remove the folder to have it made again"

@@ -18,7 +18,7 @@ def rows(*words, out):
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype, tmp_path, capsys):
     found = rows("core", "--dtype", dtype, out=tmp_path)
     expected = {(c.name, p) for p in (0.0, 0.1) for c in core.cores("cpu", dtype, p)}
@@ -64,10 +64,6 @@ WRONG = {
     "values": (lambda q, k, v, right: right(q, k, v) + 0.1, "output is wrong"),
     "NaN": (lambda q, k, v, right: right(q, k, v) * float("nan"), "gradient comes from another"),
     "gradients": (lambda q, k, v, right: right(q, k, v.detach() + 0 * v), "gradient of value is wrong"),
-    "gradients from elsewhere": (
-        lambda q, k, v, right: right(q, k, v + v.roll(1, 0) - v.roll(1, 0).detach()),
-        "gradient comes from another",
-    ),
 }
 
 
@@ -81,19 +77,7 @@ def test_no_speed_is_printed_of_what_is_wrong(fault, tmp_path, monkeypatch, caps
     assert not list(tmp_path.iterdir()) and " ms" not in capsys.readouterr().out
 
 
-def test_no_speed_is_printed_of_a_wrong_module(tmp_path, monkeypatch, capsys):
-    right = MixheadAttention.forward
-
-    def half(self, *args, **kwargs):
-        output, weights = right(self, *args, **kwargs)
-        return (output if self.impl == "reference" else output / 2), weights
-
-    monkeypatch.setattr(MixheadAttention, "forward", half)
-    with pytest.raises(SystemExit, match="softmax: output is wrong"):
-        rows("module", out=tmp_path)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
     right = MixheadAttention.forward
     wrong = lambda self, *a, **k: tuple(  # noqa: E731
@@ -103,15 +87,6 @@ def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
     tiny = model.SMALL.replace("512", "16").replace("2048", "16").replace("layers 4", "layers 1")
     with pytest.raises(SystemExit, match=r"softmax: (loss|gradient) is wrong"):
         model.case(tiny, 64, 1, 16, "cpu", dtype)
-
-
-@pytest.mark.parametrize(
-    "words", ["speed", "--sizes 8x8", "--rounds 0", "--dropout 1", "--tokens 3", "core --sizes 0x1x1x1"]
-)
-def test_arguments_that_make_no_sense_are_refused(words, tmp_path):
-    with pytest.raises(SystemExit) as ended:
-        benchmark.main([*words.split(), "--out", str(tmp_path / "out")])
-    assert ended.value.code == 2 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.gpu

@@ -145,41 +145,17 @@ def assert_refused(done, *words):
 # ---- refusals, before anything is touched
 
 
-REFUSALS = {
-    "old Python": ("sys.version_info = (3, 8, 18, 'final', 0)", ["3.8", ">= 3.11", "PYTHON="]),
-    "no headers": (
-        "import sysconfig; real = sysconfig.get_path\n"
-        "sysconfig.get_path = lambda name: '/no/where' if name == 'include' else real(name)",
-        ["/no/where/Python.h", "python3-dev"],
-    ),
-    "no ensurepip": ("sys.modules['ensurepip'] = None", ["ensurepip", "python3-venv"]),
-    "broken Python": ("raise SystemExit('out of order')", ["out of order", "PYTHON="]),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(checkout, case):
-    code, words = REFUSALS[case]
-    checkout.patch(code)
-    assert_refused(checkout.run(), *words)
+def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(checkout):
+    checkout.patch("sys.version_info = (3, 8, 18, 'final', 0)")
+    assert_refused(checkout.run(), "3.8", ">= 3.11", "PYTHON=")
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_missing_interpreter_is_refused(checkout):
+def test_a_missing_compiler_or_interpreter_is_refused(checkout):
     assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
-    (checkout.bin / "python3").unlink()
-    assert_refused(checkout.run(), "PYTHON=python3: not found")
-
-
-def test_a_missing_compiler_is_refused(checkout):
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
-    assert_refused(checkout.run(CXX="no-such-compiler -O2"), "no-such-compiler -O2")
     assert not (checkout.root / ".venv").exists()
-
-
-def test_arguments_are_refused(checkout):
-    assert_refused(checkout.run("setup.sh", "--torch"), "'--torch'", "--help")
 
 
 # ---- what is done, and what is done again
@@ -198,12 +174,9 @@ def test_a_second_run_does_nothing(checkout):
     ("file", "steps"),
     [
         ("scripts/requirements/build.txt", ALL_STEPS),
-        ("scripts/requirements/torch.txt", ALL_STEPS),
         ("scripts/requirements/fairseq.txt", ALL_STEPS[3:]),
         ("scripts/requirements/test.txt", ALL_STEPS[4:]),
-        ("scripts/requirements/triton.txt", ALL_STEPS[4:]),
         ("pyproject.toml", ALL_STEPS[5:]),
-        ("setup.py", ALL_STEPS[5:]),
     ],
 )
 def test_a_changed_pin_redoes_its_step_and_what_rests_on_it(checkout, file, steps):
@@ -221,34 +194,19 @@ def test_a_failed_step_is_named_and_resumed(checkout):
     assert checkout.steps == ["packages", "project", "check"]
 
 
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        ("ERROR: No matching distribution found for torch", "index"),
-        ("OSError: [Errno 28] No space left on device", "disk is full"),
-        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "sha256"),
-        ("something else", "see the log"),
-    ],
-)
-def test_the_likely_cause_is_named(checkout, error, cause):
-    assert_refused(checkout.run(FAKE_FAIL="pip install", FAKE_ERROR=error), cause)
-
-
 @pytest.mark.skipif(not shutil.which("timeout"), reason="needs timeout(1)")
 def test_a_step_that_hangs_is_stopped(checkout):
     assert_refused(checkout.run(FAKE_HANG="pip install", SETUP_TIMEOUT="1"), "torch", "slow network", "SETUP_TIMEOUT")
 
 
-@pytest.mark.parametrize("harm", ["interpreter gone", "not ours", "moved"])
-def test_a_broken_or_foreign_venv_is_rebuilt(checkout, harm):
+@pytest.mark.parametrize("harm", ["interpreter gone", "moved"])
+def test_a_broken_venv_is_rebuilt(checkout, harm):
     checkout.set_up()
-    if harm == "interpreter gone":
+    if harm == "moved":
+        checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
+    else:
         (checkout.root / ".venv/bin/python").unlink()
         (checkout.root / ".venv/bin/python").symlink_to("/no/such/python")
-    elif harm == "not ours":
-        shutil.rmtree(checkout.root / ".venv/.setup")
-    else:
-        checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
     checkout.set_up()
     assert checkout.steps == ALL_STEPS
 
@@ -268,9 +226,7 @@ def test_two_runs_at_once_do_the_work_once(checkout):
 @pytest.mark.parametrize(
     ("asked", "installed"),
     [
-        ("2.11.0", ["torch==2.11.0"]),
         ("2.11.0 --index-url INDEX", ["torch==2.11.0", "--index-url", "INDEX"]),
-        ("torch>=2.7 --pre", ["torch>=2.7", "--pre"]),
         ("wheels/torch 2.whl", ["{here}/wheels/torch 2.whl"]),
     ],
 )
@@ -313,55 +269,19 @@ def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
     assert checkout.calls == ["-m ruff check .", "-m ruff format --check .", f"{command} -m not slow tests/ops -k a b"]
     assert checkout.run("test.sh", "--all", "-x").returncode == 0
     assert checkout.calls[-1] == f"{command} -x"
-
-
-@pytest.mark.parametrize("fault", ["ruff check", "ruff format", "-m pytest"])
-def test_test_sh_fails_if_anything_fails_and_ends_with_pytest(checkout, fault):
-    checkout.set_up()
-    assert checkout.run("test.sh", FAKE_FAIL=fault).returncode != 0
-    assert len(checkout.calls) == 3
-    assert checkout.calls[-1].startswith("-m pytest")
-
-
-def test_test_sh_stops_where_the_set_up_fails(checkout):
-    (checkout.bin / "c++").unlink()
-    assert_refused(checkout.run("test.sh"), "no C++ compiler")
+    assert checkout.run("test.sh", FAKE_FAIL="ruff check").returncode != 0
+    assert checkout.calls[-1].startswith("-m pytest")  # all the same
 
 
 # ---- the files themselves
 
 
-@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=str)
-def test_shell_scripts_parse_and_are_executable(script):
-    subprocess.run([BASH, "-n", ROOT / script], check=True)
-    assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!")
+def test_shell_scripts_are_executable():
+    for script in SHELL_SCRIPTS:
+        assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!"), script
 
 
+@pytest.mark.slow  # 13 seconds
 def test_shell_scripts_pass_shellcheck():
     program = Path(sys.executable).parent / "shellcheck"
     subprocess.run([program, "-S", "warning", *SHELL_SCRIPTS], check=True, cwd=ROOT)
-
-
-def test_metadata_needs_no_import_of_the_package(checkout):
-    (checkout.root / "mixhead_plugin" / "__init__.py").write_text(
-        "raise ImportError('not at set-up')\n__version__ = '1.2.3'\n"
-    )
-    (checkout.root / "mixhead_plugin" / "ops").mkdir()
-    (checkout.root / "mixhead_plugin" / "ops" / "__init__.py").touch()
-    (checkout.root / "tests").mkdir()
-    (checkout.root / "tests" / "__init__.py").touch()
-    code = (
-        "from distutils.core import run_setup; d = run_setup('setup.py');"
-        "print(d.get_name(), d.get_version(), *sorted(d.packages), d.install_requires, *sorted(d.extras_require))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import setuptools; " + code],
-        cwd=checkout.root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [
-        *("mixhead_plugin", "1.2.3", "mixhead_plugin", "mixhead_plugin.ops"),
-        *("['torch>=2.6']", "fairseq", "test"),
-    ]

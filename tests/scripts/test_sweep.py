@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import grids
 import pytest
@@ -152,16 +151,6 @@ def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
     assert len(calls("train")) == 2
 
 
-def test_another_metric_needs_no_training(run, calls, tmp_path):
-    run("--only", "2,none")
-    calls()
-    at_400 = 'early = "CHECKPOINT={save}/checkpoint_400.pt --user-dir {root}/x --gen-subset valid"'
-    run("--only", "2,none", grid=GRID.replace("[metrics]", f"[metrics]\n{at_400}"))
-    assert calls() == [f"evaluate  --user-dir {ROOT}/x --gen-subset valid"]
-    log = next((tmp_path / "out").glob("*/evaluate-early.log")).read_text()
-    assert re.search(rf"CHECKPOINT={tmp_path}/out/2_none_seed_1-\w+/checkpoints/checkpoint_400.pt", log)
-
-
 @pytest.mark.parametrize("name", [*grids.TRAINING, *grids.EVALUATION])
 def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, monkeypatch):
     def keys():
@@ -175,29 +164,15 @@ def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, mo
     monkeypatch.setenv(name, "value")
     assert evaluations.isdisjoint(keys()[1])
     assert keys()[0] == trainings if name == "AVERAGE" else trainings.isdisjoint(keys()[0])
-    monkeypatch.setenv(name, "")  # the scripts take it as not set
-    assert keys() == (trainings, evaluations)
 
 
 def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path):
     bad = GRID.replace('2 = "--heads 2"', '2 = "--heads 2 --fail"')
     status, printed, errors = run(grid=bad)
     assert status == 1 and len(calls("train")) == 4 and "16, B, seed 1: valid" in printed
-    failed, _ = errors.splitlines()
-    reason, log = failed.split("; log: ")
-    assert reason == "sweep: failed: 2, none, seed 1: train.sh failed (train: error: as it was told)"
-    assert "as it was told" in Path(log).read_text()
+    assert "failed: 2, none, seed 1: train.sh failed (train: error: as it was told)" in errors
     run(grid=bad)
     assert len(calls("train")) == 2
-
-
-def test_an_evaluation_without_a_number_is_done_again_without_the_training(run, calls, toy):
-    (toy / "silent").touch()
-    status, _, errors = run("--only", "2,none")
-    assert status == 1 and "evaluate.sh ended in a line without a number (no number here); log: " in errors
-    calls()
-    (toy / "silent").unlink()
-    assert run("--only", "2,none")[0] == 0 and not calls("train")
 
 
 @pytest.mark.parametrize(
@@ -345,48 +320,12 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
-BAD = {
-    "": "needs example and axes",
-    "example = 3\n[axes]\na = 'x'": "must be a table",
-    "[axes": "Expected",
-    GRID.replace("title", "code"): "code: must be among",
-    GRID.replace('"--heads 2"', "3"): "2: must be flags",
-    GRID.replace('"--heads 2"', '"--heads \'2"'): "No closing quotation",
-    GRID.replace('"toy"', '"../toy"'): "no such recipe",
-    GRID.replace("--heads 16", "--heads 2"): "are the same run",
-    GRID.replace("MODEL=mixed", "SAVE=here"): "SAVE=here: must not be set",
-    GRID + '[published]\n"2/C" = "1"': "'2/C': is no point of the grid",
-}
 
-
-@pytest.mark.parametrize("text", BAD, ids=BAD.values())
+@pytest.mark.parametrize("text", ["", "[axes", GRID.replace("--heads 16", "--heads 2")])
 def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, run, tmp_path):
     status, printed, errors = run(grid=text)
-    assert status == 2 and not printed and errors.count("\n") == 1 and BAD[text] in errors
+    assert status == 2 and not printed and errors.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name, value", [("SAVE", "here"), ("CHECKPOINT", "here"), ("GPUS", "two")])
-def test_a_variable_that_cannot_be_is_refused_in_one_line(name, value, run, calls, monkeypatch):
-    monkeypatch.setenv(name, value)
-    status, _, errors = run()
-    assert status == 2 and f": error: {name}={value}: must " in errors and calls() == []
-
-
-def test_a_record_that_was_cut_off_is_named(run, tmp_path):
-    run("--only", "2,B")
-    (path,) = (tmp_path / "out").glob("*/run.json")
-    path.write_text('{"trained": ')
-    status, _, errors = run("--only", "2,B")
-    assert status == 2 and str(path) in errors and path.read_text() == '{"trained": '
-
-
-@pytest.mark.parametrize("variable", ["", "1"])
-def test_a_dry_run_prints_the_commands_and_writes_nothing(variable, run, calls, monkeypatch, tmp_path):
-    monkeypatch.setenv("DRY_RUN", variable)
-    status, printed, _ = run(*([] if variable else ["--dry-run"]))
-    assert status == 0 and calls() == [] and not (tmp_path / "out").exists()
-    assert len(re.findall("^fairseq-train", printed, re.M)) == 4 and printed.count("fairseq-eval-lm") == 8
 
 
 # ---- the grids of the recipes ----------------------------------------------------------------------------------------

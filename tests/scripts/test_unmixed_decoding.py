@@ -12,7 +12,7 @@ from tests.helpers import build, shake, tokens
 FOLDER = ROOT / "examples" / "multi30k_de_en" / "unmixed_decoding"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def unmixed_decoding():
     spec = importlib.util.spec_from_file_location("unmixed_decoding", FOLDER / "__init__.py")
     module = importlib.util.module_from_spec(spec)
@@ -28,9 +28,9 @@ def step_by_step(decoder, prefix, encoder_out):
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize("mixing, scope", [("position-independent", "all"), ("position-wise", "self")])
-def test_step_by_step_the_decoders_self_attention_does_not_mix(mixing, scope, unmixed_decoding, monkeypatch):
-    model = build("mixhead_transformer", head_mixing=mixing, attention_scope=scope)
+@pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
+def test_step_by_step_the_decoders_self_attention_does_not_mix(mixing, unmixed_decoding, monkeypatch):
+    model = build("mixhead_transformer", head_mixing=mixing)
     shake(model).eval()
     source, prefix = tokens(padded=True), tokens(length=5)
     encoder_out = model.encoder(source)
