@@ -65,6 +65,7 @@ def test_no_gradient_leads_l2_away_from_equal_biases():
     assert slope("unnormalized") > 1e-4
 
 
+@pytest.mark.slow
 def test_softmax_says_one_number_and_swish_l2_learns(outcome):
     assert outcome["against_theory"] == []
     rows = {(row["model"], row["attention"]): row for row in outcome["rows"]}
