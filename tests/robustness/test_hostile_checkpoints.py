@@ -366,9 +366,7 @@ LATER = {
         "was trained with --attention-sinks 4, which this mixhead_plugin has not",
     ),
     "an architecture": (later_model, "generate", "its model mixhead_perceiver is not known here"),
-    "an architecture, analysed": (later_model, "analysis", "mixhead_perceiver"),
     "a task": (later_task, "validate", "its task telepathy is not known here"),
-    "a task, analysed": (later_task, "analysis", "its task telepathy is not known here"),
 }
 
 
