@@ -406,7 +406,7 @@ def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
 
 @pytest.mark.parametrize("p", [slow(1e-3), 0.1, slow(0.5)])
 def test_dropout_has_its_probability_and_no_pattern(p):
-    q = torch.zeros(3, 2, 64, 8, device=DEVICE)
+    q = torch.zeros(3, 3, 64, 8, device=DEVICE)
     kept = dropped({"query": q, "key": q}, p).float()
     deviation = (p * (1 - p) / kept.numel()) ** 0.5
     assert abs(kept.mean() - (1 - p)) < 5 * deviation
