@@ -81,13 +81,6 @@ def test_eval_lm_gives_a_perplexity(text_data, language_model):
     assert 1 < perplexity < 20
 
 
-def test_generate_continues_a_text_with_a_language_model(text_data, language_model):
-    arguments = [text_data, "--user-dir", PLUGIN, "--task", "language_modeling", "--path", language_model]
-    arguments += ["--beam", "2", "--prefix-size", "1", "--sample-break-mode", "eos", *WHOLE_SETS]
-    output = run("fairseq-generate", *arguments)
-    assert len(re.findall(r"^H-", output.stdout, re.M)) == 15
-
-
 def test_adaptive_inputs_train(text_data, tmp_path):
     flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--criterion", "adaptive_loss"]
     flags += ["--adaptive-input-cutoff", "5,10", "--adaptive-softmax-cutoff", "5,10", "--ddp-backend", "legacy_ddp"]
@@ -96,7 +89,7 @@ def test_adaptive_inputs_train(text_data, tmp_path):
     assert "(q_proj): Linear(in_features=16, out_features=64" in result.stdout + result.stderr  # 4 heads of 16 tokens
 
 
-@pytest.mark.slow  # by default tests/tasks/test_trainings.py trains in bf16
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--bf16", "--memory-efficient-bf16"])
 def test_bf16_needs_no_tpu(flag, text_data, tmp_path):
     flags = ["--task", "language_modeling", "--tokens-per-sample", "32", *LM_SIZES, flag]
@@ -199,8 +192,3 @@ def test_a_wrong_flag_ends_the_command_with_one_line(flags, message, translation
     assert result.stderr.startswith(f"fairseq-train: error: {message}")
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "save").exists()
-
-
-def test_missing_data_ends_the_command_with_one_line(tmp_path):
-    result = train(tmp_path / "nowhere", "mixhead_transformer", tmp_path / "save", check=False)
-    assert result.stderr == f"fairseq-train: error: data {tmp_path}/nowhere: no such folder\n"

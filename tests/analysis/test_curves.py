@@ -85,14 +85,6 @@ def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
     assert printed.startswith("stock: 10 updates\nmixhead: 20 updates\n")
 
 
-@pytest.mark.parametrize("flags", [["--metrics", "bleu"], ["--metrics", ","], ["--labels", "A"], ["--labels", "A,A"]])
-def test_flags_that_cannot_be_used_are_named(flags, logs, analysis, tmp_path):
-    status, _, errors = analysis("curves", *logs, *flags, "--output", tmp_path / "out")
-    assert status == 1
-    assert flags[0] in errors and errors.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 LOGS = [b"", b"epoch 001: loss 4.5\n", bytes(range(256)), b"{" * 100_000, b'{"loss": NaN}', b'[{"a":' * 50_000]
 
 

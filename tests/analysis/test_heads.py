@@ -1,9 +1,7 @@
 import pytest
 import torch
 
-from mixhead_plugin.analysis.attentions import attentions as find
-from mixhead_plugin.analysis.heads import Head, all_heads, heat_maps, kept_heads, kinds, without
-from mixhead_plugin.analysis.loading import load
+from mixhead_plugin.analysis.heads import Head, all_heads, kept_heads, kinds, without
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.pruning import KeptHeads
 from tests.helpers import shake
@@ -42,16 +40,3 @@ def test_the_gates_that_were_there_come_back(fails):
         assert fails
     assert both["plain"].gates.mixed.tolist() == [0.5, 2.0]
     assert both["mixed"].gates is None
-
-
-def test_heat_maps_have_a_panel_for_each_site_and_kind(stock_translation_checkpoint):
-    model = load(stock_translation_checkpoint, cpu=True).model
-    sites = ("encoder-self", "decoder-self", "cross")
-    plain = {name: {"mixed": torch.rand(4)} for name in find(model)}
-    both = {name: {kind: torch.rand(4) for kind in ("source", "mixed")} for name in find(model)}
-    for values, titles in (
-        (plain, set(sites)),
-        (both, {f"{site}, {kind} heads" for site in sites for kind in ("source", "mixed")}),
-    ):
-        panels = [axes for axes in heat_maps(model, values, "").figure.axes if axes.get_xlabel() == "head"]
-        assert {panel.get_title() for panel in panels} == titles

@@ -8,7 +8,7 @@ import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
 from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import all_heads, gated, kinds
+from mixhead_plugin.analysis.heads import all_heads, gated
 from mixhead_plugin.analysis.importance import (
     importance,
     normalized_by_layer,
@@ -18,7 +18,6 @@ from mixhead_plugin.analysis.importance import (
     weigh,
 )
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS
@@ -162,14 +161,6 @@ def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path, numbers_alone)
     assert numbers_alone == ["importance", "importance-2", "importance-correlation"]
 
 
-@pytest.mark.parametrize("flags", [["--subset", "valid,valid"], ["--subset", "valid,test,train"]])
-def test_sets_that_cannot_be_compared_are_refused_in_one_line(analysis, lm_checkpoint, flags, tmp_path):
-    status, _, err = analysis("importance", lm_checkpoint, *flags, "--output", tmp_path)
-    assert status == 1
-    assert f"{flags[0]} {flags[1]}" in err and err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_activation_checkpointing_does_not_hide_the_gradients(stock_lm_checkpoint):
     args = Namespace(subset="valid", max_tokens=None, batch_size=None, limit=2)
     plain, recomputing = (
@@ -186,13 +177,3 @@ def entries(heads, names=("source", "mixed")):
 
 BAD = ["{", "\xff", '{"sets": []}', "[1]", {"sets": [{"attentions": [1]}]}, "[" * 100_000]
 BAD += [{"sets": [{"attentions": found}]} for found in (entries(3), entries(4)[:1], entries(4, ["mixed"]))]
-
-
-@pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
-def test_the_importance_of_another_model_is_refused(content, lm_checkpoint, tmp_path):
-    file = tmp_path / "importance.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content), encoding="latin-1")
-    found = attentions(load(lm_checkpoint).model)
-    assert all(kinds(attention) == ("source", "mixed") for attention in found.values())
-    with pytest.raises(OptionError, match=f"^--importance {file}: "):
-        read_importance(str(file), found)

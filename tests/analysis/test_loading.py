@@ -9,10 +9,8 @@ from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.analysis.attentions import Where, attentions, by_site, hooked, where
-from mixhead_plugin.analysis.loading import batches, forward, load
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import MixheadAttention
-from tests.commands import ROBERTA_SIZES
 
 CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
 
@@ -115,18 +113,3 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, ana
     assert status == 1
     assert f"error: {file}: " in errors and errors.count("\n") == 1
     assert not (tmp_path / "was_here").exists() and not (tmp_path / "out").exists()
-
-
-def test_a_set_without_a_fitting_sentence_is_refused(lm_checkpoint):
-    loaded = load(lm_checkpoint, cpu=True)
-    loaded.model.max_positions = lambda: 1
-    with pytest.raises(OptionError, match=r"^--subset valid: "):
-        batches(loaded)
-
-
-def test_roberta_loads(write_checkpoint, text_data):
-    flags = ["--task", "masked_lm", "--criterion", "masked_lm", "--tokens-per-sample", 16, *ROBERTA_SIZES]
-    loaded = load(write_checkpoint("roberta", text_data, "roberta_base", *flags), cpu=True)
-    assert list(by_site(loaded.model)) == ["encoder-self"]
-    with torch.no_grad():
-        forward(loaded, first_batch(loaded)["net_input"])

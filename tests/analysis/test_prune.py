@@ -138,26 +138,6 @@ def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
 
 
 @pytest.mark.usefixtures("numbers_alone")
-def test_checkpoints_are_called_by_their_updates(analysis, stock_lm_checkpoint, tmp_path):
-    files = []
-    for epoch, updates in ((1, 10), (2, 1020)):
-        state = torch.load(stock_lm_checkpoint, weights_only=True)
-        state["optimizer_history"][-1]["num_updates"] = updates
-        state["extra_state"]["train_iterator"] = {"epoch": epoch + 1, "iterations_in_epoch": 0}
-        files.append(tmp_path / f"checkpoint{epoch}.pt")
-        torch.save(state, files[-1])
-    flags = ["--at-least", 3, "--limit", 2, "--output", tmp_path / "found"]
-    status, out, err = analysis("prune", *files, *flags)
-    assert status == 0, err
-    found = json.loads((tmp_path / "found" / "prune.json").read_text())["checkpoints"]
-    assert [c["label"] for c in found] == ["epoch 1, 10 updates", "epoch 2, 1,020 updates"]
-    assert [step["removed"] for step in found[0]["steps"]] == [0, 1, 2]
-    assert "epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
-    _, out, _ = analysis("prune", files[1], *flags)
-    assert "checkpoint2, epoch 2, 1,020 updates: loss (base 2) by heads removed" in out
-
-
-@pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     status, _, err = analysis("importance", lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
@@ -174,33 +154,6 @@ def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
     assert words[:2] == ["--user-dir", "$(python -m mixhead_plugin)"]
     assert words[words.index("--heads-per-layer") + 1] == found["heads_per_layer"]
     assert words[-4:] == ["--finetune-from-model", str(file), "--save-dir", str(tmp_path / "pruned-finetuned")]
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--fraction", "0.4"],
-        ["--save", "{0}/pruned.pt"],
-        ["--fraction", "0", "--save", "x.pt"],
-        ["--fraction", "most", "--save", "x.pt"],
-        ["--save", "/nowhere/x.pt", "--fraction", "0.4"],
-        ["--save", "{0}", "--fraction", "0.4"],
-        ["--save", "{1}", "--fraction", "0.4"],  # the checkpoint itself
-        ["{1}", "--save", "{0}/x.pt", "--fraction", "0.4"],  # two checkpoints
-        ["--fraction", "0.01", "--save", "{0}/x.pt"],  # removes none of 8 heads
-        ["--importance", "{0}/none.json"],
-        ["--at-least", "4"],
-        ["--at-least", "4", "--fraction", "0.4", "--save", "{0}/x.pt"],
-        ["--at-least", "0"],
-    ],
-)
-def test_flags_that_cannot_be_used_are_named(flags, analysis, stock_lm_checkpoint, tmp_path):
-    flags = [flag.format(tmp_path, stock_lm_checkpoint) for flag in flags]
-    status, _, err = analysis("prune", stock_lm_checkpoint, *flags, "--output", tmp_path)
-    assert status != 0
-    line = err.splitlines()[-1]
-    assert flags[0] in line or flags[1] in line
-    assert not list(tmp_path.iterdir())
 
 
 XL = """--task truncated_bptt_lm --tokens-per-sample 8 --batch-size 2 --n-layer 2 --d-model 16 --n-head 4 --d-head 4

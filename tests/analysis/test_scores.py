@@ -7,7 +7,6 @@ import torch
 
 from mixhead_plugin.analysis import scores
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.errors import OptionError
 from tests.criterions import cases
 
 
@@ -42,13 +41,6 @@ def test_accuracy_is_the_share_of_sentences_that_are_right():
     found = scores.score(loaded, samples, flags(), ["loss", "accuracy"])
     assert found["accuracy"] == pytest.approx(100 * right / 6)
     assert found["loss"] > 0
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "bleu"])
-def test_a_metric_that_the_model_lacks_is_refused(metric, stock_lm_checkpoint):
-    loaded = load(stock_lm_checkpoint)
-    with pytest.raises(OptionError, match=f"--metric {metric}"):
-        scores.score(loaded, list(batches(loaded, limit=1)), flags("--metric", metric), [metric])
 
 
 def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(stock_translation_checkpoint):

@@ -83,25 +83,10 @@ def test_the_next_url_is_tried(archive, server, tmp_path):
     assert [path for path, _ in server.requests] == ["/gone", "/text.bin"]
 
 
-def test_errors_of_the_server_are_retried_but_not_for_ever(archive, server, tmp_path, capsys):
-    server.faults += ["500"] * (archives.ATTEMPTS - 1)
-    assert obtain(archive, tmp_path / "a").read_bytes() == CONTENT
-    server.faults += ["500"] * archives.ATTEMPTS
-    assert "text.bin cannot be fetched" in refusal(capsys, obtain, archive, tmp_path / "b")
-
-
 def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
     (server.folder / "text.bin").write_bytes(b"an error page")
     assert archive.sha256 in refusal(capsys, obtain, archive, tmp_path)
     assert list((tmp_path / "archives").iterdir()) == []
-
-
-def test_a_mirror_takes_the_place_of_all_urls(archive, server, tmp_path, monkeypatch):
-    (server.folder / "mirror").mkdir()
-    (server.folder / "text.bin").rename(server.folder / "mirror" / "text.bin")
-    monkeypatch.setenv("MIRROR", f"{server.url}/mirror/")
-    assert obtain(archive, tmp_path).read_bytes() == CONTENT
-    assert server.requests == [("/mirror/text.bin", None)]
 
 
 def test_a_local_archive_of_another_sum_is_accepted_aloud(archive, server, tmp_path, monkeypatch, capsys):

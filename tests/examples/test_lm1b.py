@@ -1,6 +1,5 @@
 """The One Billion Word recipe, on an archive of the same layout that is made here."""
 
-import ast
 import hashlib
 import io
 import json
@@ -239,17 +238,6 @@ def test_the_published_counts(archive, capsys):
 # ---- processes and memory --------------------------------------------------------------------------------------------
 
 
-def test_processes_work_side_by_side(tmp_path):
-    files = []
-    for name in TRAINING[:3]:
-        files.append(tmp_path / Path(name).name)
-        files[-1].write_text("".join(f"{line}\n" for line in CORPUS[name]))
-    for workers in (1, 2):
-        folders = shards.count_shards(files, tmp_path / f"counts{workers}", workers)
-        assert [folder.name for folder in folders] == [file.name for file in files]
-    assert contents(tmp_path / "counts1") == contents(tmp_path / "counts2")
-
-
 def peak(folder: Path, number: int, copies: int) -> int:
     """The most bytes in use at a time, in a preparation of so many shards of so much text, with the same words."""
     block = "".join(" ".join(f"word{i * j % 1000}" for j in range(100)) + "\n" for i in range(50))
@@ -266,14 +254,6 @@ def peak(folder: Path, number: int, copies: int) -> int:
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return most
-
-
-def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "BLOCK", 1 << 15)
-    peak(tmp_path / "modules", 1, 1)  # what is imported on the way
-    one = peak(tmp_path / "one", 1, 4)
-    assert peak(tmp_path / "many", 8, 4) < 1.2 * one
-    assert peak(tmp_path / "long", 1, 64) < 1.2 * one
 
 
 # ---- training and evaluation -----------------------------------------------------------------------------------------
@@ -324,15 +304,6 @@ def test_the_architecture_decides_and_the_batch_stays(model, arch, form, length,
         assert found.max_tokens * found.update_freq[0] * 8 == tokens
     evaluation = parse(command("evaluate", MODEL=model))
     assert (Path(evaluation.data).name, evaluation.tokens_per_sample) == (form, length)
-
-
-def test_every_transformer_xl_reads_the_words_in_order():
-    found = parse(command("train", "--arch", "l2_transformer_xl_lm1b", GPUS=8))
-    assert (Path(found.data).name, found.task, found.tokens_per_sample) == ("word", "truncated_bptt_lm", 32)
-    assert (found.batch_size, found.mem_len, found.criterion) == (28, 32, "adaptive_loss")
-    evaluation = parse(command("evaluate", MODEL="transformer-xl"))
-    assert (evaluation.task, evaluation.tokens_per_sample, evaluation.batch_size) == ("truncated_bptt_lm", 32, 1)
-    assert ast.literal_eval(evaluation.model_overrides) == {"mem_len": 128, "same_length": True}
 
 
 TINY = {

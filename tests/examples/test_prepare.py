@@ -9,7 +9,7 @@ import time
 import pytest
 from common.archives import complete
 from common.prepare import ENDINGS, LOCK, data_folder, preprocess
-from recipes import EXAMPLES, wait_until_unlocked
+from recipes import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -101,12 +101,6 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, da
     assert list(data.iterdir()) == []
 
 
-def test_a_signal_ends_what_would_not_hear_it(at_work, data):
-    program = at_work("library", "started")
-    program.send_signal(signal.SIGTERM)
-    assert program.wait(timeout=20) == -signal.SIGTERM
-
-
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
@@ -114,16 +108,6 @@ def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     (data / LOCK).touch()  # left by one that was killed
     enter()
     assert list(data.iterdir()) == []
-
-
-def test_what_a_killed_preparation_left_running_keeps_its_folder(at_work, data, capsys):
-    program = at_work("preprocess", "lines.unfinished/dict.txt")
-    program.kill()
-    program.wait()
-    assert f"DATA={data}: another preparation of it is at work (process {program.pid} " in refusal(capsys, enter)
-    os.killpg(int((data / "lines.unfinished" / "dict.txt").read_text()), signal.SIGKILL)
-    wait_until_unlocked(data / LOCK)
-    enter()
 
 
 def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):

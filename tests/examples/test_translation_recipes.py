@@ -12,7 +12,6 @@ from common import bleu, parallel_text, subwords
 from fairseq_cli import score
 from iwslt14_de_en import prepare as iwslt
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
-from multi30k_de_en import prepare as multi30k
 from recipes import EXAMPLES, ROOT, script
 
 REAL = ROOT.parent / "shared" / "data"
@@ -205,10 +204,6 @@ def test_sentences_join_while_that_brings_their_length_nearer(lengths, about, si
     assert [i for part in found for i in part] == list(range(len(lengths)))
 
 
-def test_joined_texts_stay_parallel():
-    assert parallel_text.joined(["a", "b", "c"], [range(0, 2), range(2, 3)]) == ["a b", "c"]
-
-
 # ---- BLEU ------------------------------------------------------------------------------------------------------------
 
 GENERATED = """INFO: some log line
@@ -289,17 +284,6 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
 
 
 # ---- Multi30k --------------------------------------------------------------------------------------------------------
-
-
-@needs_multi30k
-def test_the_real_multi30k_has_the_published_counts(tmp_path, monkeypatch):
-    monkeypatch.setenv("ARCHIVES", str(REAL))
-    multi30k.use_nested_archives()
-    multi30k.prepare_text(tmp_path, tmp_path / "text")
-    sizes = {"train": 29_000, "valid": 1_014, "test": 1_000}
-    for split, size in sizes.items():
-        for language in ("de", "en"):
-            assert len(parallel_text.read_lines(tmp_path / "text" / f"{split}.{language}")) == size
 
 
 @needs_multi30k

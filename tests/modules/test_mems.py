@@ -1,7 +1,5 @@
 import copy
 import logging
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +7,6 @@ from fairseq.dataclass.configs import EMAConfig
 from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
-import mixhead_plugin
 from mixhead_plugin.modules import mems
 from mixhead_plugin.modules.mems import PLACE, STATES, Mems
 from tests.xl import build_xl, log_probs, text
@@ -43,13 +40,6 @@ def test_only_the_next_window_of_as_many_rows_sees_the_one_before():
     torch.testing.assert_close(memory.recall(4, again[0]), first, rtol=0, atol=0)  # a window that is computed again
 
 
-def test_windows_without_numbers_go_on_from_call_to_call():
-    memory, kept = fed(window=None)
-    assert torch.equal(memory.recall(None, kept[0])[0], kept[0])
-    assert empty(memory, 0) and empty(memory, 1)
-    assert empty(memory, None, rows=1)
-
-
 def test_the_last_places_are_kept_across_windows():
     memory, first = fed()
     second = states()
@@ -73,11 +63,6 @@ def test_memory_has_no_graph_and_the_dtype_of_the_window():
     for dtype in (torch.float16, torch.float32):
         (found, _) = memory.recall(1, torch.zeros(WINDOW, 2, C, dtype=dtype))
         assert not found.requires_grad and found.dtype == dtype
-
-
-def test_without_length_nothing_is_kept():
-    memory, _ = fed(memory=Mems(0, WINDOW))
-    assert empty(memory, 1) and not memory.state_dict()
 
 
 def test_evaluation_and_training_do_not_see_each_other():
@@ -141,14 +126,6 @@ def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
     assert caplog.text.count("memory: of the first worker") == 1
 
 
-def test_one_worker_has_no_use_for_the_text_of_two(monkeypatch):
-    memory, _ = fed(window=3)
-    with monkeypatch.context() as patch:
-        patch.setattr(mems, "_workers", lambda: 2)
-        state = memory.state_dict()
-    assert empty(loaded(state), 4)
-
-
 # ---- in a model ------------------------------------------------------------------------------------------------------
 
 
@@ -185,23 +162,6 @@ def test_a_checkpoint_of_training_evaluates_without_its_memory():
     assert torch.equal(log_probs(build_and_load(state), part, 2), log_probs(build_and_load(without), part, 2))
 
 
-def test_checkpoints_average_tensor_by_tensor(tmp_path, monkeypatch):
-    """Of different lengths of memory, as those of the first updates are."""
-    monkeypatch.syspath_prepend(str(Path(mixhead_plugin.__file__).parents[1] / "examples"))
-    from common.average import average
-
-    models = [trained(windows=1), trained(windows=2, seed=2)]
-    for i, model in enumerate(models):
-        torch.save({"model": model.state_dict()}, tmp_path / f"{i}.pt")
-    average([tmp_path / "0.pt", tmp_path / "1.pt"], tmp_path / "mean.pt")
-    state = torch.load(tmp_path / "mean.pt", weights_only=True)["model"]
-    bias = [model.decoder.content_bias for model in models]
-    loaded_model = build_and_load(state)
-    torch.testing.assert_close(loaded_model.decoder.content_bias, (bias[0] + bias[1]) / 2)
-    assert all(hasattr(value, "clone") for value in state.values())  # what fairseq's own script asks for
-    sys.modules.pop("common.average")
-
-
 def test_a_moving_average_of_the_model_leaves_memory_out():
     model = build_xl().train()
     ema = EMA(model, EMAConfig(store_ema=True, ema_decay=0.5))
@@ -211,10 +171,3 @@ def test_a_moving_average_of_the_model_leaves_memory_out():
     averaged = ema.get_model()
     assert not any(".memory." in name for name in averaged.state_dict())
     assert torch.isfinite(log_probs(averaged.eval(), text(8), 0)).all()
-
-
-def test_models_with_memory_are_copied_with_it():
-    model = trained()
-    part = text(8)
-    other = copy.deepcopy(model)
-    assert torch.equal(log_probs(other, part, 2), log_probs(model, part, 2))

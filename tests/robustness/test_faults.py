@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged, run
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, logged
 from tests.robustness.faults import ROOT, Trainings, events
 from tests.robustness.test_equality import TASKS
 from tests.xl import XL_SIZES
@@ -212,14 +212,6 @@ def test_a_training_killed_while_it_saves_ends_as_if_undisturbed(
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
-def test_the_faults_of_these_tests_hit_where_they_say(undisturbed):
-    """All that is written to the folder is written under another name first."""
-    found = events(undisturbed("transformer", *THREE_EPOCHS) / "events")[2:]
-    names = ["checkpoint_1_3.pt", "checkpoint_best.pt", "checkpoint_last.pt"]
-    assert found[:6] == [[event, f"{name}.tmp"] for name in names for event in ("open", "os.rename")]
-    assert all(name.endswith(".tmp") for _, name in found)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", READ_AHEAD)
 def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undisturbed(
@@ -412,26 +404,6 @@ def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, t
     assert ends[rank].output.splitlines()[-1].endswith(last)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "at, name, flags",
-    [(6, "checkpoint_2_3.pt", []), (10, "checkpoint_last.pt", []), (4, "checkpoint_last.pt", ["--max-epoch", "1"])],
-    ids=["update", "last", "end"],
-)
-def test_the_other_worker_ends_with_an_error_when_the_disk_is_full(at, name, flags, trainings, recipes, tmp_path):
-    """Only the first one saves; the other waits for it in the next update, or at the end of the training."""
-    full = {"folder": str(tmp_path / "save"), "at": at, "how": "full", "bytes": 100_000}
-    workers = TwoWorkers(trainings, [*recipes["transformer"], *flags], tmp_path, faults=(full, None))
-    ends = workers.ends()
-    assert [end.status for end in ends] == [1, 1], [end.output[-2000:] for end in ends]
-    assert re.fullmatch(
-        rf"(\[rank0\]: )?fairseq-train: error: checkpoint {tmp_path}/save/{name}: cannot be written: File too large",
-        error_line(ends[0].output),
-    )
-    assert re.search("[Cc]onnection", ends[1].output.splitlines()[-1])
-    assert_whole(tmp_path / "save")
-
-
 SPAWN = """
 import sys, torch
 torch.cuda.device_count = lambda: 2  # fairseq starts a worker for each
@@ -518,31 +490,3 @@ def test_workers_that_torchrun_has_started_train_together_without_gpus(trainings
     together, expected = ([line["bsz"] for line in logged(end.output)] for end in (ends[0], alone))
     assert together == expected and len(together) == 2
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT])
-def test_a_preempted_command_leaves_whole_checkpoints_and_says_so_by_its_status(by, recipes, tmp_path):
-    """The real command: it ends at once, and what is not saved is trained again."""
-    program = str(Path(sys.executable).parent / "fairseq-train")
-    flags = ["--save-dir", tmp_path / "save", "--max-update", "100000"]
-    command = [program, *map(str, [*recipes["transformer"], *flags])]
-    # in the background of a shell without job control, a process would begin with SIGINT ignored
-    training = subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        while not (tmp_path / "save" / "checkpoint_last.pt").exists():
-            assert training.poll() is None
-            time.sleep(0.05)
-        training.send_signal(by)
-        training.wait(timeout=30)
-    finally:
-        training.kill()
-    assert training.returncode == -by
-    assert_whole(tmp_path / "save")
-    result = run("fairseq-train", *command[1:], "--max-update", "1")
-    assert "Loaded checkpoint" in result.stdout + result.stderr

@@ -175,25 +175,6 @@ def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path)
     assert len(calls("train")) == 2
 
 
-@pytest.mark.parametrize(
-    "gpus, jobs, wanted, shares",
-    [
-        ("0,1,2,3,4,5,6,7", 3, "", ["0,1", "2,3", "4,5"]),
-        ("0,1,2,5", 5, "8", ["0", "1", "2", "5"]),
-        ("3,4,5,6,7,8", 2, "1", ["3,4", "5,6"]),
-        ("0,1", 2, "0", [None, None]),
-    ],
-)
-def test_every_job_gets_the_same_number_of_gpus_a_power_of_two(gpus, jobs, wanted, shares, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setenv("GPUS", wanted)
-    found = sweep.shares(jobs)
-    assert [share.get("CUDA_VISIBLE_DEVICES") for share in found] == shares
-    assert wanted != "0" or found == [{"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(sweep.CORES // 2))}] * 2
-    assert wanted in ("", "0") or {share["GPUS"] for share in found} == {"1"}
-    assert "CUDA_VISIBLE_DEVICES" not in sweep.shares(1)[0]  # the scripts find them
-
-
 # ---- a training's log ------------------------------------------------------------------------------------------------
 
 

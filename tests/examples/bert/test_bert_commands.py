@@ -151,20 +151,6 @@ PRECISIONS = [
 ]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("task", TRAININGS)
-def test_half_precision_learns(task, precision, data):
-    flags = [f"--{precision}", "--fp16-no-flatten-grads", "--fp16-init-scale=4", "--mixing-lr-scale=4", "--lr=0.01"]
-    flags += [*NO_DROPOUT, "--num-workers=0", "--max-update=16", "--disable-validation", "--distributed-world-size=1"]
-    flags += ["--cpu"] if precision == "bf16" else []
-    (output,) = several(training(data, task, f"{task}.{precision}", *flags))
-    found, kept = numbers(output), KEPT[precision]
-    assert len(found) == 16 and sum(found[-4:]) < 0.9 * sum(found[:4])
-    for name, value in saved(data, f"{task}.{precision}").items():
-        assert value.isfinite().all(), name
-        assert torch.equal(value, value.to(kept).to(value.dtype)), name  # what was trained had no more digits
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TRAININGS)
 def test_two_workers_train_as_one(task, data):

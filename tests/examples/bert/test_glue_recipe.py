@@ -13,7 +13,7 @@ import pytest
 import torch
 from bert.glue import evaluate, prepare
 from bert.glue.metrics import measure
-from bert.glue.pieces import LAYOUTS, Encoder, shorten
+from bert.glue.pieces import Encoder
 from bert.glue.rows import read_table
 from bert.glue.tasks import TASKS
 from bert.pretrained import FILES
@@ -257,17 +257,6 @@ def longest_first(texts, room):
     return texts
 
 
-def test_the_longer_text_is_shortened_first():
-    for room in range(7):
-        for first in range(6):
-            assert shorten([[*range(first)]], room) == longest_first([range(first)], room)
-            for second in range(6):
-                texts = [[*range(first)], [*range(second)]]
-                assert shorten(texts, room) == longest_first(texts, room), (first, second, room)
-    assert [LAYOUTS["bert"].room(texts, 128) for texts in (1, 2)] == [126, 125]
-    assert [LAYOUTS["roberta"].room(texts, 128) for texts in (1, 2)] == [126, 124]
-
-
 # ---- rows that are broken --------------------------------------------------------------------------------------------
 
 HEAD = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
@@ -294,17 +283,6 @@ def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
         "line 5: 7 columns, not 6",
         "line 6: is_duplicate is ''",
         "line 7: is_duplicate is '2'",
-    ]
-
-
-def test_no_row_of_a_test_set_is_left_out(tmp_path):
-    content = "id\tquestion1\tquestion2\n0\tone\ttwo\n1\tthree\tfour\tfive\n2\tsix\n\n4\t\t\n"
-    found = rows_of(tmp_path, content, labelled=False)
-    assert [(example.index, example.texts) for example in found.examples] == [
-        ("0", ("one", "two")),
-        ("1", ("three", "four five")),
-        ("2", ("six", "")),
-        ("4", ("", "")),
     ]
 
 

@@ -1,10 +1,7 @@
 """Pre-training of BERT: what the pairs are, that their order is reproducible, and fairseq's real commands."""
 
-import gc
 import math
-import multiprocessing
 import random
-import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -193,31 +190,6 @@ def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
     rest = by_number(resumed.next_epoch_itr())
     assert 0 < len(rest) < len(seen[1, 2])
     assert all(row == seen[1, 2][i] for i, row in rest.items())
-
-
-@pytest.mark.slow
-def test_readers_end_with_their_iterator():
-    """Epochs of several folders; nothing waits for Python's garbage collector."""
-    before, task = set(multiprocessing.active_children()), new_task()
-    gc.disable()
-    try:
-        for _ in range(3):
-            settings = {"max_sentences": 8, "num_workers": 1, "data_buffer_size": 10, "disable_iterator_cache": True}
-            batches = task.get_batch_iterator(dataset(), **settings).next_epoch_itr()
-            assert len(list(batches)) > 3
-        del batches
-        deadline = time.monotonic() + 5
-        while set(multiprocessing.active_children()) != before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert set(multiprocessing.active_children()) == before
-    finally:
-        gc.enable()
-
-
-def test_text_without_empty_lines_has_documents_of_so_many_lines():
-    lines = [line for line in documents() if len(line) > 1]
-    assert dataset(lines).documents == 1
-    assert dataset(lines, lines_per_document=7).documents == math.ceil(len(lines) / 7)
 
 
 def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_words():
