@@ -9,11 +9,9 @@ import random
 import re
 import shlex
 import tarfile
-import tracemalloc
 from collections import Counter
 from pathlib import Path
 
-import numpy
 import pytest
 import sentencepiece
 from common.perplexity import Counts, Unknown, perplexity
@@ -236,24 +234,6 @@ def test_the_published_counts(archive, capsys):
 
 
 # ---- processes and memory --------------------------------------------------------------------------------------------
-
-
-def peak(folder: Path, number: int, copies: int) -> int:
-    """The most bytes in use at a time, in a preparation of so many shards of so much text, with the same words."""
-    block = "".join(" ".join(f"word{i * j % 1000}" for j in range(100)) + "\n" for i in range(50))
-    folder.mkdir()
-    files = [folder / f"shard{i}" for i in range(number)]
-    for file in files:
-        file.write_text(block * copies)
-    (folder / "dict.txt").write_text("".join(f"word{i} 1\n" for i in range(1000)))
-    tracemalloc.start()
-    shards.add_counts(shards.count_shards(files, folder / "counts", 1))
-    make = (shards.word_encoder, folder / "dict.txt", shards.Symbols(4, 3, 2), numpy.uint32)
-    parts = shards.binarise_shards("words", files, folder / "parts", 1, *make)
-    shards.join(parts, folder / "train", numpy.uint32)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return most
 
 
 # ---- training and evaluation -----------------------------------------------------------------------------------------

@@ -124,26 +124,6 @@ def test_a_model_of_huge_scores_and_a_sentence_of_padding_alone(normalizer, mixi
 
 
 # The kernels are interpreted if they were defined so, which is for a process of its own.
-INTERPRETED = """
-import torch
-from mixhead_plugin.ops import triton
-from tests.robustness import test_numbers as here
-
-for normalizer in triton.NORMALIZERS:
-    for mixed in here.MIXED:
-        for size in (0.0, 1e-30, 1.0, 1e4, 1e9):
-            made = here.tensors(size, torch.float32, mixed)
-            found = here.outcome(made, normalizer=normalizer, causal=True, impl="triton")
-            expected = here.in_float64(made, normalizer=normalizer, causal=True)
-            for name, value in found.items():
-                assert value.isfinite().all(), (normalizer, mixed, size, name)
-            if size < 1e4:
-                torch.testing.assert_close(found["out"].double(), expected["out"], rtol=1e-2, atol=1e-3)
-        for mask in here.HIDDEN.values():
-            found = here.outcome(here.tensors(1e4, torch.float32, mixed), normalizer=normalizer, impl="triton", **mask)
-            assert all(value.isfinite().all() for value in found.values())
-print("all is finite")
-"""
 
 
 @pytest.mark.gpu

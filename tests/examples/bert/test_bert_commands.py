@@ -144,11 +144,6 @@ def test_training_resumed_goes_on_where_it_stopped(task, data):
 
 
 # what the parameters are kept in; with amp they stay in float32
-KEPT = {"bf16": torch.bfloat16, "fp16": torch.float16, "amp": torch.float32}
-PRECISIONS = [
-    pytest.param("bf16", marks=pytest.mark.slow),
-    *(pytest.param(p, marks=pytest.mark.gpu) for p in ("fp16", "amp")),
-]
 
 
 @pytest.mark.slow

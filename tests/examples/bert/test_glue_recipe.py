@@ -248,15 +248,6 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     assert encode(texts) == expected
 
 
-def longest_first(texts, room):
-    """As BERT's authors wrote it, one piece after another."""
-    texts = [list(text) for text in texts]
-    while sum(map(len, texts)) > room:
-        longer = 0 if len(texts) == 1 or len(texts[0]) > len(texts[1]) else 1
-        texts[longer].pop()
-    return texts
-
-
 # ---- rows that are broken --------------------------------------------------------------------------------------------
 
 HEAD = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
