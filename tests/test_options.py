@@ -9,7 +9,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.ops import IMPLEMENTATIONS, implementation_problem, triton
 from mixhead_plugin.options import CHOICES, OPTION_NAMES, AttentionOptions
-from tests.helpers import OWN, TINY, build, task
+from tests.helpers import OWN, TINY, task
 from tests.xl import TINY_XL
 
 TRANSLATION, LM, ROBERTA = "mixhead_transformer", "mixhead_transformer_lm", "mixhead_roberta_base"
@@ -109,11 +109,6 @@ def test_what_cannot_work_is_refused_on_the_command_line_and_when_the_model_is_b
         with pytest.raises(OptionError) as error:
             refusing(Namespace(**{**sizes(arch), **flags}))
         assert re.match(f"{flag}[ :]", str(error.value)) and "\n" not in str(error.value)
-
-
-def test_a_flag_that_is_refused_says_its_value_and_what_would_be_valid():
-    with pytest.raises(OptionError, match=r"^--head-mixing best: must be one of none, .*position-wise"):
-        build(TRANSLATION, head_mixing="best")
 
 
 WORKS = [

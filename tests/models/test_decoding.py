@@ -101,6 +101,13 @@ def test_beam_search_of_joint_attention_and_of_an_ensemble(mixing):
     assert_scores_are_those_of_the_full_pass([*models, shake(build("sigsoftmax_transformer", seed=2)).eval()])
 
 
+def test_a_search_keeps_the_keys_of_a_sentence_once_not_once_a_beam():
+    model = build("mixhead_transformer")
+    model.set_beam_size(4)
+    beams = {(module.encoder_decoder_attention, module.beam_size) for module in attentions(model.decoder)}
+    assert beams == {(True, 4), (False, 1)}
+
+
 def test_equal_sentences_are_no_beams():
     """An earlier search had a beam of 4; now 4 equal sentences come, which part: sampling ends them one by one."""
     model = shake(build("mixhead_transformer")).eval()

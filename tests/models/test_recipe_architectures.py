@@ -76,6 +76,7 @@ def test_the_heads_of_a_translation_model_are_no_question_of_parameters():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_low_rank_papers_head_size_is_fixed_in_every_family(family):
     arch, rest = f"{family}_transformer_lm_lm1b", {"head_mixing": "none"}
+    assert yaml(arch).head_dim == command(arch, "--tokens-per-sample", "48").head_dim == 32
     eight = parameters(arch, 32_000, **rest)
     assert eight == parameters("mixhead_transformer_lm_lm1b", 32_000, head_dim=256 // 8, **rest)  # figure 3
     # 70 heads do not divide the embedding; each head has q, k, v with bias, and its share of the output.

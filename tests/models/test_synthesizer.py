@@ -11,7 +11,6 @@ from fairseq.models import build_model
 from fairseq.sequence_generator import SequenceGenerator
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.models.synthesizer import SynthesizerOptions
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, run, train
@@ -71,13 +70,6 @@ def test_the_maximal_length_is_that_of_the_tasks_blocks_unless_it_is_given(flags
     assert model(tokens(batch=1, length=length))[0].shape[1] == length
     with pytest.raises(OptionError, match=f"--tokens-per-sample: an input has {length + 1} tokens"):
         model(tokens(batch=1, length=length + 1))
-
-
-def test_the_help_lists_every_value_of_the_table():
-    options = SynthesizerOptions()
-    assert all(value in options._get_help("synthesizer") for value in SYNTHESIZERS)
-    for name, kind in SYNTHESIZERS.items():
-        assert kind.own_size is None or f"--synthesizer {name} " in options._get_help(kind.own_size.option)
 
 
 @every_synthesizer
