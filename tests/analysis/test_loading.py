@@ -111,5 +111,5 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, ana
         torch.save({"weights": torch.zeros(3)}, file)
     status, _, errors = analysis("mixing", file, "--output", tmp_path / "out")
     assert status == 1
-    assert f"error: {file}: " in errors and errors.count("\n") == 1
+    assert "error: " in errors and str(file) in errors and errors.count("\n") == 1
     assert not (tmp_path / "was_here").exists() and not (tmp_path / "out").exists()
