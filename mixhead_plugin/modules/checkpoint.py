@@ -106,7 +106,10 @@ def _check_record(
     wanted = attention.signature() if isinstance(attention, MixheadAttention) else FAIRSEQ
     for option, value in sorted(record.items(), key=lambda item: item[0] in known):  # unknown ones first
         if option not in known and value not in (None, "none", 0):  # of a later version of the plugin
-            _refuse(name, f"was trained with {option_name(option)} {value}, which this mixhead_plugin has not")
+            _refuse(
+                name,
+                f"was trained with {option_name(option)} {value}, which this version does not know",
+            )
         if option not in wanted or value == wanted[option]:
             continue
         if value in ("none", 0) and _loads_without(option, wanted[option]):

@@ -59,6 +59,10 @@ def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
+            with suppress(OSError):  # some file systems cannot sync a folder, which holds the new name
+                folder = os.open(os.path.dirname(path), os.O_RDONLY)
+                os.fsync(folder)
+                os.close(folder)
             break
         except BaseException as error:
             with suppress(OSError):

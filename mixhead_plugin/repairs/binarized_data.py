@@ -46,8 +46,7 @@ def check(path: str, symbols: int | None = None) -> None:
     if version != 1 or dtype is None:
         raise OptionError(f"{index}: is of format {version} with tokens of type {code}, which fairseq does not know")
     _check_size(data, _size_of_data(index, lines, np.dtype(dtype).itemsize), f"by {index}")
-    largest = int(np.memmap(data, dtype, "r")[:COMPARED].max())
-    if symbols is not None and largest >= symbols:
+    if symbols is not None and (largest := int(np.memmap(data, dtype, "r")[:COMPARED].max())) >= symbols:
         raise OptionError(
             f"{data}: has the token {largest}, its dictionary has {symbols} symbols; must be the dictionary that the "
             "data were prepared with"

@@ -41,7 +41,7 @@ _WITHOUT_VALUE = "_float_tensor"
 def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ranks: bool = False) -> dict:
     try:
         state = original(path, arg_overrides, load_on_all_ranks)
-    except (FileNotFoundError, IsADirectoryError, PermissionError, MemoryError):
+    except (OptionError, MemoryError):
         raise
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL (\S+)", str(error))
@@ -50,7 +50,8 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
             f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
         ) from error
     except Exception as error:  # of any kind: damaged files fail in many ways, and rarely say which file it was
-        if arg_overrides:  # perhaps they do not fit the config
+        # The system's fault, not the file's; or overrides that may not fit the config.
+        if arg_overrides or (isinstance(error, OSError) and error.errno):
             raise
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
     check_state(str(path), state)
@@ -63,9 +64,9 @@ def check_state(path: str, state: Any) -> None:
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
         raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
     cfg = state.get("cfg")
-    foreign = OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no config of a model")
+    foreign = f"{path}: not a checkpoint that fairseq-train wrote: no config of a model"
     if cfg is not None and not isinstance(cfg, (dict, DictConfig)):
-        raise foreign
+        raise OptionError(foreign)
     for part in ("cfg", "args"):
         for name, value in _values(state.get(part)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
@@ -73,7 +74,7 @@ def check_state(path: str, state: Any) -> None:
             if isinstance(value, str) and _COMPUTED.search(value):
                 raise OptionError(f"{path}: its {name} refers to a function; not loaded")
     if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
-        raise foreign
+        raise OptionError(foreign)
     check_finite(path, model)
 
 
@@ -115,5 +116,7 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
         for item in value if isinstance(value, (list, tuple, ListConfig)) else [value]:
             if isinstance(item, (dict, Namespace, DictConfig)):
                 yield from _values(item)
+            elif isinstance(item, (list, tuple, ListConfig)):
+                yield from _values({name: item})
             else:
                 yield name, item

@@ -31,4 +31,6 @@ def _end(batches: BufferedIterator) -> None:
     while thread.is_alive():
         with suppress(queue.Empty):
             batches._queue.get(timeout=0.01)
+    with batches._queue.mutex:
+        batches._queue.queue.clear()  # a full one would let the next line wait for ever
     batches._queue.put(RuntimeError("this validation was given up when the next one began"))

@@ -65,6 +65,8 @@ def with_code(site, good, bad):
     if site == "reference":
         values = f'decoder_attention: "{call}"'
         state["cfg"] = OmegaConf.create({**state["cfg"], "model": f"${{oc.create:{{_name: fconv_lm, {values}}}}}"})
+    elif site == "reference in a list of lists":
+        state["cfg"]["task"] = OmegaConf.create({"_name": "translation", "data": [["${oc.env:HOME}"]]})
     elif site in EVALUATED:
         setattr(state["cfg"]["model"], site, call)
     else:
@@ -96,6 +98,10 @@ BAD = {
         f"code as {name}": (partial(with_code, name), f"its {name} is no list of numbers") for name in sorted(EVALUATED)
     },
     "code behind a reference": (partial(with_code, "reference"), "its model refers to a function"),
+    "a reference in a list of lists": (
+        partial(with_code, "reference in a list of lists"),
+        "its data refers to a function",
+    ),
     "empty": (partial(cut, 0), DAMAGED),
     **{f"cut after {keep}": (partial(cut, keep), EITHER) for keep in (1, 4, 100, 0.1, 0.5, 0.9, 0.999)},
     "last byte gone": (partial(cut, -1), EITHER),

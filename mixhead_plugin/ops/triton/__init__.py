@@ -105,7 +105,7 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    refuse_forward_mode("triton", *inputs[:4])
+    refuse_forward_mode("triton", *inputs)
     seed = None
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
