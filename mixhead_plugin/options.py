@@ -1,4 +1,4 @@
-"""The plugin's flags, the families that preset them, and the checks before a model is built."""
+"""Define the plugin's flags and the families that preset them; check the flags before a model is built."""
 
 import math
 from argparse import Namespace
@@ -32,7 +32,7 @@ FAMILIES: Dict[str, Dict[str, Any]] = {
     # The head size is the input length (low-rank bottleneck paper, section 3.1).
     "fixhead": {"head_dim": TOKENS_PER_SAMPLE},
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
-    # The rows of l2 weights sum to as much as sqrt(n): the essay shrinks W_V and W_O; the factor is our choice.
+    # Rows of l2 weights sum to at most sqrt(n). So the essay shrinks W_V and W_O; we chose the factor.
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
 }
 
@@ -56,7 +56,7 @@ def _flag(name: str, default: Any, text: str) -> Any:
 
 @dataclass
 class AttentionOptions(FairseqDataclass):
-    """The flags that every architecture of the plugin adds to fairseq's."""
+    """Add the flags of every plugin architecture to fairseq's."""
 
     attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
     head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
@@ -72,8 +72,8 @@ class AttentionOptions(FairseqDataclass):
     relative_position: str = _flag(
         "relative_position",
         "none",
-        "how self-attention sees distances, in addition to fairseq's positions, which "
-        "--no-token-positional-embeddings switches off",
+        "how self-attention sees distances; fairseq's positions are added too, "
+        "except with --no-token-positional-embeddings",
     )
     relative_gain: int = _flag(
         "relative_gain",
@@ -83,7 +83,7 @@ class AttentionOptions(FairseqDataclass):
     heads_per_layer: Optional[str] = _flag(
         "heads_per_layer",
         None,
-        "numbers of heads of each layer, as pruning leaves them: source:mixed heads, or one number for both, as in "
+        "numbers of heads of each layer after pruning: source:mixed heads, or one number for both, as in "
         "'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
     )
 
@@ -101,7 +101,7 @@ OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.star
 
 
 def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
-    """Return the numbers of source and mixed heads of each layer, by site; refuse a text of another form."""
+    """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text."""
     found: Dict[str, List[Tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
     for part in filter(str.strip, (text or "").split(";")):
@@ -119,7 +119,7 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
 
 
 class AttentionShape(NamedTuple):
-    """The sizes of the attention at one site, and the flags that set them."""
+    """Hold the sizes of the attention at one site, and the flags that set them."""
 
     embed_flag: str
     embed_dim: int
@@ -131,8 +131,8 @@ class AttentionShape(NamedTuple):
 def as_namespace(args: Any) -> Any:
     """Return the flags that fairseq gives to `build_model` as one flat namespace.
 
-    fairseq's own converters lose the plugin's flags of a DictConfig. The flags of `common`, which a YAML file keeps
-    beside the model's, are included. An interpolation that nothing resolves, as without a task, becomes None.
+    fairseq's own converters drop the plugin's flags from a DictConfig. The result includes the flags of `common`, which
+    a YAML file keeps beside the model's. An interpolation without a value, as without a task, becomes None.
     """
     if OmegaConf.is_config(args):
         common = (args._get_parent() or {}).get("common", {})
@@ -146,9 +146,9 @@ def as_namespace(args: Any) -> Any:
 
 
 def complete(args: Any, family: Optional[str] = None) -> None:
-    """Give `args` (Namespace or DictConfig, changed in place) the family's value of every flag that it lacks.
+    """Set each missing flag of `args` (Namespace or DictConfig, changed in place) to the family's value.
 
-    The family None is that of the model's name in `args`.
+    If `family` is None, the model's name in `args` gives the family.
     """
     name = _name(args)
     preset = FAMILIES.get(family or str(ARCH_MODEL_NAME_REGISTRY.get(name, name)).partition("_")[0], {})
@@ -165,12 +165,12 @@ def _input_length(args: Any) -> int:
     return length
 
 
-# What `model_options` returns for a model of fairseq's.
+# `model_options` returns this for fairseq's own models.
 STOCK_MODEL = Namespace()
 
 
 def model_options(model: Any) -> Optional[Namespace]:
-    """Return the complete flags of a plugin model, STOCK_MODEL for another one, None for an unknown name."""
+    """Return the complete flags of a plugin model, STOCK_MODEL for fairseq's own, None for an unknown name."""
     registered = _registered(model)
     if not hasattr(registered, "attention_shapes"):
         return None if registered is None else STOCK_MODEL
@@ -252,10 +252,10 @@ def _check_heads_per_layer(args: Any, covered: Dict[str, AttentionShape]) -> Non
 
 
 def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> None:
-    """Refuse heads that do not fill the embedding where nothing but its size says how large they are."""
+    """Refuse a number of heads that does not divide the embedding, unless --head-dim sets their size."""
     own_size = covered and args.head_dim is not None
     if shape.num_heads < 1 or (shape.embed_dim % shape.num_heads and not own_size):
-        hint = ", or --head-dim be set" if covered else f" ({site}, outside --attention-scope {args.attention_scope})"
+        hint = ", or set --head-dim" if covered else f" ({site}, outside --attention-scope {args.attention_scope})"
         raise OptionError(
             f"{shape.heads_flag} {shape.num_heads}: must divide {shape.embed_flag} {shape.embed_dim}{hint}"
         )
@@ -282,8 +282,8 @@ def _check_learning_rate(args: Any) -> None:
     if not HEAD_MIXINGS[args.head_mixing].trained:
         raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing}; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
-        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, or all parameters are one")
-    # The first two round small steps away, the others arrange the parameters in their own way.
+        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads; else all parameters become one")
+    # The first two round small steps to 0; the others rearrange the parameters.
     for name, value in (
         ("memory_efficient_fp16", True),
         ("memory_efficient_bf16", True),
@@ -296,7 +296,7 @@ def _check_learning_rate(args: Any) -> None:
 
 
 def _check_quantisation(args: Any, covered: Dict[str, AttentionShape]) -> None:
-    """Refuse noise on blocks of input features that do not divide those of out_proj, heads * head size."""
+    """Refuse a block size of quantisation noise that does not divide out_proj's inputs, heads * head size."""
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
     block, flag = getattr(args, "quant_noise_pq_block_size", 8), "--quant-noise-pq-block-size"
@@ -320,7 +320,7 @@ def _check_implementation(args: Any, covered: Dict[str, AttentionShape]) -> None
         most = max(source for source, _ in heads)
         problem = problem or triton.variant_problem(args.attention_normalizer, most, head_dim, mixes)
         if any(source != mixed for source, mixed in heads):
-            problem = problem or "has no kernel for other numbers of mixed heads than of source heads"
+            problem = problem or "has no kernel for different numbers of source and mixed heads"
         if site != "cross" and args.relative_position == "t5":
             problem = problem or "has no kernel for --relative-position t5"
         if site != "cross" and args.relative_gain:

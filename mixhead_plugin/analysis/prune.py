@@ -1,15 +1,15 @@
-"""Show the score while the least important heads go, or write a smaller checkpoint (Michel et al. 2019, figures 7, 8).
+"""Show the score without the least important heads, or write a smaller checkpoint (Michel et al. 2019, figures 7, 8).
 
 For one checkpoint, the figure shows its score over the heads removed, in steps of 10%. For several checkpoints of one
-training, it shows how much of its score each loses.
+training, it shows how much score each one loses.
 
 The importance comes from a pass over --importance-subset, or from --importance FILE. At least one head stays in each
-attention. Where heads mix, the same fraction of source heads and of mixed heads is removed: the weights of source heads
-are mixed, the outputs of mixed heads go to out_proj. Attentions outside --attention-scope stay as they are.
+attention. Where heads mix, the same fraction of source and of mixed heads is removed. The weights of source heads are
+mixed; the outputs of mixed heads go to out_proj. Attentions outside --attention-scope do not change.
 
 --fraction 0.4 --save pruned.pt cuts the heads off: it writes a checkpoint with smaller projections, and the numbers of
 heads in its config. fairseq-generate, fairseq-eval-lm and fairseq-train take it. It computes the same as the whole
-model with the other heads masked. Parameters, time and score of both are printed.
+model with the removed heads masked. Parameters, time and score of both are printed.
 
 Writes prune.{png,svg,json}, or with --save the checkpoint and prune-save.json.
 
@@ -41,14 +41,14 @@ TITLES = {**scores.METRICS, "forward_s": "scoring of 4 batches at most (s)", "de
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True)
-    text = "importance.json of the command importance; its first set counts"
+    text = "importance.json of the command importance; its first set is used"
     parser.add_argument("--importance", metavar="FILE", help=text)
     parser.add_argument("--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)")
     importance.add_normalization(parser, default="layer")
     text = "heads that stay in each attention (default: %(default)s)"
     parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
-    parser.add_argument("--fraction", type=fraction, metavar="F", help="with --save: how much of the heads to cut off")
-    parser.add_argument("--save", metavar="FILE", help="write the checkpoint without them")
+    parser.add_argument("--fraction", type=fraction, metavar="F", help="with --save: the fraction of heads to cut off")
+    parser.add_argument("--save", metavar="FILE", help="write a checkpoint without the cut heads")
     scores.add_arguments(parser)
     output.add_arguments(parser, labels=True)
 
@@ -85,10 +85,10 @@ def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) ->
 
 
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
-    """Return the importances of the heads that can go, before --normalize; refuse an --at-least that lets none go."""
+    """Return the importances of removable heads, before --normalize; refuse an --at-least that keeps all heads."""
     found = smaller.prunable(loaded)
     if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
-        raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can go")
+        raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
     if args.importance is not None:
         return importance.read_importance(args.importance, found)
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
@@ -96,15 +96,15 @@ def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
 
 
 class Step(NamedTuple):
-    """One point of a profile."""
+    """Hold one point of a profile."""
 
-    fraction: float  # of all heads that are gone
+    fraction: float  # removed, of all heads
     removed: int
     score: float
 
 
 def profiles(args: Namespace) -> None:
-    """Score each checkpoint while more and more heads are gone."""
+    """Score each checkpoint while more and more heads are removed."""
     output.labels(args, args.checkpoints)  # refuse wrong names before the work
     entries, found = [], []
     for path in args.checkpoints:
@@ -127,7 +127,7 @@ def profiles(args: Namespace) -> None:
 
 
 def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
-    """Return the scores while more and more heads are gone, until no more may go."""
+    """Return the scores while more and more heads are removed, up to --at-least."""
     found = smaller.prunable(loaded)
     number = len(all_heads(found))
     batches = list(loading.batches_from(args, loaded))
@@ -142,7 +142,7 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
 
 
 def training_progress(loaded: Loaded) -> tuple[str, int]:
-    """Return when in its training a checkpoint was written, in words, and the number of updates."""
+    """Return the epoch and updates of a checkpoint in words, and the number of updates."""
     updates = loaded.history["optimizer_history"][-1]["num_updates"]
     iterator = loaded.history["extra_state"].get("train_iterator") or {}
     # Between two epochs, fairseq stores the number of the next one.
@@ -158,7 +158,7 @@ def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
 
 
 def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
-    """Draw the scores of one checkpoint; of several what they lose, with the score of the whole model in brackets."""
+    """Draw the scores of one checkpoint, or how much several lose; brackets hold the score of the whole model."""
     title, several = scores.METRICS[metric], len(found) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
@@ -203,7 +203,7 @@ def cut_off(args: Namespace) -> None:
     with without(found, removed):
         report["masked"] = scores.score(whole, batches, args, metrics)
     print(comparison(report))
-    print("to train on: fairseq-train with the flags of its training, and behind them")
+    print("to train on: fairseq-train with the flags of its training, followed by")
     print(f"  {smaller.training_flags(pruned, args.save)}")
     print(f"wrote {args.save}")
     stays = {name: heads._asdict() for name, heads in kept.items()}
@@ -212,12 +212,12 @@ def cut_off(args: Namespace) -> None:
 
 
 def check_target(args: Namespace) -> None:
-    """Refuse several checkpoints, and a --save that cannot be written or is the checkpoint itself."""
+    """Refuse several checkpoints, a --save that cannot be written, and a --save onto the checkpoint itself."""
     if len(args.checkpoints) > 1:
         raise OptionError(f"--save {args.save}: cuts one checkpoint, not {len(args.checkpoints)}")
     folder = os.path.dirname(os.path.abspath(args.save))
     if os.path.isdir(args.save) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise OptionError(f"--save {args.save}: is not a file in a folder that can be written in")
+        raise OptionError(f"--save {args.save}: must be a file in a writable folder")
     if os.path.exists(args.save) and os.path.samefile(args.save, args.checkpoints[0]):
         raise OptionError(f"--save {args.save}: is the checkpoint itself")
 

@@ -2,11 +2,11 @@
 
 The matrix of a head, [n, n] for a window of n tokens, has n singular values s_1 >= s_2 >= ... The first figure shows
 (s_1 + ... + s_k) / (s_1 + ... + s_n) over k for each layer (thin) and the mean of the layers (bold). The closer a
-curve is to the upper left corner, the lower is the rank. Shares are computed for each head and window, then averaged.
+curve is to the upper left corner, the lower the rank is. Shares are computed for each head and window, then averaged.
 Where heads mix, the curves are those of the mixed matrices. --source draws those of the source heads too.
 
 The second figure shows the effective rank of each head, exp(-sum_k p_k ln p_k) with p_k = s_k / sum s. It is n if all
-singular values are equal, and 1 if there is only one. Where heads mix, the source heads always stand beside the mixed
+singular values are equal, and 1 if there is only one. Where heads mix, it shows the source heads beside the mixed
 ones. Mixing raises the effective rank mechanically: a random mixing does too.
 
 A window is the first --length tokens of a sentence (of a block, for language models), on both sides of a translation.
@@ -55,7 +55,7 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def usual_length(loaded: Loaded, subset: str) -> int:
-    """Return a length that half of the sentences have, on each of their sides."""
+    """Return the median length of the sentences; the shorter side of a translation counts."""
     dataset = loading.load_subset(loaded, subset)
     if not hasattr(dataset, "size"):  # the windows of --task truncated_bptt_lm
         return int(loaded.cfg.task.tokens_per_sample)
@@ -81,14 +81,14 @@ def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, 
 
 
 class Spectrum(NamedTuple):
-    """One attention: means over the windows."""
+    """Hold the means of one attention over the windows."""
 
-    curve: Tensor  # [n], also over the heads
+    curve: Tensor  # [n], mean also over the heads
     rank: Tensor  # [H]
 
 
 class Measured(NamedTuple):
-    """The spectra of the heads of a checkpoint, or of its source heads."""
+    """Hold the spectra of the heads of a checkpoint, or of its source heads."""
 
     checkpoint: str
     source: bool  # before mixing
@@ -124,12 +124,12 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
         for inputs in windows(loaded, args, length):
             number += 1
             for module in loaded.model.modules():
-                if hasattr(module, "reset_memory"):  # windows at random places do not go on from each other
+                if hasattr(module, "reset_memory"):  # windows at random places do not follow each other
                     module.reset_memory()
             loading.forward(loaded, inputs)
     if not number:
         usual = usual_length(loaded, args.subset)
-        raise OptionError(f"--length {length}: no sentence of {args.subset} is so long; half of them have {usual}")
+        raise OptionError(f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}")
 
     def mean(spectra: list[Spectrum]) -> Spectrum:
         return Spectrum(*(torch.stack(values).mean(0) for values in zip(*spectra, strict=True)))
@@ -144,11 +144,11 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True, batching=False)
     output.add_arguments(parser, labels=True)
-    text = "tokens in a window (default: half of the set has them)"
+    text = "tokens in a window (default: the median length in the set)"
     parser.add_argument("--length", type=loading.positive, metavar="N", help=text)
-    text = "how many at most (default: %(default)s)"
+    text = "largest number of windows (default: %(default)s)"
     parser.add_argument("--windows", type=loading.positive, default=16, metavar="N", help=text)
-    parser.add_argument("--source", action="store_true", help="draw the curves of the source heads, before mixing, too")
+    parser.add_argument("--source", action="store_true", help="also draw the curves of the source heads, before mixing")
 
 
 def run(args: Namespace) -> None:

@@ -21,23 +21,23 @@ from mixhead_plugin.options import model_options
 def _flag(name: str) -> Any:
     penalty = PENALTIES[name]
     text = f"weight of the {penalty.formula} ({penalty.source}), summed over the attentions"
-    text += f"; in training alone; 0 is off (default: {penalty.weight})"
+    text += f"; only in training; 0 is off (default: {penalty.weight})"
     return field(default=penalty.weight, metadata={"help": text})
 
 
 @dataclass
 class PenaltyOptions(FairseqDataclass):
-    """The flags of every orthogonal_* criterion beside fairseq's own: `<name>_weight` for each of PENALTIES."""
+    """Add the flags of every orthogonal_* criterion to fairseq's own: `<name>_weight` for each of PENALTIES."""
 
     orthogonal_weight: float = _flag("orthogonal")
     rank_weight: float = _flag("rank")
 
 
 class RegularizedCriterion(FairseqCriterion):
-    """Mixin before a criterion of fairseq whose loss is a sum over the batch.
+    """Add penalties to a criterion of fairseq whose loss is a sum over the batch; a mixin before it.
 
-    Penalties are computed in float32, and in training alone. The validation loss, and the `loss` and perplexity of all
-    logs, are those of fairseq's criterion.
+    Penalties are computed in float32, and only in training. fairseq's criterion alone gives the validation loss, and
+    the `loss` and perplexity in all logs.
     """
 
     penalty_weights: Mapping[str, float] = MappingProxyType({})  # without penalties of weight 0
@@ -88,7 +88,7 @@ class RegularizedCriterion(FairseqCriterion):
 
 
 def _check_model(model: Any, weights: Mapping[str, float]) -> None:
-    """Refuse flags of a model that leave a penalty nothing to act on; `forward` would, but fairseq saves a crash.pt."""
+    """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a crash.pt."""
     options = model_options(model)
     mixing = getattr(options, "head_mixing", None)  # None for a model of fairseq
     for name, weight in weights.items() if options is not None else ():

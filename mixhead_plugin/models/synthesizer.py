@@ -1,6 +1,6 @@
-"""Language model with attention without query-key products: architectures `<family>_synthesizer_lm*`.
+"""Build a language model without query-key products: architectures `<family>_synthesizer_lm*`.
 
-fairseq has no such model. This is its decoder-only Transformer with every flag, see `modules/synthesizer.py`.
+fairseq has no such model. This is fairseq's decoder-only Transformer with all its flags; see `modules/synthesizer.py`.
 """
 
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, a
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.options import AttentionShape, as_namespace
 
-# By the flag of a size that one synthesizer alone has, the name of the synthesizer.
+# Each key is the flag of a size, each value the only synthesizer that has this size.
 _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
 
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
-    """The flags that the Synthesizer adds to the plugin's others."""
+    """Add the flags of the Synthesizer to the plugin's others."""
 
     synthesizer: str = field(
         default="dense",
@@ -38,26 +38,26 @@ class SynthesizerOptions(FairseqDataclass):
     synthesizer_factor: Optional[int] = field(
         default=None,
         metadata={
-            "help": "a, of which a b is the maximal length, with --synthesizer factorized-dense "
+            "help": "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense "
             "(default: the root of the maximal length)"
         },
     )
 
     @property
     def own_size(self) -> Optional[int]:
-        """The size that the chosen synthesizer alone has, if it is set."""
+        """Return the size that only the chosen synthesizer has, if it is set."""
         size = SYNTHESIZERS[self.synthesizer].own_size
         return None if size is None else getattr(self, size.option)
 
 
 @dataclass
 class SynthesizerConfig(SynthesizerOptions, TransformerConfig):
-    """The nested config of the decoder; build it with `from_namespace` only."""
+    """Hold the nested config of the decoder; build it with `from_namespace` only."""
 
 
 @dataclass
 class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageModelConfig):
-    """The flat config of the language model."""
+    """Hold the flat config of the language model."""
 
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
@@ -86,9 +86,9 @@ class SynthesizerDecoder(MixheadDecoder):
 
 
 class SynthesizerLanguageModel(TransformerLanguageModel):
-    """fairseq's decoder-only Transformer with synthetic scores, for inputs up to a maximal length.
+    """Give fairseq's decoder-only Transformer synthetic scores, for inputs up to a maximal length.
 
-    That length is --max-target-positions, else --tokens-per-sample and the token of --add-bos-token.
+    That length is --max-target-positions, or else --tokens-per-sample plus the token of --add-bos-token.
     """
 
     config = SynthesizerLanguageModelConfig
@@ -103,13 +103,13 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         super().check_args(args)
         options, longest = cls.config.from_namespace(args), getattr(args, "max_target_positions", None)
         if longest is None and not getattr(args, "tokens_per_sample", None):
-            raise OptionError("--max-target-positions is missing: a synthesizer has scores for so many positions alone")
-        # fairseq leaves out whole sentences, --sample-break-mode eos, that are too long.
+            raise OptionError("--max-target-positions is missing: a synthesizer has scores only up to this position")
+        # With --sample-break-mode eos, fairseq leaves out sentences that are too long.
         cuts = getattr(args, "sample_break_mode", "eos") != "eos"
         if longest is not None and cuts and longest < _longest_block(args):
             raise OptionError(
                 f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for --tokens-per-sample "
-                f"{args.tokens_per_sample}; a synthesizer has scores for so many positions alone"
+                f"{args.tokens_per_sample}; a synthesizer has scores only up to this position"
             )
         _check_synthesizer(options, longest or _longest_block(args))
 
@@ -149,7 +149,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         most = longest if option == "synthesizer_factor" else float("inf")
         if not 1 <= value <= most:
             raise OptionError(
-                f"{option_name(option)} {value}: must be at least 1 and a factor at most the maximal length, {longest}"
+                f"{option_name(option)} {value}: must be at least 1; a factor at most the maximal length, {longest}"
             )
     if options.relative_position != "none":
         raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
@@ -162,7 +162,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
 
 
 def refuse_longer_inputs(task: Any, max_length: int) -> None:
-    """Let fairseq-eval-lm refuse inputs that are too long, which it would leave out of the perplexity."""
+    """Let fairseq-eval-lm refuse inputs that are too long; it would leave them out of the perplexity."""
     load = getattr(task, "eval_lm_dataloader", None)  # nothing else calls this method of the task
     if load is None:
         return

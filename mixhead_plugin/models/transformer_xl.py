@@ -1,4 +1,4 @@
-"""Transformer-XL: architectures `<family>_transformer_xl*`, and repairs of the task that feeds it."""
+"""Build Transformer-XL, architectures `<family>_transformer_xl*`, and repair the task that feeds it."""
 
 import logging
 from dataclasses import dataclass, field
@@ -30,17 +30,17 @@ LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "di
 
 @dataclass
 class TransformerXLConfig(AttentionOptions, StockConfig):
-    """fairseq's config of its Transformer-XL plus the flags of the plugin."""
+    """Add the plugin's flags to fairseq's config of Transformer-XL."""
 
     head_dim: Optional[int] = field(
-        default=None, metadata={"help": "size of one head, stronger than --d-head (default: --d-head)"}
+        default=None, metadata={"help": "size of one head, overrides --d-head (default: --d-head)"}
     )
     max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
 
 class TransformerXLModel(FamilyModel, FairseqLanguageModel):
-    """Language model with a memory of the text before each window (Dai et al. 2019), and the plugin's attention."""
+    """Model language with a memory of the text before each window (Dai et al. 2019), and the plugin's attention."""
 
     config = TransformerXLConfig
     by_dataclass = True
@@ -65,13 +65,13 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
                 f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as in 20000,40000"
             )
         if cfg.same_length and cfg.mem_len == 0:
-            raise OptionError("--same-length: needs a --mem-len of at least 1, which is what each token sees")
+            raise OptionError("--same-length: needs a --mem-len of at least 1: each token sees that many positions")
         if cfg.attention_impl == "triton":
             raise OptionError("--attention-impl triton: lacks relative positions; must be auto, blockwise or reference")
         if cfg.relative_position != "none":
             raise OptionError(f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has its own")
         super().check_args(args)
-        task = getattr(args, "task", None)  # by name on the command line alone
+        task = getattr(args, "task", None)  # a name only on the command line
         if isinstance(task, str):
             _check_order(cfg, task, TASK_REGISTRY.get(task, FairseqTask))
 
@@ -89,12 +89,12 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
-        """Forget the text before, of training and of evaluation."""
+        """Empty the memories of training and of evaluation."""
         self.decoder.memory.reset()
 
 
 def _check_order(cfg: TransformerXLConfig, name: str, task: Type[FairseqTask]) -> None:
-    """Refuse a memory where windows do not come in the order of their text."""
+    """Refuse a memory if windows do not come in the order of their text."""
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; must be 0 "
@@ -130,7 +130,7 @@ class _NumberedWindows:
 def number_windows(task: Any) -> None:
     """Put the number of each window of the text into the `net_input` of this task's batches.
 
-    fairseq keeps the number where no model sees it. Without it, memory would go on from one epoch, or set, to the next.
+    fairseq does not pass the number to the model. Without it, memory would continue from one epoch or set to the next.
     """
     if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
         return
@@ -138,7 +138,7 @@ def number_windows(task: Any) -> None:
     load = task.eval_lm_dataloader
 
     def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a text of fewer windows than rows, for which fairseq-eval-lm prints a perplexity of 1."""
+        """Refuse a text with fewer windows than rows; fairseq-eval-lm would print a perplexity of 1."""
         windows, rows = len(dataset.data), task.cfg.batch_size
         if len(dataset) == 0:
             raise OptionError(
@@ -153,7 +153,7 @@ def number_windows(task: Any) -> None:
 
 
 def _setup_task(cls: Type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
-    """Set up the task for fairseq-validate too, whose `from_checkpoint` fairseq's task does not take."""
+    """Set up the task; accept `from_checkpoint` of fairseq-validate, which fairseq's task does not."""
     if from_checkpoint:
         cfg.data_parallel_rank = cfg.data_parallel_size = None  # the checkpoint has those of its training
     return cls(cfg, **kwargs)

@@ -1,4 +1,4 @@
-"""fairseq's multi-head attention with a choice of normalizer, mixed heads and a free head size."""
+"""Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
 
 from functools import partial
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -21,7 +21,7 @@ from mixhead_plugin.ops.relative import RelativeScores, toeplitz
 
 
 class Inputs(NamedTuple):
-    """What one attention computes with: arguments of `ops.attention`, by their names there."""
+    """Hold the inputs of one attention, named like the arguments of `ops.attention`."""
 
     query: Tensor  # [B, H, Nq, D]
     key: Tensor  # [B, H, Nk, D]
@@ -35,7 +35,7 @@ class Inputs(NamedTuple):
 
 
 class MixheadAttention(CachedAttention):
-    """A drop-in for fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
+    """Replace fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
 
     The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
 
@@ -46,7 +46,7 @@ class MixheadAttention(CachedAttention):
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         impl: the implementation of `ops.attention`
         value_init_scale: factor on the initial weights of v_proj and out_proj
-        num_mixed_heads: how many heads the mixing makes, each with its values and its part of out_proj; None for
+        num_mixed_heads: number of heads after mixing, each with its own values and part of out_proj; None for
             num_heads, the only choice without mixing
         relative_position: a key of `RELATIVE_POSITIONS`, for self-attention
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
@@ -158,7 +158,7 @@ class MixheadAttention(CachedAttention):
         }
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        # Tensors do not tell one normalizer from another: metadata beside them does.
+        # The tensors do not show which normalizer they belong to: store it as metadata.
         super()._save_to_state_dict(destination, prefix, keep_vars)
         metadata = getattr(destination, "_metadata", None)
         if metadata is not None:
@@ -181,13 +181,13 @@ class MixheadAttention(CachedAttention):
 
         Args:
             query: [Nq, B, embed_dim]
-            key: [Nk, B, kdim]; may be None where `static_kv` finds it in the cache
+            key: [Nk, B, kdim]; may be None if `static_kv` finds it in the cache
             value: [Nk, B, vdim], likewise
             key_padding_mask: [B, Nk], non-zero hides a key
             incremental_state: the cache of step-by-step decoding
             need_weights: also return the mixed weights, averaged over the heads
             static_kv: all steps use the keys and values of the first step (encoder-decoder attention)
-            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores, non-zeros of other types hide
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; floats are added to the scores; in other types non-zero hides
             before_softmax: return the masked scores [B * H, Nq, Nk] and the values [B * H, Nk, D] instead
             need_head_weights: also return the mixed weights of every head
 
@@ -228,7 +228,7 @@ class MixheadAttention(CachedAttention):
         return self.head_mixing(q)
 
     def _additive(self, attn_mask: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
-        """[Nq, Nk] or [B * H, Nq, Nk] of any type -> floats broadcastable to [B, H, Nq, Nk]."""
+        """Convert a mask [Nq, Nk] or [B * H, Nq, Nk] of any type to floats broadcastable to [B, H, Nq, Nk]."""
         if attn_mask is None:
             return None
         if not attn_mask.is_floating_point():
@@ -248,7 +248,7 @@ class MixheadAttention(CachedAttention):
         relative: Optional[RelativeScores] = None,
         causal: bool = False,
     ) -> Inputs:
-        """Return the record of these tensors, with the gain of their distances."""
+        """Return `Inputs` with these tensors and the gain of their distances."""
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.to(torch.bool)  # fairseq keeps them as floats in the cache
         gain: Optional[Tensor] = None
@@ -306,7 +306,7 @@ class MixheadAttention(CachedAttention):
         return out, weights
 
     def _attend_by_definition(self, inputs: Inputs) -> Tuple[Tensor, Tensor]:
-        """Take the steps of the reference one by one: they give the weights too, and TorchScript compiles them."""
+        """Compute the reference step by step: this also gives the weights, and TorchScript can compile it."""
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         out = torch.matmul(F.dropout(weights, self._dropout_p()), upcast(inputs.value))  # [B, H', Nq, D]
         return out.to(inputs.value.dtype), weights

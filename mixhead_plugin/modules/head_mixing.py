@@ -1,7 +1,7 @@
-"""The mixing matrix M: every value of --head-mixing is one row of HEAD_MIXINGS.
+"""Define the mixing matrix M: each value of --head-mixing is one row of HEAD_MIXINGS.
 
-M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
-unless pruning removed some.
+M[..., j, i] is the weight of source head j in mixed head i. The number of mixed heads, H', equals the number of source
+heads, H, unless pruning removed some.
 
 Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020). Position-wise mixing,
 Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
@@ -16,20 +16,20 @@ from mixhead_plugin.modules.heads import Axis
 
 
 class HeadMixing(nn.Module):
-    """The base class of all head mixings: called with the projected, unscaled query [B, H, Nq, D], they return M."""
+    """Map the projected, unscaled query [B, H, Nq, D] to M; base class of all head mixings."""
 
     def identity(self) -> Dict[str, Tensor]:
         """Return the state in which a trained mixing does nothing; empty for a frozen one."""
         return {}
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Complete a checkpoint without mixing: a trained matrix is the identity, a frozen one stays as it is here."""
+        """Complete a checkpoint without mixing: a trained matrix becomes the identity, a frozen one stays."""
         for key, value in {**self.state_dict(), **self.identity()}.items():
             state_dict.setdefault(f"{name}.{key}", value)
 
 
 class PositionIndependentMixing(HeadMixing):
-    """One trained M for all positions (mixhead eq. 12); starts as the identity (section 3.2)."""
+    """Train one M for all positions (mixhead eq. 12); it starts as the identity (section 3.2)."""
 
     def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
@@ -43,7 +43,7 @@ class PositionIndependentMixing(HeadMixing):
 
 
 class PositionWiseMixing(HeadMixing):
-    """M_t[j, i] = q_{t,j} . W[:, i] + B[j, i] (mixhead section 3.1); starts with W = 0, B = I (section 3.2)."""
+    """Compute M_t[j, i] = q_{t,j} . W[:, i] + B[j, i] (mixhead section 3.1); start with W = 0, B = I (section 3.2)."""
 
     def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
         super().__init__()
@@ -58,7 +58,7 @@ class PositionWiseMixing(HeadMixing):
 
 
 class FrozenMixing(HeadMixing):
-    """A constant M (ablations of mixhead table 7); a buffer, so that checkpoints contain it."""
+    """Keep a constant M (ablations of mixhead table 7) in a buffer, so that checkpoints contain it."""
 
     def __init__(self, matrix: Tensor):
         super().__init__()
@@ -84,7 +84,7 @@ def average_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMix
 
 
 class MixingKind(NamedTuple):
-    """One value of the flag --head-mixing."""
+    """Describe one value of the flag --head-mixing."""
 
     build: Optional[Callable[[int, int, int], HeadMixing]]  # called with source heads, head size, mixed heads
     formula: str

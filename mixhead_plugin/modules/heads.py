@@ -1,4 +1,4 @@
-"""The heads of one attention: what a hook sees of them, gates that scale them, and how parameters are split by head."""
+"""Describe the heads of one attention: what a hook sees, gates that scale heads, and how heads split parameters."""
 
 from typing import Callable, NamedTuple, Optional
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class Heads(NamedTuple):
-    """What a hook sees of the heads of one attention in one pass."""
+    """Give a hook the heads of one attention in one pass."""
 
     mixing: Optional[Tensor]  # M [H, H'] or [B, Nq, H, H']
     weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
 
 
 class HeadGates(NamedTuple):
-    """Factors on the heads of one attention, one for each head or [B, ...] one for each sentence; None for 1."""
+    """Scale the heads of one attention, by one factor for each head, or [B, ...] also for each sentence; None is 1."""
 
     source: Optional[Tensor] = None  # on the weights P_j where heads mix, [H] or [B, H]
     mixed: Optional[Tensor] = None  # on the outputs O_i, [H'] or [B, H']
@@ -23,7 +23,7 @@ class HeadGates(NamedTuple):
         if self.source is None:
             return mixing
         if mixing is None:
-            raise ValueError("gates on source heads where heads do not mix: gate the outputs instead")
+            raise ValueError("gates on source heads need head mixing: gate the outputs instead")
         gates = self.source[..., None]  # [H, 1] or [B, H, 1]
         if gates.dim() == 2:
             return mixing * gates
@@ -35,7 +35,7 @@ class HeadGates(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """A dimension of a parameter that has an entry, or `head_dim` entries, for each head."""
+    """Name a dimension of a parameter that has one entry, or `head_dim` entries, for each head."""
 
     dim: int
     kind: str  # "source" or "mixed"

@@ -1,4 +1,4 @@
-"""The memory of Transformer-XL: hidden states of the previous window of text."""
+"""Keep the memory of Transformer-XL: hidden states of the previous window of text."""
 
 import logging
 from typing import Any, NamedTuple
@@ -16,24 +16,24 @@ STATES, PLACE = "version_1.states", "version_1.place"
 
 class Memory(NamedTuple):
     states: list[Tensor]  # [M, B, C] for each layer: its inputs at the last M positions, detached
-    window: int | None  # the number of the window whose end they are; None without numbers
+    window: int | None  # the number of the window that they end; None if windows have no numbers
     before: list[Tensor]  # the states that this window saw
 
 
 class Mems(nn.Module):
-    """The memories of one decoder: one for training and one for evaluation.
+    """Keep two memories of one decoder: one for training and one for evaluation.
 
     A memory serves the next window, in the same mode and with the same number of rows. For every other window it is
-    empty: the first of a text, of another set or epoch. A window that is computed again, as after an overflow under
-    --amp, sees what it saw. Windows without numbers continue from call to call. A change from training to evaluation
-    empties the evaluation's memory.
+    empty, such as the first of a text, set or epoch. A window that is computed again, as after an overflow under
+    --amp, sees the same memory again. Windows without numbers continue from call to call. A change from
+    training to evaluation empties the evaluation's memory.
 
-    A checkpoint contains the memory of training, so that training can resume within an epoch. It is the first worker's;
-    the other workers have other text and start empty.
+    A checkpoint contains the memory of training, so that training can resume within an epoch. It is that of the
+    first worker; the other workers have other text and start empty.
 
     Args:
         length: how many positions are remembered; 0 for none
-        window_length: of numbered windows; a memory of other windows is not loaded
+        window_length: length of numbered windows; a memory of windows of another length is not loaded
     """
 
     def __init__(self, length: int, window_length: int):
@@ -113,7 +113,7 @@ class Mems(nn.Module):
             logger.info("memory: empty, the checkpoint has another number of workers or length of windows")
             return
         if workers > 1:
-            logger.info("memory: of the first worker, from the checkpoint; that of the others starts empty")
+            logger.info("memory: of the first worker, from the checkpoint; the other workers start empty")
             if distributed.get_data_parallel_rank() > 0:
                 return
         held = min(held, self.length)

@@ -1,4 +1,4 @@
-"""Relative positions: every value of --relative-position is one row of RELATIVE_POSITIONS.
+"""Define relative positions: each value of --relative-position is one row of RELATIVE_POSITIONS.
 
 Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, where the cache has the keys before it.
 """
@@ -45,7 +45,7 @@ class BucketedBias(nn.Module):
 
     Raffel et al. 2020, section 2.1: half of the buckets hold one distance each. The others grow with its logarithm up
     to 128, and the last one holds all larger distances. T5 shares biases among layers; here each attention has its own.
-    Biases start at 0. With l2 weights and equal inputs everywhere, gradients could not leave that point.
+    Biases start at 0. With l2 weights and equal inputs everywhere, training could not move them from 0.
     """
 
     def __init__(self, num_heads: int, head_dim: int, causal: bool):
@@ -55,7 +55,7 @@ class BucketedBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(self.num_buckets, num_heads))  # [buckets, H]
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Give a checkpoint without biases biases of 0."""
+        """Add biases of 0 to a checkpoint without biases."""
         state_dict.setdefault(f"{name}.weight", torch.zeros(self.weight.shape))
 
     def forward(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor, Optional[RelativeScores]]:
@@ -83,13 +83,13 @@ class BucketedBias(nn.Module):
 
 
 class RelativePositionKind(NamedTuple):
-    """One value of the flag --relative-position."""
+    """Describe one value of the flag --relative-position."""
 
     build: Optional[Callable[[int, int, bool], nn.Module]]  # called with number of heads, head size, whether causal
     formula: str
     source: str
     parameters: Dict[str, Tuple[Axis, ...]]  # its parameters, and the dimensions that go by heads
-    loads_without: bool = True  # whether a checkpoint trained without it loads: it changes nothing before training
+    loads_without: bool = True  # whether a checkpoint trained without it loads; only if it starts as a no-op
 
 
 RELATIVE_POSITIONS = {
@@ -122,7 +122,7 @@ class DistanceGain(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_heads, 2 * clip + 1))  # [H, distances]
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Give a checkpoint without gains gains of 1."""
+        """Add gains of 1 to a checkpoint without gains."""
         state_dict.setdefault(f"{name}.weight", torch.ones(self.weight.shape))
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:

@@ -1,6 +1,6 @@
-"""Self-attention whose scores need no query-key products (Tay et al. 2020, Synthesizer).
+"""Compute self-attention without query-key products (Tay et al. 2020, Synthesizer).
 
-Scores name keys by absolute position, so they exist up to a maximal length. The rest is `MixheadAttention`.
+Each score belongs to a key's absolute position, so inputs have a maximal length. The rest is `MixheadAttention`.
 """
 
 import math
@@ -17,7 +17,7 @@ from mixhead_plugin.ops.reference import upcast
 
 
 class Scores(NamedTuple):
-    """The scores query . key + bias, unscaled, in the form that `ops.attention` takes."""
+    """Hold the unscaled scores query . key + bias, in the form that `ops.attention` takes."""
 
     query: Tensor  # [B, H, Nq, D], D chosen by the synthesizer
     key: Tensor  # [B, H, Nk, D]
@@ -28,14 +28,14 @@ class Sizes(NamedTuple):
     num_heads: int
     head_dim: int
     max_length: int  # n, of the input
-    own: int  # of this synthesizer alone, see `OwnSize`; 0 if it has none
+    own: int  # a size that only this synthesizer has, see `OwnSize`; 0 if none
 
 
 Linear = Callable[[int, int], nn.Module]  # input and output size -> a layer, with quantisation noise if wanted
 
 
 class TokenNetwork(nn.Module):
-    """The hidden layer relu(W1 q + b1) over all heads; its products with `output`, one W2 for all heads, are scores."""
+    """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads share, are scores."""
 
     def __init__(self, sizes: Sizes, outputs: int, linear: Linear):
         super().__init__()
@@ -45,7 +45,7 @@ class TokenNetwork(nn.Module):
         self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)  # [outputs, D]
 
     def forward(self, query: Tensor) -> Tensor:
-        """q [B, H, Nq, D] -> relu(W1 q + b1) [B, H, Nq, D]"""
+        """Map q [B, H, Nq, D] to relu(W1 q + b1) [B, H, Nq, D]."""
         batch, heads, n_queries, head_dim = query.size()
         hidden = torch.relu(self.hidden(query.permute(2, 0, 1, 3).flatten(2)))  # [Nq, B, H * D]
         return hidden.view(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)
@@ -54,7 +54,7 @@ class TokenNetwork(nn.Module):
 class DenseSynthesizer(nn.Module):
     """Compute the scores of all n keys from the projected query (Tay et al. 2020, Dense Synthesizer).
 
-    W1 in place of the key projection and a shared W2 give the 248M parameters that the Mixhead paper prints.
+    W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the Mixhead paper.
     """
 
     def __init__(self, sizes: Sizes, linear: Linear):
@@ -70,7 +70,7 @@ class DenseSynthesizer(nn.Module):
 class FactorizedDenseSynthesizer(nn.Module):
     """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token (Tay et al. 2020, Factorized Dense).
 
-    They are no product of queries and keys, so all [B, H, Nq, Nk] are in memory.
+    The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
     """
 
     def __init__(self, sizes: Sizes, linear: Linear):
@@ -98,7 +98,7 @@ class FixedRandomSynthesizer(nn.Module):
 
 
 class RandomSynthesizer(FixedRandomSynthesizer):
-    """Train these scores (Tay et al. 2020, Random)."""
+    """Train the scores that `FixedRandomSynthesizer` fixes (Tay et al. 2020, Random)."""
 
     def __init__(self, sizes: Sizes, linear: Linear):
         super().__init__(sizes, linear)
@@ -108,7 +108,7 @@ class RandomSynthesizer(FixedRandomSynthesizer):
 
 
 class FactorizedRandomSynthesizer(nn.Module):
-    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); of deviation 1 at first."""
+    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their deviation is 1."""
 
     def __init__(self, sizes: Sizes, linear: Linear):
         super().__init__()
@@ -130,14 +130,14 @@ def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
 
 
 class OwnSize(NamedTuple):
-    """A size that one synthesizer alone has, and its flag."""
+    """Describe a size that only one synthesizer has, and its flag."""
 
     option: str
     default: Callable[[int], int]  # of the maximal length
 
 
 class SynthesizerKind(NamedTuple):
-    """One value of the flag --synthesizer."""
+    """Describe one value of the flag --synthesizer."""
 
     build: Callable[[Sizes, Linear], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
     reads_query: bool
@@ -170,7 +170,7 @@ SYNTHESIZERS = {
 
 
 class SynthesizerAttention(MixheadAttention):
-    """Self-attention of a decoder with synthetic scores; called like `MixheadAttention`, with one input.
+    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`, with one input.
 
     It has no k_proj, and has q_proj only if the synthesizer or the head mixing reads the query: DistributedDataParallel
     refuses parameters without a gradient. The cache of decoding has values but no keys.
@@ -216,7 +216,7 @@ class SynthesizerAttention(MixheadAttention):
         return {**kind, **super().signature(), "max_target_positions": self.max_length, **own}
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
-        """Give a checkpoint without head mixing the query projection that only the mixing reads."""
+        """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
         super().upgrade_state_dict_named(state_dict, name)
         if self.q_proj is not None and not SYNTHESIZERS[self.synthesizer_kind].reads_query:
             for key, value in self.q_proj.state_dict().items():
@@ -248,9 +248,9 @@ class SynthesizerAttention(MixheadAttention):
             self._set_input_buffer(incremental_state, saved)
         n_keys = v.size(2)
         if n_keys > self.max_length:
-            problem = f"an input has {n_keys} tokens, this --synthesizer scores for {self.max_length}"
-            raise OptionError(f"--tokens-per-sample: {problem}, its length in training; must be at most as many")
-        q = v[:, :, n_keys - query.size(0) :]  # [B, H, Nq, D]; only its shape matters where nothing reads the query
+            problem = f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
+            raise OptionError(f"--tokens-per-sample: {problem} (its length in training); must be at most that")
+        q = v[:, :, n_keys - query.size(0) :]  # [B, H, Nq, D]; only its shape matters if nothing reads it
         if self.q_proj is not None:
             q = self._split_heads(self.q_proj(query))
         scores = self.synthesizer(q, n_keys)

@@ -1,4 +1,4 @@
-"""Repairs of faults in fairseq: one file each, listed in REPAIRS. The variable MIXHEAD_REPAIRS chooses among them."""
+"""Repair faults in fairseq: one file each, listed in REPAIRS. The variable MIXHEAD_REPAIRS chooses among them."""
 
 import os
 import textwrap
@@ -13,7 +13,7 @@ from mixhead_plugin.repairs.replace import install
 GROUPS = {
     "required": "fairseq does not run on current Python, torch and NumPy without them",
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
-    "trap": "fairseq ends well and has not done what was asked",
+    "trap": "fairseq reports success without doing what was asked",
 }
 # Their files in this folder. Where two replace one function, the later one runs first.
 _NAMES = {
@@ -28,7 +28,7 @@ VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1"  # unless a file has VERS
 
 
 class Repair(NamedTuple):
-    """A fault of fairseq, and what the plugin does about it."""
+    """Describe a fault of fairseq and its repair."""
 
     group: str  # a key of GROUPS
     module: ModuleType
@@ -38,7 +38,7 @@ class Repair(NamedTuple):
     issue: str  # in fairseq's repository, or ""
 
     def apply(self) -> None:
-        """Put the functions of the file in the places that they are marked for, and call its `apply`, if it has one."""
+        """Install the marked functions of the file, and call its `apply` if it has one."""
         for value in list(vars(self.module).values()):
             if hasattr(value, "replaces"):
                 install(value)
@@ -65,7 +65,7 @@ def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
 
 
 def chosen(words: str) -> list[str]:
-    """Return the names of the repairs that `words` stand for: `all`, or groups and names with commas between them."""
+    """Return the names of the repairs that `words` stand for: `all`, or groups and names separated by commas."""
     given = [word.strip() for word in words.split(",")]
     known = ["all", *GROUPS, *REPAIRS]
     for word in given:

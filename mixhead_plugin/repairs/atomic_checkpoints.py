@@ -1,6 +1,6 @@
 """Write each checkpoint under another name, and rename it once it is on the disk.
 
-fairseq copies checkpoints onto checkpoint_best.pt and checkpoint_last.pt, of which a kill leaves a part. It renames
+fairseq copies checkpoints onto checkpoint_best.pt and checkpoint_last.pt; a kill leaves partial files. It renames
 others before they are on the disk. After a failed attempt it appends the next one to the same file.
 """
 
@@ -22,7 +22,7 @@ from mixhead_plugin.repairs.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-# Faults of a network's file system that may be over in a moment. A full disk is not among them.
+# Errors of a network file system that may soon pass. A full disk is not among them.
 PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
 ATTEMPTS, PAUSE = 3, 2.5  # fairseq's number of attempts, and its seconds between them
 

@@ -1,6 +1,6 @@
 """Compare the sizes of an .idx and its .bin, and their tokens with the dictionary, before a batch is read.
 
-fairseq trains on damaged data until a batch needs what a short .bin or the dictionary lacks.
+fairseq trains on damaged data until a batch needs bytes that the .bin lacks, or symbols that the dictionary lacks.
 """
 
 import os
@@ -28,10 +28,10 @@ def _make_dataset(original, path: str, impl: str, *args, **kwargs):
 
 
 def check(path: str, symbols: int | None = None) -> None:
-    """Refuse `path`.idx and `path`.bin if they cannot be right, or have a token that is not among `symbols`."""
+    """Refuse damaged `path`.idx and `path`.bin, and tokens of `symbols` or above."""
     index, data = f"{path}.idx", f"{path}.bin"
     missing = [file for file in (index, data) if not os.path.isfile(file)]
-    if len(missing) == 2:  # fairseq says so
+    if len(missing) == 2:  # fairseq reports this
         return
     if missing:
         raise OptionError(f"{missing[0]}: is missing; {AGAIN}")
@@ -54,7 +54,7 @@ def check(path: str, symbols: int | None = None) -> None:
 
 
 def _size_of_data(index: str, lines: int, width: int) -> int:
-    """Return the size of the .bin that an index of so many lines needs, with tokens of `width` bytes."""
+    """Return the size of the .bin that an index of `lines` sentences needs, with tokens of `width` bytes."""
     if lines == 0:
         raise OptionError(f"{index}: has no sentences; a set must have at least one")
     start = len(MAGIC) + struct.calcsize(HEAD)

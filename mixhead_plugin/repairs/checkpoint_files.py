@@ -1,6 +1,6 @@
-"""Refuse checkpoints that are hostile, damaged, or no checkpoints of a model, in one line that names the file.
+"""Refuse hostile or damaged checkpoints, and files without a model, in one line that names the file.
 
-fairseq passes strings of a checkpoint's config to eval(). It loads weights of NaN, with which a model writes nonsense.
+fairseq passes strings of a checkpoint's config to eval(). It loads NaN weights, and the model writes nonsense.
 Its errors rarely name the damaged file.
 """
 
@@ -49,7 +49,7 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
             f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
         ) from error
-    except Exception as error:  # of any kind: damaged files fail in many ways, and rarely say which file it was
+    except Exception as error:  # of any kind: damaged files fail in many ways, and errors rarely name the file
         # The system's fault, not the file's; or overrides that may not fit the config.
         if arg_overrides or (isinstance(error, OSError) and error.errno):
             raise
@@ -109,7 +109,7 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a config at any depth; the items of a list have the list's name."""
     if OmegaConf.is_config(config):
         config = OmegaConf.to_container(config, resolve=False)
-    if isinstance(config, str):  # one reference in place of all values
+    if isinstance(config, str):  # one reference instead of all values
         yield "config", config
         return
     for name, value in (vars(config) if isinstance(config, Namespace) else config or {}).items():

@@ -1,6 +1,6 @@
-"""Refuse a dictionary that is empty or counts below 0.
+"""Refuse a dictionary that is empty or has counts below 0.
 
-fairseq trains and decodes with an empty dictionary, which a failed copy may leave, and with counts below 0.
+fairseq trains and decodes with both. A failed copy may leave an empty dictionary.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Refuse to save a model with NaN parameters, and do not count a validation loss of NaN.
 
-fairseq looks for NaN only in gradients, and saves a model that the last update broke over the good one. After a
-validation loss of NaN the next one counts as the best, however bad. Models of --ddp-backend fully_sharded are left out.
+fairseq looks for NaN only in gradients. It replaces a good checkpoint by a model that the last update broke. After a
+NaN validation loss, any next loss counts as the best. The repair skips models of --ddp-backend fully_sharded.
 """
 
 import logging
@@ -28,6 +28,6 @@ def _save(original, cfg, trainer, epochs, loss: float | None):
             "and is not saved; a smaller --lr or --clip-norm may help"
         )
     if loss is not None and math.isnan(loss):
-        logger.warning(f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, which is not the best")
+        logger.warning(f"--best-checkpoint-metric {cfg.best_checkpoint_metric}: is NaN, not counted as the best")
         loss = None
     return original(cfg, trainer, epochs, loss)

@@ -1,7 +1,7 @@
 """Resume at the end of an epoch, or of the training, as if nothing had been interrupted.
 
-fairseq gives the validation loss to the learning-rate schedule after it has saved the checkpoint. It does not save the
-bad epochs of reduce_lr_on_plateau, nor those of --patience, and forgets a mean of losses over --log-interval updates.
+fairseq gives the validation loss to the learning-rate schedule after it has saved the checkpoint. It does not save
+the bad epochs of reduce_lr_on_plateau and --patience. It loses the mean of losses over --log-interval updates.
 A training that has ended makes one more update, or epoch, each time that it is started again.
 """
 
@@ -31,7 +31,7 @@ def _save(original, trainer, filename: str, extra_state: dict):
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     state, epochs = original(cfg, trainer, **kwargs)
-    if not isinstance(trainer, Trainer):  # another program's, which has loops of its own
+    if not isinstance(trainer, Trainer):  # of another program, with its own training loop
         return state, epochs
     if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # a new training begins
         return state, epochs
@@ -52,7 +52,7 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 def _reason_to_end(cfg, trainer: Trainer) -> str | None:
-    """Return why a training that was loaded has ended before, or None."""
+    """Return why the loaded training had already ended, or None."""
     limits = trainer.cfg.optimization
     if 0 < limits.max_update <= trainer.get_num_updates():
         return f"--max-update {limits.max_update} is reached"
@@ -64,7 +64,7 @@ def _reason_to_end(cfg, trainer: Trainer) -> str | None:
 
 
 def _should_stop_early():
-    """Return the function of fairseq-train that counts for --patience, in attributes of its own."""
+    """Return the function of fairseq-train that counts for --patience; its attributes hold the counts."""
     modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
     found = (getattr(module, "should_stop_early", None) for module in modules)
     return next((function for function in found if function is not None), SimpleNamespace())

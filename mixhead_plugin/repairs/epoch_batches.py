@@ -1,7 +1,7 @@
 """Resume an epoch with the batches of the first epoch, which an undisturbed training uses.
 
 fairseq makes the batches of all epochs in the first epoch that a process sees, and seeds them by its number. A
-training that is resumed in a later epoch sees sentences of it twice or not at all.
+training that resumes in a later epoch sees some of its sentences twice or not at all.
 """
 
 from fairseq.trainer import Trainer

@@ -1,7 +1,7 @@
-"""Find the module of the first NaN gradient also in models whose modules return a dict.
+"""Find the module of the first NaN gradient, even if modules return a dict.
 
-fairseq's search for the module ends in a StopIteration where a module returns a dict, as encoders do: torch's backward
-hook takes none. Nobody learns that gradients were NaN. The repair hooks the tensors of an output instead.
+fairseq's search raises StopIteration if a module returns a dict, as encoders do: torch's backward hooks accept no dict.
+The user does not learn that gradients were NaN. The repair hooks the tensors of an output instead.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Refuse several workers without a GPU, or take their rank and number from torchrun.
 
-fairseq starts a worker for each GPU. Without one it starts none and ends with status 0; under torchrun it divides by 0.
+fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under torchrun it divides by 0.
 """
 
 import os

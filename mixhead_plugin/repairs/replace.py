@@ -1,4 +1,4 @@
-"""The way in which functions of fairseq are replaced."""
+"""Replace functions of fairseq."""
 
 import functools
 from collections.abc import Callable

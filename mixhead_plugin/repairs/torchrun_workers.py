@@ -1,7 +1,7 @@
 """Refuse workers of torchrun that would each train alone.
 
 fairseq ignores torchrun if --distributed-world-size is 1, the default on a machine with one GPU or none. Every worker
-trains alone, all into the same --save-dir.
+trains alone, and all write into the same --save-dir.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""End the thread of a validation that --max-valid-steps has ended, when the next validation begins.
+"""End the thread of a validation that --max-valid-steps cut short, when the next one begins.
 
-fairseq leaves a thread, its data workers and some 40 open files behind each validation that --max-valid-steps ends,
-until the system gives no more and the training dies.
+fairseq leaves a thread, its data workers and some 40 open files behind each validation that --max-valid-steps ends.
+In the end the system has none left, and the training dies.
 """
 
 import queue
