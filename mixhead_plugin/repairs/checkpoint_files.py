@@ -5,6 +5,7 @@ Its errors rarely name the damaged file.
 """
 
 import ast
+import errno
 import pickle
 import re
 from argparse import Namespace
@@ -51,7 +52,7 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
         ) from error
     except Exception as error:  # of any kind: damaged files fail in many ways, and errors rarely name the file
         # The system's fault, not the file's; or overrides that may not fit the config.
-        if arg_overrides or (isinstance(error, OSError) and error.errno):
+        if arg_overrides or getattr(error, "errno", None) not in (None, errno.EINVAL):  # torch seeks in a cut file
             raise
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
     check_state(str(path), state)
