@@ -26,7 +26,7 @@ def fail(message: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Point:
-    """What one value of an axis adds to the two commands; leading words like MODEL=vanilla set variables."""
+    """Hold what one value of an axis adds to the two commands; words like MODEL=vanilla set variables."""
 
     train: str = ""
     evaluate: str = ""

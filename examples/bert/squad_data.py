@@ -63,7 +63,7 @@ def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
 
 
 class _Misplaced(Exception):
-    """What is wrong, and where in the file."""
+    """Say what is wrong, and where in the file."""
 
 
 def _squad_of(content: Any) -> Squad:

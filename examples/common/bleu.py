@@ -43,7 +43,7 @@ def compounds_split(line: str) -> str:
 
 
 def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """What `fairseq-score --sys ... --ref ...` prints for tokenised lines, the figure first."""
+    """Return what `fairseq-score --sys ... --ref ...` prints for tokenised lines, the figure first."""
     from fairseq.data import Dictionary  # takes seconds, and plain text does without
     from fairseq.scoring import bleu
 

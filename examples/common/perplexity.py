@@ -17,7 +17,7 @@ INDEX = struct.Struct("<9sQBQ")  # the head of fairseq's MMapIndexedDataset: mag
 
 
 class Counts(NamedTuple):
-    """Of a set, ends of line included."""
+    """Hold the numbers of a set, ends of line included."""
 
     tokens: int  # what the model predicts: words or subwords
     words: int
@@ -72,7 +72,7 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
 
 
 def counts_of_index(data: Path, subset: str) -> Counts:
-    """Of a set of words as fairseq-preprocess wrote it."""
+    """Count a set of words as fairseq-preprocess wrote it."""
     path = data / f"{subset}.idx"
     try:
         with path.open("rb") as file:

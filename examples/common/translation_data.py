@@ -16,7 +16,7 @@ from common.prepare import mark_unchecked, preprocess
 
 
 def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether an earlier run made `folder` with the same flags; with others, the program ends."""
+    """Return True if an earlier run made `folder` with the same flags; end the program if with others."""
     if not folder.is_dir():
         return False
     record = folder / "settings.json"

@@ -113,7 +113,7 @@ def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]
 
 
 def logged_stats(line: str) -> tuple[str, dict[str, str]]:
-    """What a line of fairseq's log (--log-format json) reports, "train_inner" or "valid", and the figures."""
+    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its figures."""
     match = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line)
     return (match[1], json.loads(match[2])) if match else ("", {})
 

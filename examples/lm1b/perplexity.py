@@ -8,7 +8,7 @@ from common.perplexity import Counts, Perplexity, Unknown, main
 
 
 def statistics(data: Path, subset: str) -> Counts:
-    """What prepare.sh has counted in a set."""
+    """Return the counts of a set that prepare.sh kept."""
     path = data / "statistics.json"
     try:
         counts = dict(json.loads(path.read_text()))

@@ -74,7 +74,7 @@ POSITIONS = ("rotary", "t5")
 
 
 class Setting(NamedTuple):
-    """What one model is."""
+    """Describe one model."""
 
     kind: str  # a key of KINDS
     variant: str  # a key of VARIANTS
@@ -138,7 +138,7 @@ class Probe(nn.Module):
 
 
 class Outcome(NamedTuple):
-    """What became of one model."""
+    """Hold the results of one model."""
 
     right: float  # share of the places in rows of 1 .. n zeros that round to the right number
     error: float  # mean distance from the right number, there

@@ -1,4 +1,4 @@
-"""What all models of the plugin share: their flags, the loading of checkpoints, and a name in every family."""
+"""All models of the plugin share their flags, the loading of checkpoints, and a name in every family."""
 
 import re
 from argparse import Namespace

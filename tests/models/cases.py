@@ -1,4 +1,4 @@
-"""What several tests of the models share."""
+"""Models and values that several tests share."""
 
 from argparse import Namespace
 from types import SimpleNamespace
@@ -58,7 +58,7 @@ def assert_as_precise(found, formula, exact):
 
 
 def command(arch, *flags, task=None):
-    """What fairseq-train understands."""
+    """Return what fairseq-train understands of a command line."""
     usual = "truncated_bptt_lm" if "_xl" in arch else "language_modeling" if "_lm" in arch else "translation"
     required = ["data", "--task", task or usual, "--arch", arch, "--batch-size", "4"]
     return options.parse_args_and_arch(options.get_training_parser(), [*required, *flags])

@@ -18,7 +18,7 @@ AT = re.compile(r" @([-,.])@ ")  # how WikiText writes what stands within a word
 
 
 class Text(NamedTuple):
-    """What a model is pre-trained on."""
+    """Hold the text that a model is pre-trained on."""
 
     splits: tuple[str, ...]
     lines: Callable[[], Iterator[tuple[str, str]]]  # the split of each line, and the line; empty ones between documents
@@ -26,7 +26,7 @@ class Text(NamedTuple):
 
 
 def sentences(paragraph: str) -> Iterator[str]:
-    """Of a paragraph in WikiText's tokens, those of its sentences; a quotation mark that closes one goes with it."""
+    """Cut a paragraph of WikiText's tokens into sentences; a closing quotation mark stays with its sentence."""
     sentence: list[str] = []
     ended = False
     for token in paragraph.split():
@@ -56,7 +56,7 @@ def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
 
 
 def wikitext(folder: Path) -> Text:
-    """Of the folder with wiki.{train,valid,test}.tokens."""
+    """Read the folder with wiki.{train,valid,test}.tokens."""
 
     def lines() -> Iterator[tuple[str, str]]:
         for split in SPLITS:
@@ -67,7 +67,7 @@ def wikitext(folder: Path) -> Text:
 
 
 def own_text(paths: Sequence[Path], hold_out: int) -> Text:
-    """Of files in BERT's format, one after the other; one of `hold_out` documents is of the validation set."""
+    """Read files in BERT's format in turn; one of `hold_out` documents goes to the validation set."""
     for path in paths:
         if not path.is_file():
             fail(f"--text {path}: {'must be a file, is a folder' if path.is_dir() else 'no such file'}")

@@ -95,7 +95,7 @@ def test_every_architecture_trains_in_every_family(name, family):
 
 
 def command(arch, *flags):
-    """What fairseq-train understands."""
+    """Return what fairseq-train understands of a command line."""
     arguments = ["data", "--task", "masked_lm", "--arch", arch, "--tokens-per-sample", "128", *flags]
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
 

@@ -101,7 +101,7 @@ Four .
 
 
 def test_one_of_so_many_documents_is_held_out(tmp_path):
-    """Of ten always one, but not always the same."""
+    """One of every ten is held out, at changing positions."""
     text = tmp_path / "text"
     text.write_text("".join(f"{number}\n\n" for number in range(1000)))
     held = [int(line) for split, line in own_text([text], 10).lines() if split == "valid" and line]
