@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Trains fairseq's stock model and the Mixhead one with the same flags, and sets their scores side by side.
-#   scripts/demo.sh                  German-English translation on a generated corpus; ends in BLEU
+# Train fairseq's model and the Mixhead one with the same flags, and print both scores.
+#   scripts/demo.sh                  translate German to English, on generated text; ends in BLEU
 #   DATA=folder scripts/demo.sh      the same on {train,valid,test}.{de,en} of that folder
-#   scripts/demo.sh lm               language model of the English that every Python carries; ends in perplexity
-#   scripts/demo.sh --help           what can be changed
+#   scripts/demo.sh lm               language model of Python's help texts; ends in perplexity
+#   scripts/demo.sh --help           the flags
 set -euo pipefail
 
 if [ -n "${DATA:-}" ]; then

@@ -1,4 +1,4 @@
-"""Archives of text: fetch, check and unpack them; refuse by name what is damaged or cannot be right."""
+"""Fetch, check and unpack archives of text; errors name the file that is damaged or wrong."""
 
 import bz2
 import gzip
@@ -23,9 +23,10 @@ from tqdm import tqdm
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without a byte
 ATTEMPTS = 5  # for each URL, as long as they bring nothing
-LIMIT = 32 << 30  # bytes that an archive may unpack to; LM1B, the largest here, has 4 GB
-RATIO = 100  # times its own size, which text never reaches
-FLOOR = 64 << 20  # bytes that a small archive may unpack to, whatever its ratio
+# An archive may unpack to RATIO times its size, but to FLOOR bytes in any case and to LIMIT bytes at most.
+LIMIT = 32 << 30  # LM1B, the largest here, has 4 GB
+RATIO = 100  # text never reaches it
+FLOOR = 64 << 20
 
 COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # of a single file
 DAMAGE = (EOFError, OSError, ValueError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
@@ -47,12 +48,12 @@ def note(message: str) -> None:
 
 
 def bar(total: Optional[int], title: str, **settings: Any) -> tqdm:
-    """Return a progress bar in bytes; it stays where stderr is no terminal, so that the next line starts anew."""
+    """Return a progress bar in bytes. Outside a terminal it stays, so that the next message begins a new line."""
     settings["leave"] = settings.get("leave", True) or not sys.stderr.isatty()
     return tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True, **settings)
 
 
-# ---- files that appear when they are complete ------------------------------------------------------------------------
+# ---- atomic writes ---------------------------------------------------------------------------------------------------
 
 
 def remove(path: Path) -> None:
@@ -65,10 +66,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` for a file or folder to write; it becomes `path` when the block ends well.
-
-    First remove what an interrupted run left under that name.
-    """
+    """Yield a temporary path for a file or folder to write; rename it to `path` if the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.unfinished")
     remove(unfinished)
@@ -94,10 +92,10 @@ def sha256(path: Path) -> str:
 
 
 def obtain(archive: Archive, data: Path) -> Path:
-    """Return the archive as a file: ARCHIVES/<file> if the environment names that folder, else a fetched one.
+    """Return the path of the archive: in the folder ARCHIVES if the environment has it, else fetched to data/archives.
 
-    A fetched file, data/archives/<file>, has the published sum, or the program ends. A local one may have another sum:
-    the program says so, and `check_counts` checks the content. MIRROR is a URL to fetch from instead.
+    A fetched file must have the published sum. A local one may have another; the program prints a note, and
+    `check_counts` checks the content. MIRROR of the environment replaces everything before the file's name in the URLs.
     """
     if os.environ.get("ARCHIVES"):
         return _local(archive, Path(os.environ["ARCHIVES"]))
@@ -116,7 +114,7 @@ def obtain(archive: Archive, data: Path) -> Path:
             return path
         except requests.RequestException as error:
             reasons.append(f"{url}: {error}")
-        except ValueError:  # the sum
+        except ValueError:  # pooch: another sum
             fail(f"{archive.file}: {url} gave a file whose sha256 is not {archive.sha256}; removed")
     kept = _length(_part(path))
     kept = f"; {_part(path)}: {kept:,} bytes are kept, run again to go on" if kept else ""
@@ -141,7 +139,7 @@ def _length(path: Path) -> int:
 
 
 class _Resuming:
-    """A downloader for pooch, whose own begins anew: it keeps <file>.part and asks for the rest."""
+    """A downloader for pooch that keeps <file>.part and asks for the rest; pooch's own starts from the beginning."""
 
     def __init__(self, path: Path):
         self.part = _part(path)
@@ -165,11 +163,11 @@ class _Resuming:
         have = _length(self.part)
         headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={have}-"} if have else {})}
         with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
-            if response.status_code == 416:  # nothing lies behind: it is whole, or another file was begun
+            if response.status_code == 416:  # no bytes after these: the file is complete, or another one
                 whole = response.headers.get("Content-Range") == f"bytes */{have}"
                 if not whole:
                     self.part.unlink()
-                    raise requests.ConnectionError(f"the file there is not the one begun as {self.part.name}")
+                    raise requests.ConnectionError(f"the file there is not the one that {self.part.name} is a part of")
                 return
             response.raise_for_status()
             start = have if response.status_code == 206 else 0
@@ -188,18 +186,19 @@ class _Resuming:
 
 
 class Refused(ValueError):
-    """An archive that no honest packer makes."""
+    """The archive is unsafe; the message says why."""
 
 
 def unpack(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]] = None) -> None:
-    """Unpack the files whose names (with / between folders) are `wanted`, all by default.
+    """Unpack the files of an archive to `folder`.
+
+    End the program if the archive is damaged, has links or special files, leads out of `folder` (tarfile's filter
+    'data'), unpacks to too many bytes, or has no wanted file.
 
     Args:
         path: .zip, a tar, or a single file as .gz, .bz2, .xz
-        folder: the target; made if it is not there
-
-    End the program if the archive is damaged, has links or special files, leads out of `folder` (tarfile's filter
-    'data'), unpacks to more than RATIO times its size, or has no wanted file.
+        folder: is created if it does not exist
+        wanted: tells if a file is unpacked, from its name with / between folders; all are by default
     """
     folder.mkdir(parents=True, exist_ok=True)
     limit = min(LIMIT, max(FLOOR, RATIO * path.stat().st_size))
@@ -218,7 +217,7 @@ def unpack(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]] = N
         else:
             raise Refused(f"must end in .zip, .tar.*, or one of {', '.join(COMPRESSIONS)}")
     except DAMAGE as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of this machine, such as a full disk
+        if isinstance(error, OSError) and error.errno is not None:  # this machine's fault, such as a full disk
             fail(f"{path}: cannot be unpacked: {error.filename or folder}: {error.strerror}")
         fail(f"{path}: {error}" if isinstance(error, Refused) else f"{path}: truncated, damaged or unsafe ({error})")
     if not number:
@@ -235,7 +234,7 @@ def _unpack_tar(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]
     number = 0
     with tarfile.open(path) as archive:
         for member in archive:
-            limit = _spend(limit, member.size)  # also of what is skipped: it is decompressed
+            limit = _spend(limit, member.size)  # files that are skipped are decompressed, too
             if not (member.isreg() or member.isdir()):
                 raise Refused(f"{member.name!r} is a link or a special file")
             if member.isreg() and (wanted is None or wanted(member.name)):
@@ -263,7 +262,7 @@ def _unpack_zip(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]
 
 
 def read_lines(path: Path, title: str = "") -> Iterator[str]:
-    """The lines of a UTF-8 text, broken at line feeds alone, with a progress bar."""
+    """Yield the lines of a UTF-8 text, with a progress bar. Only a line feed ends a line."""
     with path.open("rb") as file, bar(path.stat().st_size, title or f"reading {path.name}", leave=False) as progress:
         for number, line in enumerate(file, 1):
             progress.update(len(line))
@@ -274,7 +273,7 @@ def read_lines(path: Path, title: str = "") -> Iterator[str]:
 
 
 def count(lines: Iterable[str]) -> dict[str, int]:
-    """How many lines, tokens (between white space) and types (different tokens) a text has."""
+    """Count the lines, tokens (between white space) and types (different tokens) of a text."""
     found = {"lines": 0, "tokens": 0}
     types = set()
     for line in lines:
@@ -286,7 +285,7 @@ def count(lines: Iterable[str]) -> dict[str, int]:
 
 
 def check_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int]) -> None:
-    """End the program unless everything that is expected was found; `name` says of what."""
+    """End the program unless `found` has all numbers of `expected`; `name` is the text in the message."""
     wrong = [
         f"{found[what]:,} {what}, must be {number:,}" for what, number in expected.items() if found[what] != number
     ]

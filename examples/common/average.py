@@ -1,4 +1,4 @@
-"""The average of a training's last checkpoints: `python -m common.average FOLDER NUMBER`."""
+"""Average the last checkpoints of a training: `python -m common.average FOLDER NUMBER`."""
 
 import re
 import sys
@@ -11,7 +11,10 @@ fail = failing("average")
 
 
 def last_checkpoints(folder: Path, number: int) -> list[Path]:
-    """The last `number` checkpoints, oldest first: of epochs (checkpoint3.pt), else of updates (checkpoint_1_50.pt)."""
+    """Return the last `number` checkpoints, the oldest first.
+
+    These are checkpoints of epochs (checkpoint3.pt) or, if there are too few, of updates (checkpoint_1_50.pt).
+    """
     kinds = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
     there = []
     for kind, pattern in kinds.items():
@@ -24,9 +27,8 @@ def last_checkpoints(folder: Path, number: int) -> list[Path]:
 
 
 def average(paths: list[Path], target: Path) -> None:
-    """Write the last checkpoint with the mean of all models' floating-point tensors, summed in double precision."""
-    # here, because it takes seconds, and the folder is looked at before
-    import torch
+    """Write the last checkpoint, with the mean of all models' floating-point tensors; sums are in double precision."""
+    import torch  # takes seconds; wrong arguments are refused before
 
     import mixhead_plugin
     from mixhead_plugin.errors import OptionError
@@ -41,7 +43,7 @@ def average(paths: list[Path], target: Path) -> None:
             check_state(str(path), state)
         except OptionError as error:
             fail(str(error))
-        except Exception as error:  # whatever a file may hold that is no checkpoint
+        except Exception as error:  # a file that is no checkpoint fails in any way
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             fail(f"{path}: is no checkpoint of fairseq-train ({reason})")
         model = state["model"]

@@ -1,7 +1,7 @@
-"""BLEU of what fairseq-generate wrote: `python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`.
+"""Compute BLEU from the output of fairseq-generate.
 
-RESULTS is its --results-path, unless the flags name another. Beside its output, the translations are written in the
-order of the corpus.
+`python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`: RESULTS is its --results-path, unless the flags
+name another. The translations are also written there, in the order of the corpus.
 """
 
 import argparse
@@ -18,11 +18,11 @@ fail = failing("evaluate")
 
 
 def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
-    """The best translation of every sentence, from fairseq-generate's output, which goes by length.
+    """Return the best translation of every sentence; fairseq-generate sorts its output by length.
 
     Args:
-        output: its lines
-        number: sentences of the corpus
+        output: the lines of fairseq-generate
+        number: how many sentences the corpus has
 
     Raises:
         ValueError: a sentence has no translation, or there are more than `number`
@@ -38,13 +38,13 @@ def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
 
 
 def compounds_split(line: str) -> str:
-    """Hyphenated words in their parts, as papers on English-German have scored tokens since 2017."""
+    """Split hyphenated words, as papers on English-German have done since 2017 before scoring tokens."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line)
 
 
 def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """Return what `fairseq-score --sys ... --ref ...` prints for tokenised lines, the figure first."""
-    from fairseq.data import Dictionary  # takes seconds, and plain text does without
+    """Return BLEU of tokenised lines, and the line that `fairseq-score --sys ... --ref ...` prints."""
+    from fairseq.data import Dictionary  # takes seconds; only tokens need it
     from fairseq.scoring import bleu
 
     words = Dictionary()
@@ -56,7 +56,7 @@ def token_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[fl
 
 
 def text_bleu(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool) -> tuple[float, str]:
-    """sacreBLEU of plain lines, its signature and the details; the figure first."""
+    """Return sacreBLEU of plain lines, and its signature with the details."""
     metric = sacrebleu.BLEU(lowercase=lowercase)
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return score.score, f"{metric.get_signature()} | {score}"
@@ -73,11 +73,11 @@ def main() -> None:
     subset, results = args.gen_subset, args.results_path or args.results
     raw, tokens = (args.data / "reference" / f"{subset}.{kind}.{TARGET}" for kind in ("raw", "tokens"))
     if not raw.exists():
-        fail(f"--gen-subset {subset}: {raw} is missing, so there is nothing to compare with")
+        fail(f"--gen-subset {subset}: {raw} is missing; it has the references")
     references = read_lines(raw)
     output = results / f"generate-{subset}.txt"
     if not output.exists():
-        fail(f"{output}: is missing, so there is nothing to score")
+        fail(f"{output}: is missing; fairseq-generate writes it")
     try:
         hypotheses = in_corpus_order(read_lines(output), len(references))
     except ValueError as error:

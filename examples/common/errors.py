@@ -1,4 +1,4 @@
-"""How the programs of the recipes end when something is wrong."""
+"""End a program of the recipes with an error in one line."""
 
 import sys
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def failing(program: str) -> Callable[[str], NoReturn]:
 
 
 def close_bars() -> None:
-    """Those of tqdm, if the program has any: its last line is to stand alone."""
+    """Close the bars of tqdm, so that the error begins a new line."""
     if "tqdm" in sys.modules:
         for bar in list(getattr(sys.modules["tqdm"].tqdm, "_instances", ())):
             bar.close()

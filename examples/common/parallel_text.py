@@ -11,7 +11,7 @@ SOURCE, TARGET = LANGUAGES = ("de", "en")
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines without their ends. Only a line feed ends one: other separators stand inside sentences of TED."""
+    """Return the lines without their ends. Only a line feed ends a line: sentences of TED contain other separators."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -27,14 +27,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def pairs_of(source: Sequence[str], target: Sequence[str], name: str) -> list[tuple[str, str]]:
-    """The sentences of both languages, of which there must be as many; `name` says what of."""
+    """Pair the sentences of both languages. If their numbers differ, the program ends and names `name`."""
     if len(source) != len(target):
-        fail(f"{name}: {len(source):,} German and {len(target):,} English lines, must be as many")
+        fail(f"{name}: {len(source):,} German and {len(target):,} English lines; must have the same number")
     return list(zip(source, target))
 
 
 def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[str]]:
-    """The lines of all splits in both languages by "train.de", ...; `form` is how their files are called."""
+    """Return the lines of each split and language, by "train.de" and so on; `form` is the pattern of file names."""
     names = [(split, language) for split in SPLITS for language in LANGUAGES]
     files = {".".join(name): form.format(split=name[0], language=name[1]) for name in names}
     require_files(folder, files.values())
@@ -42,7 +42,7 @@ def read_text(folder: Path, form: str = "{split}.{language}") -> dict[str, list[
 
 
 def compare_counts(name: str, found: Mapping[str, int], expected: Mapping[str, int], any_counts: bool) -> None:
-    """End the program unless `found` is as expected; with --any-counts, say what was found."""
+    """End the program unless `found` is as expected; with --any-counts, only print it."""
     if any_counts:
         note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())} (not checked)")
     else:
@@ -50,14 +50,14 @@ def compare_counts(name: str, found: Mapping[str, int], expected: Mapping[str, i
 
 
 def groups(lengths: Sequence[int], about: int) -> list[range]:
-    """Consecutive sentences in groups whose lengths come as near to `about` as whole sentences allow.
+    """Group consecutive sentences, so that each group has about as many tokens as asked for.
 
     Args:
         lengths: tokens of every sentence
-        about: tokens of a group; a sentence joins one if that brings it nearer
+        about: tokens of a group; a sentence joins the group if that brings it nearer to this number
 
     Returns:
-        the line numbers of every group; the last one has what is left
+        the line numbers of every group; the last group may be shorter
     """
     found, start, total = [], 0, 0
     for i, length in enumerate(lengths):

@@ -1,4 +1,7 @@
-"""Perplexity from the log of fairseq-eval-lm: `... | python -m common.perplexity DATA [FLAG OF IT ...]`."""
+"""Read perplexity from the log of fairseq-eval-lm.
+
+`fairseq-eval-lm ... | python -m common.perplexity DATA [FLAG OF fairseq-eval-lm ...]`
+"""
 
 import argparse
 import math
@@ -17,44 +20,44 @@ INDEX = struct.Struct("<9sQBQ")  # the head of fairseq's MMapIndexedDataset: mag
 
 
 class Counts(NamedTuple):
-    """Hold the numbers of a set, ends of line included."""
+    """The numbers of tokens and words of a set, ends of line included."""
 
-    tokens: int  # what the model predicts: words or subwords
+    tokens: int  # words or subwords, whichever the model predicts
     words: int
 
 
 class Cut(NamedTuple):
-    """How fairseq-eval-lm cuts a set."""
+    """The windows that fairseq-eval-lm cuts a set into."""
 
     task: str = "language_modeling"
     tokens: int = 1024  # of a window
 
     def without_target(self, counts: Counts) -> int:
-        """How many tokens are never predicted.
+        """Return how many tokens are never predicted.
 
-        fairseq's truncated_bptt_lm looks no further than its window: what stands first in one is only read.
+        In fairseq's truncated_bptt_lm the first token of a window is only read.
         """
         return math.ceil(counts.tokens / self.tokens) if self.task == "truncated_bptt_lm" else 0
 
 
 class Perplexity(NamedTuple):
-    """Both are of the same likelihood."""
+    """The perplexity of one likelihood, per token and per word."""
 
     token: float  # as fairseq prints it
     word: float
 
 
 class Unknown(Exception):
-    """Why there is no perplexity."""
+    """There is no perplexity; the message says why."""
 
 
 def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
-    """The likelihood of the whole set per token and per word, from the output of fairseq-eval-lm.
+    """Return the perplexity of the whole set, from the output of fairseq-eval-lm.
 
-    Tokens that are only read (`Cut.without_target`) count as if they were as likely as the mean of the others.
+    Tokens that are only read (`Cut.without_target`) get the mean loss of the others.
 
     Raises:
-        Unknown: the output lacks a figure, or is of a part of the set: fairseq leaves out what is too long for a model
+        Unknown: a number is missing, or fairseq left out sentences that are too long for the model
     """
     tokens = loss = found = None
     for line in lines:
@@ -65,7 +68,7 @@ def perplexity(lines: Iterable[str], counts: Counts) -> Perplexity:
     if tokens is None or loss is None:
         raise Unknown("fairseq-eval-lm has printed no loss")
     if tokens != counts.tokens:
-        raise Unknown(f"{tokens:,} of {counts.tokens:,} tokens were evaluated, and a part is not comparable")
+        raise Unknown(f"{tokens:,} of {counts.tokens:,} tokens were evaluated; a part is not comparable")
     if not (math.isfinite(loss) and math.isfinite(found)):
         raise Unknown(f"the loss is {loss}, the perplexity {found}")
     return Perplexity(found, 2 ** (loss * tokens / counts.words))
@@ -113,7 +116,7 @@ def main(
     count: Callable[[Path, str], Counts] = counts_of_index,
     report: Callable[[Path, str, Counts, Perplexity], list[str]] = per_word,
 ) -> int:
-    """Pass the log on to stderr, and print what `report` makes of it; `count` tells what the set has."""
+    """Pass the log on to stderr, then print the lines of `report`; `count` reads the numbers of the set."""
     arguments = argparse.ArgumentParser(prog="evaluate.sh", allow_abbrev=False)
     arguments.add_argument("data", type=Path)
     arguments.add_argument("--gen-subset", default="test")
@@ -121,10 +124,10 @@ def main(
     arguments.add_argument("--tokens-per-sample", default=str(Cut().tokens))
     arguments.add_argument("--context-window", default="0")
     args, _ = arguments.parse_known_args()
-    try:  # before hours of evaluation; fairseq ends for want of a reader
+    try:  # an error here ends fairseq-eval-lm too, before hours of evaluation
         cut = _cut(args)
         counts = count(args.data, args.gen_subset)
-        sys.stdin.reconfigure(newline="")  # a bar's lines end in \r
+        sys.stdin.reconfigure(newline="")  # the lines of a progress bar end in \r
         result = perplexity(list(_echo(sys.stdin)), counts)
     except Unknown as reason:
         print(f"evaluate: error: {reason}", file=sys.stderr)

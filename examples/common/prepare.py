@@ -1,4 +1,4 @@
-"""What the preparations share: how they start and end, their folders, their flags, and fairseq-preprocess."""
+"""Share code between the prepare.py of all recipes: start and end, folders, flags, fairseq-preprocess."""
 
 import argparse
 import fcntl
@@ -17,13 +17,13 @@ from common.archives import fail, note
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# ---- how a preparation ends ------------------------------------------------------------------------------------------
+# ---- start and end ---------------------------------------------------------------------------------------------------
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """One of ENDINGS has come; everything is cleared away as after Ctrl-C."""
+    """A signal of ENDINGS has arrived. As after Ctrl-C, unfinished files are removed on the way out."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -31,15 +31,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 def _interrupt(number: int, frame: Optional[FrameType]) -> NoReturn:
-    for other in ENDINGS:  # what is cleared away now is not left half done, but a second Ctrl-C has its way
+    for other in ENDINGS:  # during the clean-up only a second Ctrl-C ends the program
         signal.signal(other, signal.SIG_DFL if other == signal.SIGINT else signal.SIG_IGN)
     raise Interrupted(number)
 
 
 def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
-    """Call `main` as the program; a signal that ends it does so in one line, with the shell's status for it."""
+    """Run `main` as the program. After a signal it prints one line and exits with 128 + the signal's number."""
     for number in ENDINGS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _interrupt)
     try:
         sys.exit(main(*arguments))
@@ -50,7 +50,7 @@ def start(main: Callable[..., Any], *arguments: Any) -> NoReturn:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """For long work of a C++ library, in which Python would not hear a signal: it ends the process, uncleared."""
+    """Let signals end the process at once, without clean-up. Python cannot handle them during a long call of C++."""
     before = {number: signal.getsignal(number) for number in ENDINGS}
     ours = [number for number, handler in before.items() if handler == _interrupt]
     for number in ours:
@@ -64,22 +64,22 @@ def ending_at_once() -> Iterator[None]:
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
-LOCK = "prepare.lock"  # in DATA, while a preparation is at work
-_locks: set[int] = set()  # descriptors that hold one
+LOCK = "prepare.lock"  # in DATA, during a preparation
+_locks: set[int] = set()  # descriptors of locked files
 
 UNCHECKED = "counts-not-checked"  # an empty file in every folder that was made with --any-counts
 
 
 @contextmanager
 def data_folder() -> Iterator[Path]:
-    """DATA of the environment, which recipe.sh sets; made if it is not there, and nobody else's meanwhile."""
+    """Create the folder DATA of the environment, lock it, and yield it."""
     folder = Path(os.environ["DATA"])
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _locked(path)
     except BlockingIOError:
-        fail(f"DATA={folder}: another preparation of it is at work (process {_holder(path)} or one that it started)")
+        fail(f"DATA={folder}: another prepare.sh uses it (process {_holder(path)} or one that it started)")
     except OSError as error:
         fail(f"DATA={folder}: {error.strerror}")
     _locks.add(descriptor)
@@ -92,7 +92,7 @@ def data_folder() -> Iterator[Path]:
 
 
 def _locked(path: Path) -> int:
-    """A descriptor of the file that holds the lock on it."""
+    """Lock the file; return its descriptor, which holds the lock. Raises BlockingIOError if another process has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
@@ -104,18 +104,18 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # of a preparation that ended in between, and removed it
+        os.close(descriptor)  # another preparation has just ended, and removed this file
 
 
 def _holder(path: Path) -> str:
-    """The number of the process that wrote the lock; if that was killed, its fairseq-preprocess may hold it still."""
+    """Return the id of the process that took the lock. If it was killed, its fairseq-preprocess may still hold it."""
     with suppress(OSError):
         return path.read_text().strip()
     return "?"
 
 
 def mark_unchecked(folder: Path) -> None:
-    """Remember that the counts of the text in `folder`, or of which it was made, were not checked."""
+    """Record that the counts of the text in `folder`, or of its source, were not checked."""
     (folder / UNCHECKED).touch()
 
 
@@ -123,11 +123,11 @@ def refuse_unchecked(folders: Iterable[Path], any_counts: bool) -> None:
     """Without --any-counts, end the program if one of the folders was made with it."""
     for folder in folders:
         if (folder / UNCHECKED).exists() and not any_counts:
-            fail(f"{folder}: made with --any-counts, so its counts were not checked; give --any-counts, or remove it")
+            fail(f"{folder}: made with --any-counts, so its counts are unchecked; give --any-counts, or remove it")
 
 
 def require_files(folder: Path, names: Iterable[str]) -> None:
-    """End the program unless the text in `folder` is whole."""
+    """End the program unless `folder` has these files."""
     for name in names:
         if not (folder / name).is_file():
             fail(f"{folder}: {name} is missing; remove the folder to have it made again")
@@ -137,7 +137,7 @@ def require_files(folder: Path, names: Iterable[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """With DRY_RUN=1 nothing follows the reading of the command line: its settings are printed."""
+    """A command line that, with DRY_RUN=1, prints its settings and ends the program."""
 
     def parse_args(self, *arguments: Any, **settings: Any) -> Any:
         args = super().parse_args(*arguments, **settings)
@@ -148,12 +148,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(description: str) -> Parser:
-    """The command line of a prepare.sh with the flags that all have."""
+    """Return the command line of a prepare.sh, with the flags that all recipes share."""
     arguments = Parser(prog="prepare.sh", description=description)
     arguments.add_argument(
         "--any-counts",
         action="store_true",
-        help="take text of your own in the same layout: numbers of lines and tokens are printed, not checked",
+        help="for text of your own in the same layout: print the numbers of lines and tokens instead of checking them",
     )
     arguments.add_argument(
         "--workers", type=int, default=CORES, metavar="N", help="processes at a time (default: %(default)s)"
@@ -165,20 +165,20 @@ def parser(description: str) -> Parser:
 
 
 def preprocess(destination: Path, workers: int, flags: Sequence[str]) -> None:
-    """fairseq-preprocess into `destination`, which need not be there. Its log stays in destination/preprocess.log."""
+    """Run fairseq-preprocess; it creates `destination`, and keeps its log there."""
     program = shutil.which("fairseq-preprocess")
     if program is None:
         fail("fairseq-preprocess is not on the PATH: run scripts/setup.sh, or activate an environment that has fairseq")
     note(f"fairseq-preprocess writes {destination.name.removesuffix('.unfinished')}, {workers} processes")
     command = [program, *map(str, flags), "--destdir", str(destination), "--workers", str(workers)]
-    # In a session of its own, Ctrl-C is left to this process. It keeps the lock even if this process is killed.
+    # In its own session it gets no Ctrl-C; this process kills it. It keeps the lock even if this process is killed.
     process = subprocess.Popen(command, start_new_session=True, pass_fds=tuple(_locks))
     try:
         status = process.wait()
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its own processes too; what they write is removed
+            os.killpg(process.pid, signal.SIGKILL)  # with its workers
         process.wait()
         raise
     if status != 0:
-        fail(f"fairseq-preprocess ended with status {status}; its own words stand above")
+        fail(f"fairseq-preprocess ended with status {status}; its messages are above")

@@ -15,9 +15,9 @@ from tqdm import tqdm
 
 
 class Subwords(NamedTuple):
-    """One way to cut sentences."""
+    """A way to cut sentences into subwords."""
 
-    suffix: str  # of the file of the model
+    suffix: str  # of the model's file
     learn: Callable[[Iterable[str], Path, int], None]  # sentences, the file to write, --vocabulary
     cutter: Callable[[Path], Callable[[str], str]]  # the file -> a sentence to its pieces
 
@@ -41,12 +41,12 @@ def learn_pieces(sentences: Iterable[str], path: Path, size: int) -> None:
                 model_writer=model,
                 vocab_size=size,
                 character_coverage=1.0,
-                num_threads=4,  # not the machine's: sums in another order give other pieces
+                num_threads=4,  # fixed: with another number the sums differ by rounding, and so may the pieces
                 minloglevel=2,
             )
     except RuntimeError as error:
         reason = re.sub(r"^.*\] ", "", str(error).splitlines()[0])
-        fail(f"--vocabulary {size}: sentencepiece cannot learn that from this text ({reason.rstrip('. ')})")
+        fail(f"--vocabulary {size}: sentencepiece cannot learn so many pieces from this text ({reason.rstrip('. ')})")
     with complete(path) as unfinished:
         unfinished.write_bytes(model.getvalue())
 
@@ -63,13 +63,13 @@ SUBWORDS = {
 
 
 def in_subwords(text: Mapping[str, Sequence[str]], kind: str, folder: Path, vocabulary: int) -> dict[str, list[str]]:
-    """Every text in pieces. They are learnt from those that are named train.*, unless an earlier run did.
+    """Return every text in subwords. Learn them from the texts train.* unless an earlier run did.
 
     Args:
         text: lines by "train.de", "train.en", "valid.de", ...
         kind: a key of SUBWORDS
-        folder: of the model, a file <kind>-<vocabulary>.<suffix>
-        vocabulary: merges of bpe, pieces of sentencepiece
+        folder: has the model, <kind>-<vocabulary>.<suffix>
+        vocabulary: the number of merges (bpe) or pieces (sentencepiece)
     """
     subwords = SUBWORDS[kind]
     path = folder / f"{kind}-{vocabulary}.{subwords.suffix}"

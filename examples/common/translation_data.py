@@ -1,7 +1,7 @@
-"""The folder that train.sh and evaluate.sh of a translation recipe read.
+"""Make the folder that train.sh and evaluate.sh of a translation recipe read.
 
-What fairseq-preprocess writes; reference/{valid,test}.{raw,tokens}.en, which BLEU compares with; settings.json, the
-flags of prepare.sh that made it.
+It has the files of fairseq-preprocess, the references for BLEU as reference/{valid,test}.{raw,tokens}.en, and the flags
+of prepare.sh as settings.json.
 """
 
 import json
@@ -21,11 +21,11 @@ def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
         return False
     record = folder / "settings.json"
     if not record.exists():
-        fail(f"{folder}: is there, but not made by prepare.sh; remove it, or name another folder as DATA")
+        fail(f"{folder}: is not made by prepare.sh; remove it, or name another folder as DATA")
     try:
         made = dict(json.loads(record.read_text(encoding="utf-8")))
     except (ValueError, TypeError, RecursionError):
-        fail(f"{record}: is not of prepare.sh; remove {folder}, or name another folder as DATA")
+        fail(f"{record}: is not made by prepare.sh; remove {folder}, or name another folder as DATA")
     for flag, value in settings.items():
         if made.get(flag) != value:
             fail(f"{flag} {value}: {folder} was made with {made.get(flag)}; remove it, or name another folder as DATA")
@@ -42,16 +42,16 @@ def binarise(
     flags: Sequence[str] = (),
     checked: bool = True,
 ) -> None:
-    """Make the folder.
+    """Make the folder; it appears when it is complete.
 
     Args:
-        folder: appears when it is complete
+        folder: the new folder
         cut: text in subwords by "train.de", ...
         references: target sentences by "test.raw", ...
         settings: flags of prepare.sh and their values
         workers: processes of fairseq-preprocess
-        flags: for fairseq-preprocess
-        checked: whether the counts of the text were
+        flags: of fairseq-preprocess
+        checked: the counts of the text were checked
     """
     with complete(folder) as unfinished:
         text = unfinished / "text"

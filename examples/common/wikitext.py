@@ -1,4 +1,4 @@
-"""Preparation of WikiText-2 and WikiText-103 (Merity et al., 2016), which differ in size alone."""
+"""Prepare WikiText-2 or WikiText-103 (Merity et al., 2016); they differ only in size."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,38 +7,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.archives import Archive, check_counts, complete, count, fail, note, obtain, read_lines, unpack
-from common.prepare import (
-    UNCHECKED,
-    data_folder,
-    mark_unchecked,
-    parser,
-    preprocess,
-    refuse_unchecked,
-    require_files,
-)
+from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, preprocess, refuse_unchecked, require_files
 
 SPLITS = ("train", "valid", "test")
-# " = Title = " opens an article; the titles of its sections have more signs: " = = Section = = "
+# " = Title = " begins an article; sections have more signs: " = = Section = = "
 TITLE = re.compile(r" = [^=].* = \n")
 
 
 class WikiText(NamedTuple):
-    """One of the two collections."""
+    """One of the two corpora."""
 
     name: str  # the folder in the archive
     archive: Archive
-    # Of every split, as published: the tokens count an <eos> at the end of each line, and the types have it.
-    counts: Mapping[str, Mapping[str, int]]
+    counts: Mapping[str, Mapping[str, int]]  # published, by split; as `found_counts` counts
 
 
 def found_counts(path: Path) -> dict[str, int]:
-    """Counts of a text as WikiText's authors count them."""
+    """Count a text as WikiText's authors do: each line ends in an <eos>, which is a token and a type."""
     found = count(read_lines(path, f"counting {path.name}"))
     return {"lines": found["lines"], "tokens": found["tokens"] + found["lines"], "types": found["types"] + 1}
 
 
 def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
-    """The folder with wiki.{train,valid,test}.tokens, unpacked and counted."""
+    """Return the folder with wiki.{train,valid,test}.tokens; unpack and count them if it does not exist."""
     folder = data / "text"
     if folder.exists():
         refuse_unchecked([folder], any_counts=not check)
@@ -65,7 +56,7 @@ def unpack_text(corpus: WikiText, data: Path, check: bool) -> Path:
 
 
 def articles(lines: Iterable[str]) -> Iterator[list[str]]:
-    """The words of every article. A title has blank lines around it; lines of text that look like one have not."""
+    """Yield the words of every article. A title has blank lines around it; other lines that look like one do not."""
     words: list[str] = []
     before, line = "", ""
     for after in chain(lines, [""]):
@@ -79,7 +70,7 @@ def articles(lines: Iterable[str]) -> Iterator[list[str]]:
 
 
 def join_articles(source: Path, target: Path) -> None:
-    """One line for every article, its own line ends dropped."""
+    """Write each article as one line."""
     number = 0
     with target.open("w", encoding="utf-8") as file:
         for words in articles(read_lines(source, f"articles of {source.name}")):
@@ -89,7 +80,7 @@ def join_articles(source: Path, target: Path) -> None:
 
 
 def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
-    """fairseq's stock preparation of `text`, with an </s> after every line or after every article."""
+    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article."""
     unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:
         if breaks == "articles":
@@ -107,14 +98,12 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
 
 
 def main(corpus: WikiText) -> None:
-    """The command line of prepare.sh."""
     arguments = parser(f"{corpus.name} for fairseq, in $DATA/lines or $DATA/articles")
     arguments.add_argument(
         "--breaks",
         choices=("lines", "articles"),
         default="lines",
-        help="where an </s> stands: after every line, as published numbers have it, or only after every article "
-        "(default: %(default)s)",
+        help="put an </s> after every line, as for published numbers, or after every article (default: %(default)s)",
     )
     args = arguments.parse_args()
     with data_folder() as data:

@@ -37,7 +37,7 @@ WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 BEAM = 5
 SAMPLES = 5
 
-# What both models share. Many small heads, the case that Mixhead is for.
+# Both models have these flags. Mixhead is meant for many small heads.
 TRANSLATION_FLAGS = """
     --source-lang de --target-lang en --share-all-embeddings
     --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
@@ -73,7 +73,7 @@ def fail(message: str) -> None:
 
 
 def run(command: list[str], log: Path, threads: int, bar: Optional[tqdm] = None) -> tuple[list[str], float]:
-    """Run one of fairseq's commands, output to `log`; `bar` follows the updates of a training. Lines and seconds."""
+    """Run one of fairseq's commands; return its lines, which `log` keeps, and its seconds. `bar` follows a training."""
     command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     start = time.monotonic()
@@ -97,9 +97,9 @@ def run(command: list[str], log: Path, threads: int, bar: Optional[tqdm] = None)
 
 
 def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]) -> list[Result]:
-    """Do `work(arch, row, threads)` for all architectures at once, the cores shared out evenly.
+    """Call `work(arch, row, threads)` for all architectures at once; they share the cores evenly.
 
-    On few cores two processes of one thread each do more than one of two: its every small step waits for both.
+    Two processes of one thread each are faster than one of two threads, because the threads wait for each other.
     """
     threads = max(1, CORES // len(archs))
     with ThreadPoolExecutor(max_workers=min(len(archs), CORES)) as pool:
@@ -107,19 +107,19 @@ def side_by_side(work: Callable[[str, int, int], Result], archs: tuple[str, ...]
         try:
             return [future.result() for future in futures]
         except BaseException:
-            for process in RUNNING:  # what failed has already said so; the others need not go on
+            for process in RUNNING:  # the one that failed has printed why
                 process.terminate()
             raise
 
 
 def logged_stats(line: str) -> tuple[str, dict[str, str]]:
-    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its figures."""
+    """Return the kind of a line of fairseq's log, "train_inner" or "valid", and its numbers."""
     match = re.search(r"\| (train_inner|valid) \| (\{.*\})$", line)
     return (match[1], json.loads(match[2])) if match else ("", {})
 
 
 def follow(line: str, bar: tqdm) -> None:
-    """Move `bar` to what a log line says."""
+    """Move `bar` to the update of a log line."""
     kind, stats = logged_stats(line)
     if kind == "valid":
         bar.set_postfix_str(f"validation perplexity {stats['valid_ppl']}")
@@ -130,19 +130,11 @@ def follow(line: str, bar: tqdm) -> None:
 def train(
     arch: str, flags: list[str], data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
 ) -> tuple[int, list[tuple[int, float]], float]:
-    """Train `arch`; the number of its parameters, its perplexity at every validation, and the seconds it took."""
-    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *flags]
-    command += [
-        "--max-update",
-        str(args.updates),
-        "--seed",
-        str(args.seed),
-        "--save-dir",
-        str(save),
-        "--no-epoch-checkpoints",
-    ]
-    command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0", *WHOLE_SETS]
-    command += ["--validate-interval-updates", str(max(1, args.updates // 8))]
+    """Train `arch`; return the number of its parameters, its perplexity at every validation, and its seconds."""
+    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *flags, *WHOLE_SETS]
+    command += ["--max-update", str(args.updates), "--validate-interval-updates", str(max(1, args.updates // 8))]
+    command += ["--seed", str(args.seed), "--save-dir", str(save), "--no-epoch-checkpoints"]
+    command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0"]
     with tqdm(total=args.updates, desc=f"{arch:>22}", unit="update", position=row, dynamic_ncols=True) as bar:
         lines, seconds = run(command, save.with_suffix(".train.log"), threads, bar)
     (parameters,) = (m[1] for m in map(re.compile(r"num\. shared model params: ([\d,]+)").search, lines) if m)
@@ -152,7 +144,7 @@ def train(
 
 
 def subwords(text: Path, out: Path, languages: list[str], size: int) -> None:
-    """Train sentencepiece on the training text and cut every split, `text`/split.language -> `out`/split.language."""
+    """Train sentencepiece on the training text; write every file of `text` in pieces to `out`."""
     files = {language: text / f"train.{language}" for language in languages}
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -182,7 +174,7 @@ def preprocess(cut: Path, data: Path, extra: list[str]) -> None:
 
 
 def own_parallel_text(folder: Path) -> Path:
-    """Check the user's {train,valid,test}.{de,en}."""
+    """Return the user's folder; end the program unless {train,valid,test}.{de,en} are parallel."""
     for split in SPLITS:
         counts = []
         for language in ("de", "en"):
@@ -197,7 +189,7 @@ def own_parallel_text(folder: Path) -> Path:
 
 
 def write_corpus(folder: Path) -> Path:
-    """Unpack the pairs of examples/demo/corpus; the last ones are for validation and test."""
+    """Unpack the pairs of examples/demo/corpus to `folder`; the last ones are for validation and test."""
     for language in ("de", "en"):
         with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
             lines = file.readlines()
@@ -208,7 +200,7 @@ def write_corpus(folder: Path) -> Path:
 
 
 def write_topics(folder: Path, seed: int) -> Path:
-    """The help texts of Python: every topic whole in one split."""
+    """Write the help texts of Python to `folder`; no topic is in two splits."""
     names = sorted(topics)
     random.Random(seed).shuffle(names)
     held_out = len(names) // 10
@@ -220,7 +212,7 @@ def write_topics(folder: Path, seed: int) -> Path:
 
 
 def translate(data: Path, save: Path, references: list[str], threads: int) -> tuple[float, list[str], float]:
-    """BLEU, the translations in the order of the test set, and the seconds it took."""
+    """Return BLEU, the translations in the order of the test set, and the seconds."""
     command = ["fairseq-generate", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
     command += ["--source-lang", "de", "--target-lang", "en", "--beam", str(BEAM), "--remove-bpe", "sentencepiece"]
     command += ["--max-tokens", "6000", "--max-len-a", "1.2", "--max-len-b", "10", *WHOLE_SETS]
@@ -233,7 +225,7 @@ def translate(data: Path, save: Path, references: list[str], threads: int) -> tu
 
 
 def evaluate_lm(data: Path, save: Path, threads: int) -> tuple[float, float]:
-    """Perplexity of the test set, per subword, and the seconds it took."""
+    """Return the perplexity of the test set per subword, and the seconds."""
     command = ["fairseq-eval-lm", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
     command += ["--gen-subset", "test", "--tokens-per-sample", "128", "--context-window", "64"]
     command += ["--max-tokens", "4096", *WHOLE_SETS]
@@ -243,17 +235,16 @@ def evaluate_lm(data: Path, save: Path, threads: int) -> tuple[float, float]:
 
 
 def report(results: list[Result], metric: str, how: str) -> None:
-    stock = results[0]
     print(f"\n{'model':<24} {metric:>10} {'parameters':>11} {'added':>7} {'training':>10} {how:>12}")
     for r in results:
         print(
-            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {r.parameters - stock.parameters:>7,} "
+            f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {r.parameters - results[0].parameters:>7,} "
             f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
         )
 
 
 def record(results: list[Result], metric: str, flags: list[str], args: argparse.Namespace, folder: Path) -> None:
-    """results.json, and the course of the training as a picture."""
+    """Write results.json, and pictures of the validation perplexity against updates."""
     rows = [{k: v for k, v in r._asdict().items() if k != "hypotheses"} for r in results]
     settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
     everything = {"metric": metric, "flags": " ".join(flags), **settings, "models": rows}
@@ -291,9 +282,8 @@ def translation_demo(args: argparse.Namespace, folder: Path) -> None:
     for i in random.Random(args.seed).sample(range(len(references)), min(SAMPLES, len(references))):
         print(f"\nGerman     {sources[i]}\nreference  {references[i]}")
         for result in results:
-            print(
-                f"{result.arch.removesuffix('_transformer').replace('transformer', 'stock'):<10} {result.hypotheses[i]}"
-            )
+            name = "Mixhead" if result.arch.startswith("mixhead") else "fairseq"
+            print(f"{name:<10} {result.hypotheses[i]}")
     report(results, "sacreBLEU", "translation")
     record(results, "sacreBLEU", TRANSLATION_FLAGS, args, folder)
 
@@ -325,8 +315,8 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
     parser.add_argument("--updates", type=int, help="training updates of each model (default: 300)")
     parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 2000, lm: 4000)")
-    parser.add_argument("--folder", type=Path, help="a new folder for everything (default: runs/demo/..., made anew)")
-    parser.add_argument("--seed", type=int, default=1, help="of data and training (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="a new folder for all output (default: runs/demo/..., emptied)")
+    parser.add_argument("--seed", type=int, default=1, help="of all random choices (default: %(default)s)")
     args = parser.parse_args()
     demo, updates, vocabulary = DEMOS[args.what]
     args.updates = args.updates or updates

@@ -1,23 +1,22 @@
-"""Moses' tokenizer.perl, lowercase.perl and clean-corpus-n.perl as the published IWSLT14 preparation calls them."""
+"""Tokenize, lower-case and clean as Moses' Perl scripts do in the published IWSLT14 preparation."""
 
 import re
 
 import regex
 from sacremoses import MosesTokenizer
 
-# What the two tokenizers call a letter, a digit or a mark of a word; sacremoses' own tables lack CJK and much of newer
-# Unicode unless it is told that the language is Chinese.
+# tokenizer.perl's letters and digits. sacremoses' own tables lack CJK, except for Chinese, and much of newer Unicode.
 ALPHA, NUMBER = r"\p{Alphabetic}", r"\p{N}"
 ALNUM = ALPHA + r"\p{Nd}"
-# Control characters that are white space to Python alone; Perl removes them.
+# Perl removes these control characters; Python takes them for white space.
 SEPARATORS = dict.fromkeys(range(0x1C, 0x20))
 
 
 class Tokenizer(MosesTokenizer):
-    """sacremoses, following `tokenizer.perl -l LANGUAGE` also where it departs from it.
+    """sacremoses, corrected where it differs from `tokenizer.perl -l LANGUAGE`.
 
-    Departures: its character tables, and the full stop that ends a line, which tokenizer.perl splits off whatever
-    precedes it since November 2018 ("am I." is "am I .").
+    It has other character tables. And since November 2018 tokenizer.perl always splits off the full stop at the end of
+    a line ("am I." becomes "am I .").
     """
 
     def __init__(self, language: str):
@@ -37,7 +36,7 @@ class Tokenizer(MosesTokenizer):
         self._prefixes = frozenset(self.NONBREAKING_PREFIXES) - self._numeric_only
 
     def handles_nonbreaking_prefixes(self, text: str) -> str:
-        """Split the full stop off every word but an abbreviation; a step of `tokenize`."""
+        """Split the full stop off every word except abbreviations; `tokenize` calls this."""
         words = text.split()
         for i, word in enumerate(words):
             stem = word[:-1]
@@ -55,12 +54,12 @@ class Tokenizer(MosesTokenizer):
         return " ".join(words)
 
     def __call__(self, line: str) -> str:
-        """The tokens of `line`, XML-escaped, one space between them."""
+        """Return the tokens of `line`, XML-escaped, with one space between them."""
         return " ".join(self.tokenize(line.translate(SEPARATORS), escape=True, return_str=True).split())
 
 
 def lowercase(line: str) -> str:
-    """Perl's `lc`, which knows no final sigma."""
+    """Lower-case as Perl's `lc`, which has no final sigma."""
     return line.replace("\N{GREEK CAPITAL LETTER SIGMA}", "\N{GREEK SMALL LETTER SIGMA}").lower()
 
 

@@ -1,4 +1,4 @@
-"""IWSLT14 German-English: the published preparation (lower-cased Moses tokens, 10,000 joint merges) and variants."""
+"""Prepare IWSLT14 German-English: lower-cased Moses tokens and 10,000 joint merges as published, and variants."""
 
 import re
 import shutil
@@ -31,15 +31,15 @@ TRAIN = "train.tags.de-en"
 TEST = ("IWSLT14.TED.dev2010", "IWSLT14.TEDX.dev2012", "IWSLT14.TED.tst2010", "IWSLT14.TED.tst2011")
 TEST += ("IWSLT14.TED.tst2012",)
 MERGES = 10_000
-HELD_OUT = 23  # every 23rd pair of the cleaned training text is validated on
+HELD_OUT = 23  # every 23rd pair of the cleaned training text is for validation
 
-# Lines of the archive's files, without those of tags alone; pairs that the published preparation makes of them.
+# Sentences in the archive's files, and pairs after the published preparation.
 LINES = {
     TRAIN: 174_443,
     **dict(zip(TEST, (887, 1_165, 1_565, 1_433, 1_700))),
 }
 PAIRS = {"train": 160_239, "valid": 7_283, "test": 6_750}
-# fairseq's counts of it: subwords and ends of sentences, types of the two dictionaries.
+# fairseq's counts: subwords with ends of sentences, and types of both dictionaries.
 PUBLISHED = {
     "train.de": 4_035_591,
     "train.en": 3_949_114,
@@ -55,7 +55,7 @@ PUBLISHED = {
 class Pair(NamedTuple):
     """Two sentences, German and English."""
 
-    raw: tuple[str, str]  # as they are in the archive
+    raw: tuple[str, str]  # as in the archive
     tokens: tuple[str, str]  # Moses tokens in lower case
 
 
@@ -63,24 +63,24 @@ KINDS = Pair._fields
 
 
 def file_names(name: str) -> tuple[str, str]:
-    """The two files of TRAIN or of a member of TEST."""
+    """Return the two files of TRAIN or of a member of TEST."""
     return tuple(f"{name}.{language}" if name == TRAIN else f"{name}.de-en.{language}.xml" for language in LANGUAGES)
 
 
 def training_text(lines: Sequence[str]) -> list[str]:
-    """Sentences, titles and descriptions of a train.tags file."""
+    """Return the sentences, titles and descriptions of a train.tags file."""
     kept = (line for line in lines if not re.search("<url>|<talkid>|<keywords>", line))
     return [re.sub("</?(title|description)>", "", line).strip() for line in kept]
 
 
 def segments(lines: Sequence[str]) -> list[str]:
-    """Sentences of an .xml file."""
+    """Return the sentences of an .xml file."""
     kept = (line for line in lines if "<seg id" in line)
     return [re.sub(r'<seg id="[0-9]*">|</seg>', "", line).strip() for line in kept]
 
 
 class Reader:
-    """The pairs of an unpacked archive."""
+    """Reads the pairs of an unpacked archive."""
 
     def __init__(self, folder: Path, lines: Mapping[str, int], any_counts: bool):
         self.folder = folder
@@ -89,7 +89,7 @@ class Reader:
         self.tokenizers = [Tokenizer(language) for language in LANGUAGES]
 
     def pairs(self, name: str) -> list[Pair]:
-        """Of TRAIN or a member of TEST, tokenised."""
+        """Return the tokenised pairs of TRAIN or of a member of TEST."""
         extract = training_text if name == TRAIN else segments
         files = [self.folder / file for file in file_names(name)]
         raw = pairs_of(*(extract(read_lines(file)) for file in files), name)
@@ -110,14 +110,14 @@ def prepare_text(
     pairs: Mapping[str, int] = PAIRS,
     any_counts: bool = False,
 ) -> None:
-    """The archive to `folder`/{train,valid,test}.{raw,tokens}.{de,en}: the same lines as they are and tokenised.
+    """Write the archive's pairs to `folder`/{train,valid,test}.{raw,tokens}.{de,en}.
 
     Args:
-        archive: de-en.tgz or another one of its layout
+        archive: de-en.tgz, or one of the same layout
         folder: appears when it is complete
         lines: expected number of lines by file
         pairs: expected number of pairs by split
-        any_counts: print the numbers, whatever they are
+        any_counts: print the numbers instead of checking them
     """
     wanted = {f"de-en/{file}" for name in (TRAIN, *TEST) for file in file_names(name)}
     with complete(folder) as unfinished:
@@ -143,7 +143,7 @@ def prepare_text(
 
 
 def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int) -> Path:
-    """The text in subwords, as fairseq reads it; the folder is `variant(subwords, concatenate)` in `data`."""
+    """Make the folder `variant(subwords, concatenate)` in `data`, with the text in subwords for fairseq; return it."""
     folder = data / variant(subwords, concatenate)
     settings = {"--vocabulary": vocabulary}
     if is_ready(folder, settings):
@@ -171,9 +171,9 @@ def variant(subwords: str, concatenate: int) -> str:
 
 
 def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) -> None:
-    """Say where fairseq's counts differ: not an error, the archive's and the pairs' were checked before."""
+    """Print where the counts of subwords differ from the published ones. This is no error."""
     found = {name: sum(len(line.split()) + 1 for line in lines) for name, lines in pieces.items()}
-    for language in LANGUAGES:  # fairseq has four types of its own beside those in the file
+    for language in LANGUAGES:  # the file lacks four of fairseq's symbols
         found[f"dict.{language}"] = len(read_lines(folder / f"dict.{language}.txt")) + 4
     different = [f"{name} {found[name]:,} ({number:,})" for name, number in PUBLISHED.items() if found[name] != number]
     if different:
@@ -201,7 +201,7 @@ def main(arguments: Any = None) -> None:
         refuse_unchecked([text, data / variant(args.subwords, args.concatenate)], args.any_counts)
         if not text.is_dir():
             archive = obtain(ARCHIVE, data)
-            remove(data / "subwords")  # of another text, for all that is known
+            remove(data / "subwords")  # perhaps from another text
             prepare_text(archive, text, any_counts=args.any_counts)
         prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers)
 

@@ -1,4 +1,4 @@
-"""Perplexity per subword and per word, from what fairseq-eval-lm prints; `examples/lm1b/evaluate.sh`."""
+"""Read perplexity per subword and per word from the log of fairseq-eval-lm; `examples/lm1b/evaluate.sh` runs this."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ def statistics(data: Path, subset: str) -> Counts:
     except FileNotFoundError:
         raise Unknown(f"{path} is missing; run examples/lm1b/prepare.sh") from None
     except (ValueError, TypeError, RecursionError):
-        raise Unknown(f"{path}: is not of examples/lm1b/prepare.sh") from None
+        raise Unknown(f"{path}: is not made by examples/lm1b/prepare.sh") from None
     if "words" not in counts.get(subset, {}):
         sets = [name for name, numbers in counts.items() if "words" in numbers]
         raise Unknown(f"--gen-subset {subset}: must be one of {', '.join(sets)}")

@@ -1,7 +1,7 @@
-"""The One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768 subwords.
+"""Prepare the One Billion Word benchmark (Chelba et al., 2013) for fairseq, in words and in 32,768 subwords.
 
-Every step leaves something that is complete or not there, so that a run after an interruption goes on with the shard
-that was in work. In memory at a time: a block of a shard, or the vocabulary.
+After an interruption the next run continues with the shard that was unfinished. A process holds one block of a shard
+in memory, or the vocabulary.
 """
 
 import json
@@ -57,14 +57,14 @@ SAMPLE = 1_000_000
 
 
 class Text(NamedTuple):
-    """The files that the corpus consists of, in order."""
+    """The files of the corpus, in order."""
 
     training: list[Path]
     held_out: list[Path]
 
     @property
     def sets(self) -> dict[str, list[Path]]:
-        """fairseq's data sets; `heldout` is all that is held out, validation and test set included."""
+        """Return the files of each of fairseq's sets; `heldout` includes the validation and the test set."""
         return {
             "train": self.training,
             "valid": self.held_out[1:2],
@@ -74,11 +74,11 @@ class Text(NamedTuple):
 
 
 def unpacked(data: Path) -> Text:
-    """The text, from the archive if it has not been unpacked."""
+    """Return the text; unpack the archive if that was not done."""
     folder = data / "text"
     if not folder.is_dir():
         archive = obtain(ARCHIVE, data)
-        for made in ("counts", "word.parts", "subword.parts"):  # from another text, for all that is known
+        for made in ("counts", "word.parts", "subword.parts"):  # perhaps from another text
             remove(data / made)
         with complete(folder) as unfinished:
             unpack(archive, unfinished, lambda name: bool(TRAINING.fullmatch(name) or HELD_OUT.fullmatch(name)))
@@ -94,14 +94,14 @@ def unpacked(data: Path) -> Text:
 
 
 def counted(text: Text, data: Path, workers: int, expected: Mapping[str, Mapping[str, int]]) -> Counter[bytes]:
-    """How often each word of the training set occurs; the program ends unless all counts are as `expected`."""
+    """Return how often each word of the training set occurs; end the program unless all counts are as `expected`."""
     held_out = {path: _lines_and_tokens(path) for path in text.held_out}
     for name, files in text.sets.items():
         if name != "train":
             found = {what: sum(held_out[path][what] for path in files) for what in ("lines", "tokens")}
             title = "held-out set" if name == "heldout" else name
             _check(data, title, {"shards": len(files), **found}, expected)
-    # before minutes of counting
+    # counting takes minutes
     _check(data, "training set", {"shards": len(text.training)}, expected)
     found, words = add_counts(count_shards(text.training, data / "counts", workers))
     _check(data, "training set", {"shards": len(text.training), **found}, expected)
@@ -109,7 +109,7 @@ def counted(text: Text, data: Path, workers: int, expected: Mapping[str, Mapping
 
 
 def _check(data: Path, name: str, found: Mapping[str, int], expected: Mapping[str, Mapping[str, int]]) -> None:
-    """Print what was found. Text that is not as expected is removed, so that the next run takes it from the archive."""
+    """Print the counts. If they are wrong, remove the text, so that the next run unpacks it again; end the program."""
     note(f"{name}: {', '.join(f'{number:,} {what}' for what, number in found.items())}")
     wanted = {what: number for what, number in expected.get(name, {}).items() if what in found}
     if any(found[what] != number for what, number in wanted.items()):
@@ -130,12 +130,12 @@ def _lines_and_tokens(path: Path) -> dict[str, int]:
 
 
 def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, checked: bool) -> None:
-    """DATA/word: the words that occur at least three times, the most frequent first, as adaptive inputs need them."""
+    """Make DATA/word. The dictionary has the words that occur at least three times, the most frequent first."""
     from fairseq.data import Dictionary
 
     parts = data / "word.parts"
     dictionary = Dictionary()
-    reserved = {dictionary[i].encode() for i in range(dictionary.nspecial)}  # in a text, they are words like others
+    reserved = {dictionary[i].encode() for i in range(dictionary.nspecial)}  # cannot be words of the dictionary
     try:
         for word, number in words.items():
             if number >= LEAST_COUNT and word not in reserved:
@@ -162,14 +162,14 @@ def prepare_words(data: Path, text: Text, words: Counter[bytes], workers: int, c
 
 
 def prepare_subwords(data: Path, text: Text, workers: int, size: int, sample: int, checked: bool) -> None:
-    """DATA/subword: byte-pair encoding by sentencepiece, learned on a sample; no word is unknown."""
+    """Make DATA/subword: sentencepiece's byte-pair encoding, learned on a sample; no word is unknown."""
     from fairseq.data import Dictionary
     from sentencepiece import SentencePieceProcessor
 
     parts = data / "subword.parts"
     model, dictionary = parts / "sentencepiece.model", Dictionary()
     if model.exists() and len(SentencePieceProcessor(model_file=str(model))) != size:
-        remove(parts)  # of a run with another --subwords
+        remove(parts)  # a run with another --subwords made it
     if not model.exists():
         number = sum(1 for _ in _sample(text.training, sample))
         note(f"sentencepiece learns {size:,} subwords from {number:,} sentences")
@@ -197,10 +197,10 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
                 model_writer=model,
                 model_type="bpe",
                 vocab_size=size,
-                pad_id=3,  # with it, it has the symbols that fairseq has, and makes no piece that looks like one
-                byte_fallback=True,  # of characters that the sample does not have
+                pad_id=3,  # so that no piece looks like one of fairseq's own symbols
+                byte_fallback=True,  # for characters that the sample lacks
                 character_coverage=0.9999,
-                normalization_rule_name="identity",  # the likelihood is that of the text as it is
+                normalization_rule_name="identity",  # the likelihood must be that of the original text
                 num_threads=workers,
                 minloglevel=1,
             )
@@ -210,7 +210,7 @@ def _learn(shards: Sequence[Path], sample: int, size: int, workers: int) -> byte
 
 
 def _sample(shards: Sequence[Path], number: int) -> Iterator[str]:
-    """As many sentences from the beginning of every shard; the corpus is shuffled."""
+    """Yield the first sentences of every shard, `number` in all. The corpus is shuffled."""
     each = -(-number // len(shards))
     for shard in shards:
         with shard.open("rb") as file:
@@ -235,9 +235,9 @@ def _binarise(
     source: Path,
     kept: Sequence[str],
 ) -> dict[str, dict[str, int]]:
-    """DATA/<unit> from the text: every data set, the files named `kept`, and statistics.json for evaluate.sh.
+    """Make DATA/<unit>: every data set, the files named `kept`, and statistics.json for evaluate.sh.
 
-    There, the words of a set are counted as the benchmark does: an end of line is one.
+    statistics.json counts words as the benchmark does: an end of line is one.
     """
     from fairseq.data.indexed_dataset import best_fitting_int_dtype
 
@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None, expected: Mapping[str, Mapping[
                 if "subword" in wanted:
                     subwords = (options.subwords, options.sample)
                     prepare_subwords(data, text, options.workers, *subwords, not options.any_counts)
-            except OSError as error:  # a full disk above all
+            except OSError as error:  # such as a full disk
                 fail(f"{error.filename or data}: {error.strerror or error}")
         note(f"{data}: complete")
     return 0

@@ -1,6 +1,6 @@
-"""Text in shards, counted and made into fairseq's binary files one shard at a time.
+"""Count the shards of a text, and convert them to fairseq's binary files.
 
-Nothing here holds more of a shard than one block; a shard is done when its folder is there.
+A shard is done when its folder exists. In memory there is one block of a shard at a time.
 """
 
 import json
@@ -28,18 +28,18 @@ BLOCK = 1 << 20  # bytes of text in memory at a time
 
 
 class Damaged(Exception):
-    """A shard that cannot be read as text; its words are for the user."""
+    """A shard is not text; the message is for the user."""
 
 
 def blocks(path: Path) -> Iterator[bytes]:
-    """A file in pieces of whole lines."""
+    """Yield a file in blocks of whole lines."""
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             yield block + file.readline()
 
 
 def lines_of(block: bytes) -> list[bytes]:
-    """Lines end in a line feed and nothing else: as the published counts have it, unlike str.splitlines."""
+    """Split at line feeds alone, as the published counts do; str.splitlines has other line ends."""
     lines = block.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -52,7 +52,7 @@ def lines_of(block: bytes) -> list[bytes]:
 def count_shard(shard: Path, folder: Path) -> None:
     """Write `folder`: counts.json (lines, tokens) and words.txt (each type and how often it occurs).
 
-    Tokens are what ASCII white space separates; the corpus has other spaces inside of words.
+    ASCII white space separates tokens; the corpus has other spaces inside words.
     """
     lines = 0
     words: Counter[bytes] = Counter()
@@ -66,8 +66,10 @@ def count_shard(shard: Path, folder: Path) -> None:
 
 
 def add_counts(folders: Sequence[Path]) -> tuple[dict[str, int], Counter[bytes]]:
-    """Lines, tokens and types of all shards together, and the types. In memory: the types, which grow with the text's
-    vocabulary and not with its length (LM1B: 2.4 million, about half a gigabyte)."""
+    """Return the lines, tokens and types of all shards together, and the count of each type.
+
+    The 2.4 million types of LM1B take about half a gigabyte of memory.
+    """
     found = {"lines": 0, "tokens": 0}
     words: Counter[bytes] = Counter()
     with bar(None, "adding up the counts", leave=False) as progress:
@@ -87,9 +89,9 @@ def add_counts(folders: Sequence[Path]) -> tuple[dict[str, int], Counter[bytes]]
 
 
 class Symbols(NamedTuple):
-    """How fairseq's dictionary numbers what is no word."""
+    """The numbers of fairseq's special symbols."""
 
-    first: int  # of the words, in the order of dict.txt
+    first: int  # the first word of dict.txt; the others follow in order
     unknown: int
     end: int  # of a line
 
@@ -98,7 +100,7 @@ Encoder = Callable[[list[bytes]], Iterator[list[int]]]  # lines -> the numbers o
 
 
 def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
-    """Whole words; one that the dictionary does not have is unknown."""
+    """Return an encoder to whole words; a word that dict.txt lacks is unknown."""
     with dictionary.open("rb") as file:
         numbers = {line.rpartition(b" ")[0]: symbols.first + i for i, line in enumerate(file)}
 
@@ -110,7 +112,7 @@ def word_encoder(dictionary: Path, symbols: Symbols) -> Encoder:
 
 
 def piece_encoder(model: Path, symbols: Symbols) -> Encoder:
-    """The pieces of a sentencepiece model; dict.txt has them in the model's order, without its control symbols."""
+    """Return an encoder to sentencepiece's pieces; dict.txt has them in the model's order, without control symbols."""
     import sentencepiece
 
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
@@ -152,9 +154,9 @@ def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols,
 
 
 def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
-    """Make the shards one data set of fairseq, `prefix`.bin and `prefix`.idx (MMapIndexedDataset); its counts.
+    """Join the shards to one data set of fairseq, `prefix`.bin and `prefix`.idx (MMapIndexedDataset); return its counts.
 
-    Written here because fairseq's builder keeps the offset of every line as a Python object: a gigabyte for LM1B.
+    fairseq's own builder keeps the offset of every line as a Python object, which takes a gigabyte for LM1B.
     """
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
@@ -192,7 +194,7 @@ def _write_json(path: Path, content: Any) -> None:
 
 # ---- many shards, many processes -------------------------------------------------------------------------------------
 
-_encoders: dict[tuple, Encoder] = {}  # of this process
+_encoders: dict[tuple, Encoder] = {}  # at most one, kept by each process from shard to shard
 
 
 def _with_encoder(shard: Path, folder: Path, make: Callable[..., Encoder], source: Path, symbols: Symbols, dtype: type):
@@ -209,7 +211,7 @@ def _finish(work: Callable[..., None], shard: Path, folder: Path, *rest: Any) ->
 
 
 def _start_worker() -> None:
-    """Ctrl-C is for the parent to handle; without the parent there is nothing left to do."""
+    """Leave Ctrl-C to the parent process, and end when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process().sentinel
 
@@ -221,7 +223,7 @@ def _start_worker() -> None:
 
 
 def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: Callable[..., None], *rest: Any):
-    """Do `work(shard, folder/<name of shard>, *rest)` for the shards that have no folder yet."""
+    """Call `work(shard, folder/<name of shard>, *rest)` for the shards that have no folder yet."""
     missing = [shard for shard in shards if not (folder / shard.name).is_dir()]
     sizes = {shard: shard.stat().st_size for shard in shards}
     everything = sum(sizes.values())
@@ -243,7 +245,7 @@ def _each(title: str, shards: Sequence[Path], folder: Path, workers: int, work: 
 
 
 def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
-    """Call `function(*arguments)` for every (function, *arguments) in processes; the keys of those that are done."""
+    """Call `function(*arguments)` for each (function, *arguments) in a process; yield its key when it has ended."""
     # spawned, because forking a process that has threads may hang
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start_worker) as pool:
         futures = {pool.submit(*task): key for key, task in tasks.items()}
@@ -253,13 +255,13 @@ def _side_by_side(tasks: Mapping[Path, tuple], workers: int) -> Iterator[Path]:
                 yield futures[future]
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                tqdm.write("prepare: interrupted; the shards in work are finished first", file=sys.stderr)
+                tqdm.write("prepare: interrupted; waits until the current shards are finished", file=sys.stderr)
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
 def count_shards(shards: Sequence[Path], folder: Path, workers: int) -> list[Path]:
-    """`count_shard` for every shard that has not been counted; the folders, in the order of the shards."""
+    """Call `count_shard` for every shard that was not counted; return the folders in the order of the shards."""
     _each("counting words", shards, folder, workers, count_shard)
     return [folder / shard.name for shard in shards]
 
@@ -274,7 +276,10 @@ def binarise_shards(
     symbols: Symbols,
     dtype: type,
 ) -> list[Path]:
-    """`binarise_shard` for every shard that has not been, by the encoder `make(source, symbols)` of each process."""
+    """Call `binarise_shard` for every shard that has no folder; each process makes its encoder, `make(source, symbols)`.
+
+    Return the folders in the order of the shards.
+    """
     try:
         _each(title, shards, folder, workers, _with_encoder, make, source, symbols, dtype)
     finally:

@@ -1,4 +1,4 @@
-"""Multi30k German-English: image descriptions in joint sentencepiece pieces, cased."""
+"""Prepare Multi30k German-English: image descriptions in joint sentencepiece pieces, cased."""
 
 import os
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ COUNTS = {
 
 
 def use_nested_archives() -> None:
-    """ARCHIVES may be the folder of these files, or one that has a folder multi30k of them."""
+    """Let ARCHIVES be a folder that has the files in its folder multi30k, too."""
     nested = Path(os.environ.get("ARCHIVES", "")) / "multi30k"
     if os.environ.get("ARCHIVES") and nested.is_dir():
         os.environ["ARCHIVES"] = str(nested)
@@ -43,8 +43,8 @@ def use_nested_archives() -> None:
 def prepare_text(
     data: Path, folder: Path, counts: Mapping[str, Mapping[str, int]] = COUNTS, any_counts: bool = False
 ) -> None:
-    """The archives to `folder`/{train,valid,test}.{de,en}, which appears when it is complete."""
-    remove(data / "subwords")  # of another text, for all that is known
+    """Write the archives to `folder`/{train,valid,test}.{de,en}; the folder appears when it is complete."""
+    remove(data / "subwords")  # perhaps from another text
     with complete(folder) as unfinished:
         raw = unfinished / "raw"
         for split, name in NAMES.items():

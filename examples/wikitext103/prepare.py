@@ -1,4 +1,4 @@
-"""WikiText-103; `examples/wikitext103/prepare.sh`."""
+"""Prepare WikiText-103; `examples/wikitext103/prepare.sh` runs this."""
 
 from common.archives import Archive
 from common.prepare import start

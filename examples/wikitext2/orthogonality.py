@@ -1,8 +1,8 @@
-"""How far the mixing matrices of trained models are from orthogonal, on the validation set.
+"""Measure how far the mixing matrices of trained language models are from orthogonal, on the validation set.
 
     PYTHONPATH=examples .venv/bin/python -m wikitext2.orthogonality DATA CHECKPOINT...
 
-For every checkpoint of a language model the mean over its attentions and over all positions of ||M^T M - I||_F^2.
+Print for each checkpoint the mean of ||M^T M - I||_F^2 over its attentions and all positions.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def distance(checkpoint: Path, data: Path) -> float:
         number = int(real.sum())
         attentions = regularized.attentions["orthogonal"]
         if attentions == 0:
-            sys.exit(f"orthogonality: error: {checkpoint}: has no head mixing that was trained")
+            sys.exit(f"orthogonality: error: {checkpoint}: has no trained head mixing")
         total += float(regularized.values["orthogonal"]) / attentions * number
         positions += number
     return total / positions
@@ -42,11 +42,11 @@ def distance(checkpoint: Path, data: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="the folder of prepare.sh that has dict.txt")
+    parser.add_argument("data", type=Path, help="a folder of prepare.sh, such as data/wikitext2/lines")
     parser.add_argument("checkpoints", type=Path, nargs="+")
     arguments = parser.parse_args()
     if not (arguments.data / "dict.txt").is_file():
-        sys.exit(f"orthogonality: error: {arguments.data}: no such folder of prepare.sh")
+        sys.exit(f"orthogonality: error: {arguments.data}: has no dict.txt; must be a folder of prepare.sh")
     for checkpoint in arguments.checkpoints:
         if not checkpoint.is_file():
             sys.exit(f"orthogonality: error: {checkpoint}: no such file")

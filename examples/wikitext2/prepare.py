@@ -1,4 +1,4 @@
-"""WikiText-2; `examples/wikitext2/prepare.sh`."""
+"""Prepare WikiText-2; `examples/wikitext2/prepare.sh` runs this."""
 
 from common.archives import Archive
 from common.prepare import start

@@ -1,8 +1,8 @@
-"""Beam search as the published Mixhead code does it; for a comparison, not for use.
+"""Decode as the published Mixhead code does; for a comparison, not for use.
 
-That code mixes heads in the full forward pass alone, so it decodes with a model that was never trained. This folder as
---user-dir registers the task `unmixed_translation`: fairseq's `translation`, but the decoder's self-attention leaves
-the mixing out of each step. The encoder mixes.
+That code mixes heads only in the full forward pass, so its beam search uses a model that was never trained. This
+--user-dir registers the task `unmixed_translation`: fairseq's `translation`, but without mixing in the decoder's
+self-attention during beam search. The encoder mixes.
 """
 
 import sys
@@ -21,7 +21,7 @@ mixhead_plugin.register()
 
 
 def unmixed_step_by_step(attention: MixheadAttention) -> None:
-    """Make this module leave the mixing out where it is given a cache; the full pass mixes."""
+    """Make this module leave the mixing out when it gets a cache; the full pass mixes."""
     forward = attention.forward
 
     def forward_unmixed(*args: Any, incremental_state: Any = None, **kwargs: Any) -> Any:
