@@ -11,10 +11,10 @@ Cases:
   training  one update of a language model by fairseq's trainer
   memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
-Forward and backward pass are timed together. Each contender first has to give the right values and gradients; if one is
-wrong, the command ends and prints no time. Then the contenders take turns, round by round. `by upstream` is the time by
-that of torch or fairseq, `by softmax` by that of the plugin's own softmax: medians over the rounds. The rows go to the
-terminal and to benchmark.csv in --out.
+Forward and backward pass are timed together. First the values and gradients of each contender are checked; if one is
+wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time divided
+by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds. The rows
+go to the terminal and to benchmark.csv in --out.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def cases(args: argparse.Namespace) -> Iterator[Case]:
-    """Yield the cases, each when the one before has been measured."""
+    """Yield the cases lazily, so that each is measured before the next is built."""
     own = (args.device, args.dtype)
     if "core" in args.cases:
         for size in args.sizes:

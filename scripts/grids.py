@@ -1,4 +1,4 @@
-"""Grids of runs, as examples/grids/ has them, and what identifies a run."""
+"""Read the grids of examples/grids/; list and identify their runs."""
 
 import hashlib
 import itertools
@@ -26,7 +26,7 @@ def fail(message: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Point:
-    """Hold what one value of an axis adds to the two commands; words like MODEL=vanilla set variables."""
+    """The flags that one value of an axis adds to both commands; words like MODEL=vanilla set variables."""
 
     train: str = ""
     evaluate: str = ""
@@ -41,7 +41,7 @@ class Grid:
     base: Point
     metrics: Mapping[str, str]  # name -> flags of evaluate.sh
     axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
-    baseline: str  # the label that the others of its axis are compared with; may be no label of the grid
+    baseline: str  # the label that the others of its axis are compared with; the grid may lack it
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
 
@@ -55,7 +55,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def checked(content: Mapping[str, Any], path: Path) -> Grid:
-    """Return the grid that a file means. Raises ValueError for one that makes no sense."""
+    """Return the grid of a file. Raises ValueError for a wrong one."""
     if unknown := sorted(content.keys() - KEYS):
         raise ValueError(f"{', '.join(unknown)}: must be among {', '.join(sorted(KEYS))}")
     if not content.get("example") or not content.get("axes"):
@@ -84,7 +84,7 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
 
 def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     if not isinstance(content[name], dict) or not content[name]:
-        raise ValueError(f"{name}: must be a table with something in it, not {content[name]!r}")
+        raise ValueError(f"{name}: must be a table that is not empty, not {content[name]!r}")
     return content[name]
 
 
@@ -126,7 +126,7 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Return a digest of what the training depends on, in whatever order it was given."""
+        """Return a digest of the training's flags and variables; their order has no effect."""
         flags = {"example": self.example, "train": canonical(self.train)}
         return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -135,8 +135,8 @@ class Run:
         return f"{', '.join(self.labels.values())}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        """Return where the run is; a grid with other labels may have named the folder."""
-        name = f"{as_name(self.title)[:60]}-{self.digest}"  # a file's name has 255 bytes at most
+        """Return the folder of the run; a grid with other labels may have named it."""
+        name = f"{as_name(self.title)[:60]}-{self.digest}"  # a file name has at most 255 bytes
         return next(out.glob(f"*-{self.digest}"), out / name)
 
 

@@ -1,4 +1,4 @@
-"""Write the README's tables of values from the tables that the code runs on."""
+"""Write the README's tables of flags' values from the tables in the code."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What every normalizer and every head mixing is tested for, and where.
+# Every normalizer and head mixing is tested for these, in these files.
 COLUMNS = {
     "causal, padding, additive masks": "tests/ops/test_attention.py",
     "dropout": "tests/ops/test_attention.py",
@@ -32,7 +32,7 @@ def families() -> str:
     for family, preset in FAMILIES.items():
         flags = [f"`{option_name(name)} {value}`" for name, value in preset.items()]
         rows.append([f"`{family}_*`", ", ".join(flags).replace(TOKENS_PER_SAMPLE, "<--tokens-per-sample>")])
-    return table(["architectures", "are the stock ones with"], rows)
+    return table(["architectures", "are fairseq's with"], rows)
 
 
 def variants() -> str:

@@ -31,7 +31,7 @@ matplotlib.use("Agg")
 
 Row = tuple[str, ...]
 LOWER_IS_BETTER = {"perplexity", "loss", "bits per byte"}
-# The colours of Okabe and Ito, which colour-blind people can tell apart. A variant has the same one in every picture.
+# The colours of Okabe and Ito, which colour-blind people can tell apart; every picture has the same ones.
 COLOURS = {
     "softmax": "#000000",
     "A": "#0072B2",
@@ -106,7 +106,7 @@ class Study:
         return "%" if self.measure == "perplexity" else self.measure
 
     def published_gain(self, row: Row) -> float | None:
-        """Return the paper's gain by the same metric; None where its cells do not have a number for each metric."""
+        """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
         base, metrics = self.baseline(row), list(self.grid.published_metrics)
         cells = [self.published(r).split("/") for r in (row, base) if r]
         if row == base or self.metric not in metrics or any(len(cell) != len(metrics) for cell in cells):
@@ -125,7 +125,7 @@ class Gain:
 
 
 def gain(study: Study, row: Row) -> Gain | None:
-    """Return the gain by the study's metric; None for the baseline itself and where no seed has both."""
+    """Return the gain by the study's metric; None for the baseline itself, and if no seed has both."""
     base = study.baseline(row)
     if base is None or base == row:
         return None
@@ -152,7 +152,7 @@ def from_results(path: Path) -> Study:
 
 
 def from_runs(path: Path, folder: Path) -> Study:
-    """Collect the finished runs of a grid; the environment must have the variables that the sweep had."""
+    """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
     found = [json.loads(run.read_text(encoding="utf-8")) for run in sorted(folder.glob("*/run.json"))]
     by_digest = {run["digest"]: run for run in found if run["metrics"]}
     grid = grid_of(path)
@@ -199,7 +199,7 @@ def effective_rank(run: Mapping[str, Any]) -> float:
 
 
 def time_cell(study: Study, row: Row) -> str:
-    """Return the median and the range of the training times by the baseline's, from rounds in turn."""
+    """Return the median and the range of the training time divided by the baseline's of the same round."""
     for cost in study.cost["rows"]:
         if tuple(cost["labels"].values()) == row and (ratios := cost.get("time_ratios")):
             return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
@@ -228,7 +228,7 @@ def markdown(study: Study) -> str:
 
 
 def facts(study: Study) -> str:
-    """Return what the runs have in common, and what of them differs."""
+    """Return a list of facts about the runs, with all values that occur."""
 
     def listed(name: str) -> str:
         return "; ".join(dict.fromkeys(run[name] for run in study.runs if run.get(name)))
@@ -248,7 +248,7 @@ def facts(study: Study) -> str:
 
 
 def colours(variants: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each variant; those without a colour of their own take what the others leave."""
+    """Return a colour for each variant; variants without a fixed colour take the unused ones."""
     variants = list(dict.fromkeys(variants))
     left = itertools.cycle([c for name, c in COLOURS.items() if name not in variants] or COLOURS.values())
     return {variant: COLOURS.get(variant) or next(left) for variant in variants}
@@ -256,7 +256,7 @@ def colours(variants: Iterable[str]) -> dict[str, str]:
 
 @matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
 def draw(study: Study, path: Path) -> None:
-    """Draw the metric of each row, the gains with their intervals, and the curves of the trainings that have them."""
+    """Draw the metric of each row, the gains with their intervals, and the training curves, if any."""
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
     axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
@@ -286,7 +286,7 @@ def draw(study: Study, path: Path) -> None:
 
 
 def place(study: Study, rows: Sequence[Row]) -> tuple[list[str], dict[Row, float]]:
-    """Return the groups of rows that differ in their variant alone, and where on the axis each row stands."""
+    """Return the groups of rows that differ only in their variant, and the place of each row on the axis."""
     group = {row: ", ".join(label for label in row if label != study.variant(row)) for row in rows}
     groups, variants = list(dict.fromkeys(group.values())), list(dict.fromkeys(map(study.variant, rows)))
     step = 0.7 / len(variants)

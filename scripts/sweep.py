@@ -59,8 +59,8 @@ RESUMED = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
 class Progress:
     """Collects the points of a training from the lines of fairseq's log, one process after another.
 
-    A point has the update, the tokens so far, a loss in bits, and the CPU seconds of the updates so far: start-up and
-    validations are left out. Updates that an interruption made undone are dropped.
+    A point has the update, the tokens so far, a loss in bits, and the CPU seconds so far, without start-up and
+    validations. After an interruption, updates after the last checkpoint are dropped.
     """
 
     def __init__(self, points: Sequence[dict[str, float]]):
@@ -71,7 +71,7 @@ class Progress:
         self.updating = False
 
     def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
-        """Return the new point if the line has one; `cpu` is what the process has used by now."""
+        """Return the new point if the line has one; `cpu` is the CPU time of the process so far."""
         if resumed := RESUMED.search(line):
             self.points = [point for point in self.before if point["update"] <= int(resumed[1])]
             self.spent = self.points[-1].get("cpu_seconds", 0.0) if self.points else 0.0
@@ -112,7 +112,7 @@ class Progress:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Return what a process and its ended children have used; None where the system has no /proc."""
+    """Return the CPU time of a process and its ended children; None if the system has no /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -120,12 +120,12 @@ def cpu_seconds(pid: int) -> float | None:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-# ---- where and of what a run is --------------------------------------------------------------------------------------
+# ---- the record of a run ---------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def about() -> dict[str, Any]:
-    """Return what is the same for all runs of this command: the machine and the versions."""
+    """Return the machine and the versions, which are the same for all runs of this command."""
     own = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
     python = str(own if own.exists() else beside_fairseq)
@@ -150,7 +150,7 @@ def processor() -> str:
 
 @functools.cache
 def commit() -> str:
-    """Return the commit, with + where the code is not as committed; empty outside of git."""
+    """Return the commit, with + if files differ from it; empty outside of git."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
@@ -163,13 +163,13 @@ def commit() -> str:
 
 
 def add_commit(record: dict[str, Any]) -> None:
-    """Note that this commit had a part in a run."""
+    """Add the current commit to those of a run."""
     record["commit"] = ", ".join(dict.fromkeys(filter(None, (*record.get("commit", "").split(", "), commit()))))
 
 
 @functools.cache
 def checksum(folders: str) -> str | None:
-    """Return 12 digits of the SHA-256 of the text that fairseq reads; None where there is none."""
+    """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none."""
     found = [
         path for folder in folders.split(":") for kind in ("*.bin", "dict*.txt") for path in Path(folder).rglob(kind)
     ]
@@ -188,7 +188,7 @@ class Failure(Exception):
 
 
 class Runner:
-    """Runs the scripts of a recipe, each run in its folder, until a signal stops them all."""
+    """Runs the scripts of a recipe, each run in its folder, until a signal ends them."""
 
     def __init__(self, out: Path, jobs: int):
         self.out = out
@@ -210,12 +210,12 @@ class Runner:
             raise Failure(f"{path}: cannot be read ({error}); remove the file to train again") from error
 
     def missing(self, run: Run) -> list[str]:
-        """Return the metrics that were not evaluated with these very flags."""
+        """Return the metrics that were not evaluated with these flags."""
         evaluated = self.known(run).get("evaluate", {})
         return [metric for metric, words in run.evaluate.items() if evaluated.get(metric) != canonical(words)]
 
     def __call__(self, run: Run) -> str:
-        """Do what is missing of a run; return its metrics in words."""
+        """Train and evaluate what is missing of a run; return its metrics as text."""
         share = self.shares.get()
         try:
             folder = run.folder(self.out)
@@ -302,14 +302,14 @@ class Runner:
         }
 
     def wait(self, process: subprocess.Popen, run: Run, lines: Iterable[str], progress: Progress | None) -> Any:
-        """Read the log as it grows, pass a stop signal on, and return what the process used."""
+        """Follow the log, pass a stop signal on, and return the resource usage of the process."""
         killed_at, begun = 0.0, ""
         while True:
             cpu = cpu_seconds(process.pid)
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
             for line in lines:
                 begun += line
-                if begun.endswith("\n"):  # else the script has not written the rest of it
+                if begun.endswith("\n"):  # else the script is still writing the line
                     point = progress.read(begun, cpu) if progress else None
                     begun = ""
                     if point and "valid_loss" in point:
@@ -317,7 +317,7 @@ class Runner:
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if status:
-                    end_group(process.pid, signal.SIGKILL)  # what a failed script left
+                    end_group(process.pid, signal.SIGKILL)  # processes that a failed script left
                 return usage
             if self.stopped_by and not killed_at:
                 end_group(process.pid, signal.SIGTERM)
@@ -371,7 +371,7 @@ def write(path: Path, content: Any) -> None:
 
 
 def start_of(run: Run, place: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is known of a run before its training; train.sh's dry run tells all flags and the data."""
+    """Return the record of a run before its training; a dry run of train.sh prints all flags and the data."""
     printed = dry_run(run, "train", run.train, place["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
     command = next((line for line in printed.splitlines() if line.startswith("fairseq-")), "")
     _, data, *flags = [*shlex.split(command), "", ""]
@@ -408,7 +408,7 @@ def dry_run(run: Run, name: str, words: Sequence[str], save: str, **options: Any
 
 
 def shares(jobs: int) -> list[dict[str, str]]:
-    """Return for each job that can run at a time its share of the GPUs, or of the cores where there are none."""
+    """Return for each job its share of the GPUs, or of the cores if there are no GPUs."""
     wanted = os.environ.get("GPUS", "")
     if wanted and not wanted.isdecimal():
         fail(f"GPUS={wanted}: must be a number")
@@ -445,9 +445,9 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser = argparse.ArgumentParser(prog="sweep.py", description=__doc__, formatter_class=raw)
     parser.add_argument("grid", type=Path, help="a TOML file, such as those in examples/grids")
     parser.add_argument("--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)")
-    labels = "points that have all these labels; repeated, the points of each"
+    labels = "only points that have all these labels; may be repeated"
     parser.add_argument("--only", action="append", default=[], metavar="LABEL,LABEL", help=labels)
-    jobs = "runs at a time; they share the GPUs out, or the cores (default: 1, with all of them)"
+    jobs = "runs at a time, which share the GPUs, or the cores (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
     parser.add_argument("--dry-run", action="store_true", help="print fairseq's commands and run nothing")
@@ -473,7 +473,7 @@ def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
 
 
 def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
-    """Do what has not been done; return what went wrong."""
+    """Do the unfinished runs; return the failures."""
     missing, failures = [run for run in todo if runner.missing(run)], []
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}", flush=True)
@@ -497,7 +497,7 @@ def main(words: Sequence[str] | None = None) -> int:
         fail(f"--jobs {args.jobs}: must be at least 1")
     todo = runs(grid_of(args.grid, extra), args.seeds, args.only)
     if not todo:
-        fail("--only, --seeds: no run of the grid is meant")
+        fail("--only, --seeds: choose no run of the grid")
     if args.dry_run or os.environ.get("DRY_RUN"):
         for run in todo:
             save = str(run.folder(args.out) / "checkpoints")

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lint, format and tests, in an environment that scripts/setup.sh makes where it is missing or out of date.
+# Run linter, formatter and tests. scripts/setup.sh makes or updates the environment first.
 #
 #   scripts/test.sh                  all tests but those marked slow
-#   scripts/test.sh --all            those too
-#   scripts/test.sh tests/ops -x     anything else is pytest's (paths from the top of the checkout)
+#   scripts/test.sh --all            with those marked slow
+#   scripts/test.sh tests/ops -x     other words are pytest's; paths start at the top of the checkout
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
@@ -18,18 +18,16 @@ done
 
 scripts/setup.sh
 
-# The tests start processes of their own: with a thread per core in each, they would wait for one another. What the
-# caller exports (clusters set OMP_NUM_THREADS) does not count.
+# The tests start several processes, so each has one thread. Clusters may export another number.
 export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
-# Everything runs whatever failed before, and pytest last: its summary is what the reader looks for.
+# Everything runs, whatever failed before; pytest runs last, so that its summary is at the end.
 status=0
 .venv/bin/python -m ruff check . || status=1
 .venv/bin/python -m ruff format --check . || status=1
-if ((status)); then echo "test.sh: ruff found faults (above); this run fails, whatever the tests below say" >&2; fi
+if ((status)); then echo "test.sh: ruff found faults (above); this run fails even if the tests pass" >&2; fi
 # ${x[@]+...}: an empty array counts as unset before bash 4.4.
-# A process per core and one more (tests/conftest.py), each of some hundred MB, and of the tests what the others have not
-# begun; `-n 0`: all in this one.
+# One process more than cores (tests/conftest.py); an idle one takes tests from the others. `-n 0` uses a single process.
 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
     ${marks[@]+"${marks[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
 exit "$status"

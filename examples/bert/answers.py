@@ -1,4 +1,4 @@
-"""From logits to answers: the best spans of a window, then of all windows of a question."""
+"""Turn logits into answers: find the best spans of each window, then of all windows of a question."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from bert.squad_data import Question, Squad, SquadError
 
 
 class Span(NamedTuple):
-    """A possible answer: the characters start to end - 1 of a context."""
+    """A possible answer: the characters from start to before end of a context."""
 
     start: int
     end: int
@@ -25,11 +25,11 @@ def best_spans(
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """Return the most probable spans of each window, the best first.
 
-    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2), over all possible spans. Between
-    windows only probabilities can be compared: a window without the answer gives its probability to [CLS].
+    Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2). Between windows only probabilities
+    can be compared: a window without the answer gives its probability to [CLS].
 
     Args:
-        logits: [B, N, 2], of being the first and the last token; -inf for padding
+        logits: [B, N, 2], for the first and the last token; -inf for padding
         starts, ends: bool [B, N], where a span may begin and end
         number: how many spans to return
         longest: the most tokens of a span
@@ -66,7 +66,7 @@ def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) 
 
 
 class NBestFile:
-    """A file of JSON lines, one for each window: the question's id, the window's number, and the best spans."""
+    """A file of JSON lines, one for each window, with the question's id, the window's number and the best spans."""
 
     def __init__(self, path: Union[str, Path]):
         self.path = Path(path)
@@ -94,11 +94,11 @@ def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[st
     wanted = {question.id for question in questions}
     missing, strange = len(wanted - found.keys()), len(found.keys() - wanted)
     if missing or strange:
-        raise SquadError(f"{path}: lacks {missing:,} of {len(wanted):,} questions, and has {strange:,} of other data")
+        raise SquadError(f"{path}: lacks {missing:,} of {len(wanted):,} questions; {strange:,} are of other data")
     if partly := sum(len(found[name]) != total for name, total in expected.items()):
         raise SquadError(
-            f"{path}: lacks windows of {partly:,} questions; fairseq leaves out what fills no batch without "
-            "--required-batch-size-multiple 1"
+            f"{path}: lacks windows of {partly:,} questions; give --required-batch-size-multiple 1, or fairseq "
+            "leaves out the last windows"
         )
     return {name: [span for spans in windows.values() for span in spans] for name, windows in found.items()}
 
@@ -110,7 +110,7 @@ def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]
                 content = json.loads(line.decode("utf-8"))
                 yield content["id"], *content["window"], [Span(*span) for span in content["spans"]]
             except (ValueError, TypeError, KeyError, RecursionError):
-                raise SquadError(f"{path}: line {number} is not of fairseq-validate --nbest-file") from None
+                raise SquadError(f"{path}: line {number} was not written by fairseq-validate --nbest-file") from None
 
 
 def n_best(spans: Iterable[Span], context: str, number: int) -> List[Dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""The base classes of the tasks and of their data sets."""
+"""Base classes of the tasks and their data sets."""
 
 from typing import Any, List
 from weakref import ref
 
 import numpy as np
-from fairseq.data import FairseqDataset
+from fairseq.data import Dictionary, FairseqDataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.tasks import FairseqTask
 
@@ -32,13 +32,23 @@ class SizedDataset(FairseqDataset):
 
 
 class Task(FairseqTask):
-    """A task whose data sets need a new iterator for every epoch."""
+    """A task with one dictionary, whose data sets need a new iterator for every epoch."""
+
+    dictionary: Dictionary
+
+    @property
+    def source_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.dictionary
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args: Any, **settings: Any) -> EpochBatchIterator:
-        """Return fairseq's iterator without the reference cycle in it.
+        """Return fairseq's iterator without its reference cycle.
 
-        Its sampler holds a method of the iterator, and the iterator holds the sampler. The persistent workers would
-        wait for the garbage collector, which takes seconds for each of them.
+        Its sampler holds a method of the iterator, and the iterator holds the sampler. So its worker processes would
+        live until the garbage collector runs, which takes seconds for each of them.
         """
         iterator = super().get_batch_iterator(dataset, *args, **settings)
         if "ordered_batches" not in vars(iterator):  # fairseq may return the iterator of an earlier epoch

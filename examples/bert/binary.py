@@ -1,4 +1,4 @@
-"""Folders of prepared data: fairseq's binary sets, and the settings that made them."""
+"""Write fairseq's binary sets, and the settings that made a folder of them."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ SETTINGS = "settings.json"
 
 
 def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool) -> bool:
-    """Tell if a folder is there; end the program if it lacks one of `files`, or was made with other settings."""
+    """Return True if the folder exists; end the program if it lacks one of `files` or has other settings."""
     if not folder.exists():
         return False
     refuse_unchecked([folder], any_counts)
@@ -20,7 +20,7 @@ def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], an
     try:
         made = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["settings"])
     except (ValueError, LookupError, TypeError, RecursionError):
-        fail(f"{folder / SETTINGS}: is not of prepare.sh; remove {folder} to have it made again")
+        fail(f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again")
     for name, value in settings.items():
         if made.get(name) != value:
             fail(f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose another DATA")
@@ -36,7 +36,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any], any_counts: bool, 
 
 
 class BinarySet:
-    """A set that fairseq maps into memory, as fairseq-preprocess writes it.
+    """Writes a memory-mapped set of fairseq, as fairseq-preprocess does.
 
     Args:
         prefix: its path without .bin and .idx

@@ -47,7 +47,7 @@ ENCODER = "encoder.sentence_encoder."
 SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
 HEADS = {"cls.seq_relationship": NEXT_SENTENCE, "classifier": SENTENCE_HEAD}
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_accurate", "gelu_pytorch_tanh": "gelu_accurate"}
-# The numbers of a config, and the flags that say the same.
+# The numbers of a config, and fairseq's flags for them.
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -71,7 +71,7 @@ LAYER = {
 EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 BIAS = "cls.predictions.bias"
-POSITION_OFFSET = 2  # fairseq's first position follows that of padding, 1
+POSITION_OFFSET = 2  # in fairseq position 1 is padding's
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 LARGEST = 1 << 20  # the limit of all sizes in a config
 COPIED = ("vocab.txt", "tokenizer_config.json")
@@ -113,10 +113,10 @@ def read_tensors(folder: Path) -> State:
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or foreign file fails in any way
-        raise OptionError(f"{path}: is damaged, or no file of tensors alone") from error
+    except Exception as error:  # a file of another kind fails in any way
+        raise OptionError(f"{path}: is damaged, or does not contain only tensors") from error
     if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        raise OptionError(f"{path}: is no file of tensors alone")
+        raise OptionError(f"{path}: does not contain only tensors")
     check_finite(str(path), state)
     renamed = {}
     for name, tensor in state.items():
@@ -234,11 +234,11 @@ def load(model: BertModel, ours: State, folder: Path) -> None:
     fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
     needed = {name for name in own if ".head_mixing." not in name and not name.endswith(".version")} - set(fresh)
     if missing := sorted(needed - ours.keys()):
-        raise OptionError(f"{folder}: lacks what becomes {missing[0]}; {len(missing)} are missing")
+        raise OptionError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
         if tensor.shape != own[name].shape:
             found, asked = list(tensor.shape), list(own[name].shape)
-            raise OptionError(f"{folder}: what becomes {name} has the shape {found}, the flags ask for {asked}")
+            raise OptionError(f"{folder}: the tensor for {name} has the shape {found}, the flags ask for {asked}")
     anew = [name for name in fresh if name not in ours]
     if anew:
         print(f"convert_bert.py: {folder} has no values for {', '.join(anew)}; they keep their initial values")

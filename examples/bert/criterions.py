@@ -1,4 +1,4 @@
-"""The losses of BERT's pre-training and of SQuAD, and the same with penalties on the heads."""
+"""The losses of BERT's pre-training and of SQuAD, also with penalties on the heads."""
 
 import math
 from dataclasses import dataclass
@@ -109,7 +109,7 @@ class SquadCriterion(SummedCriterion):
         logits = logits.masked_fill(padding.unsqueeze(-1), -math.inf)
         target = sample["target"]  # [B, 2]
         losses = F.cross_entropy(logits, target, reduction="none", ignore_index=IGNORED).mean(-1)  # [B]
-        sample_size = target[:, 0].ne(IGNORED).sum()  # a tensor: a number would wait for the device
+        sample_size = target[:, 0].ne(IGNORED).sum()  # stays a tensor: .item() would wait for the device
         logging_output = {
             "loss": losses.detach().sum(),
             "ntokens": sample["ntokens"],

@@ -1,4 +1,4 @@
-"""The pre-trained model that GLUE and SQuAD begin with: $DATA/<model>/model, fetched, converted or copied."""
+"""Fetch, convert or copy the pre-trained model for GLUE and SQuAD to $DATA/<model>/model."""
 
 import subprocess
 import sys
@@ -21,12 +21,12 @@ PUBLISHED = "the published base model"
 
 
 def prepare_model(model: str, source: Optional[Path], data: Path) -> Path:
-    """Make $DATA/<model>/model with model.pt, dict.txt and the vocabulary, unless it is there."""
+    """Make $DATA/<model>/model with model.pt, dict.txt and the vocabulary, unless it exists."""
     folder = data / model / "model"
     names = ("model.pt", "dict.txt", *FILES[model])
     if source is not None and not source.is_dir():
         fail(f"--from {source}: no such folder")
-    # Without --from any model that is there will do.
+    # Without --from an existing model of any source is used.
     settings = {} if source is None else {"from": str(source), "sha256": _sums(source, model)}
     if is_ready(folder, settings, names, True):
         return folder
@@ -71,7 +71,7 @@ def _convert(source: Path, folder: Path) -> None:
     program = Path(__file__).with_name("convert_bert.py")
     command = [sys.executable, str(program), "to-fairseq", str(source), str(folder)]
     if subprocess.run(command, check=False).returncode:
-        fail(f"--from {source}: {program} cannot read it; its own words stand above")
+        fail(f"--from {source}: {program} cannot read it; its messages are above")
 
 
 def check_case(folder: Optional[Path], cased: bool) -> None:

@@ -111,14 +111,6 @@ class BertPretrainingTask(Task):
     def max_positions(self) -> int:
         return self.cfg.tokens_per_sample
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary
-
 
 def check(cfg: BertPretrainingConfig) -> None:
     """Refuse impossible values.

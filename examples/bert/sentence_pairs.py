@@ -15,7 +15,7 @@ FOLLOWS, RANDOM = 0, 1  # the kinds of B, numbered as in published checkpoints
 
 
 class Masking(NamedTuple):
-    """The words that the language model must restore, and what it sees in their places."""
+    """Chooses the words that the language model must restore, and what it sees instead."""
 
     mask: int  # the index of [MASK]
     probability: float = 0.15  # share of all tokens
@@ -46,8 +46,8 @@ class SentencePairs(SizedDataset):
     The cut, the choice of B and the masked words are random. They depend on the seed, the epoch and the number of the
     span alone, not on the worker or on earlier calls.
 
-    The length and the end of B do not reveal its kind. Both candidates are found first; the same rule ends them within
-    a line; both are cut to the shorter length, where neither ends a line. The last line of a document has no B that
+    The length and the end of B do not reveal its kind. For each pair a following and a random B are found by the same
+    rule. Both are cut to the same length, at which neither ends a line. The last line of a document has no B that
     follows if it is alone in its span.
 
     Args:

@@ -1,4 +1,4 @@
-"""A head that finds answers: it says which token of a text is the first of the answer, and which the last."""
+"""A head that finds the first and the last token of an answer."""
 
 import logging
 from typing import Any, Dict, Optional

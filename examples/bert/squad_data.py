@@ -104,7 +104,7 @@ def _field(value: Any, name: str, kind: type, place: str) -> Any:
 
 
 def locate(context: str, answers: Iterable[Answer]) -> Optional[Tuple[int, int]]:
-    """Return the first character and the last + 1 of the first answer that stands where it says, or None."""
+    """Return the first character and the last + 1 of the first answer found at its `start`, or None."""
     for answer in answers:
         if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
             return answer.start, answer.start + len(answer.text)

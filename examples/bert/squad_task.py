@@ -215,11 +215,3 @@ class SquadTask(Task):
 
     def max_positions(self) -> int:
         return self.cfg.max_positions
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
-    def target_dictionary(self) -> Dictionary:
-        return self.dictionary

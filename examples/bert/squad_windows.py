@@ -74,7 +74,7 @@ class SquadWindows(SizedDataset):
         seed: of the order, which changes from epoch to epoch; None sorts the windows by length
 
     Attributes:
-        unlocated: the number of questions whose answers do not stand where the file says; the loss ignores them
+        unlocated: the number of questions whose answers are not where the file says; the loss ignores them
         cut: the number of questions that were too long
     """
 

@@ -40,9 +40,9 @@ ARCHIVE = Archive(
 TRAINING = re.compile(r"(?:.*/)?training-monolingual\.tokenized\.shuffled/news\.en-\d{5}-of-\d{5}")
 HELD_OUT = re.compile(r"(?:.*/)?heldout-monolingual\.tokenized\.shuffled/news\.en\.heldout-\d{5}-of-\d{5}")
 
-# The benchmark's README reports on held-out shard 0, its 446 unknown words of 159,658 (an end of line counts as one),
-# and 165,560 for shard 1. tensorflow/lingvo takes these two for test and validation, 6,075 and 6,206 sentences. The
-# training set's numbers are reported by many; 829,250,940 in the README has both ends of each sentence.
+# The benchmark's README has 159,658 words for held-out shard 0, 446 of them unknown, and 165,560 for shard 1; an end of
+# line counts as a word. tensorflow/lingvo has their 6,075 and 6,206 sentences, as test and validation set. Many papers
+# have the numbers of the training set; the README's 829,250,940 include both ends of each sentence.
 PUBLISHED = {
     "training set": {"shards": 99, "lines": 30_301_028, "tokens": 768_648_884, "types": 2_425_337},
     "held-out set": {"shards": 50, "lines": 306_688},

@@ -154,7 +154,7 @@ def binarise_shard(shard: Path, folder: Path, encode: Encoder, symbols: Symbols,
 
 
 def join(folders: Sequence[Path], prefix: Path, dtype: type) -> dict[str, int]:
-    """Join the shards to one data set of fairseq, `prefix`.bin and `prefix`.idx (MMapIndexedDataset); return its counts.
+    """Join the shards to one MMapIndexedDataset of fairseq, `prefix`.bin and `prefix`.idx; return its counts.
 
     fairseq's own builder keeps the offset of every line as a Python object, which takes a gigabyte for LM1B.
     """
@@ -276,9 +276,9 @@ def binarise_shards(
     symbols: Symbols,
     dtype: type,
 ) -> list[Path]:
-    """Call `binarise_shard` for every shard that has no folder; each process makes its encoder, `make(source, symbols)`.
+    """Call `binarise_shard` for every shard that has no folder; return the folders in the order of the shards.
 
-    Return the folders in the order of the shards.
+    Each process makes its own encoder by `make(source, symbols)`.
     """
     try:
         _each(title, shards, folder, workers, _with_encoder, make, source, symbols, dtype)

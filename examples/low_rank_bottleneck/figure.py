@@ -1,4 +1,4 @@
-"""The figure: error over head size."""
+"""Draw the error over the head size."""
 
 import logging
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# Colours of Okabe and Ito, which the colour-blind tell apart; markers and lines differ too.
+# The colours of Okabe and Ito, which colour-blind people can tell apart.
 LOOKS = {
     "softmax": dict(color="#0072B2", marker="o", markersize=4, linestyle="-"),
-    # Nearly softmax's: a frame around its points.
+    # This curve is nearly that of softmax, so its markers are frames around those points.
     "sigsoftmax": dict(color="#E69F00", marker="s", markersize=8, markerfacecolor="none", linestyle="--"),
     "mixhead": dict(color="#009E73", marker="^", markersize=5, linestyle="-"),
     "fixhead": dict(color="#CC79A7", marker="", linestyle="-."),
 }
-SMALLEST = 1e-3  # below it the axis is linear, so that 0 has a place
+SMALLEST = 1e-3  # below it the axis is linear, to show 0
 
 
 def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settings: dict[str, Any]) -> None:
-    """Writes low_rank_bottleneck.png and .svg."""
+    """Write low_rank_bottleneck.png and .svg."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
     n, sizes = settings["positions"], settings["sizes"]
     figure = Figure(figsize=(9.6, 4.4))
@@ -51,7 +51,7 @@ def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settin
 
 
 def _apart(sizes: list[int], distance: float) -> list[int]:
-    """The sizes that have room for a label, the largest first."""
+    """Return the sizes that get a label; smaller ones without room for it are left out."""
     shown: list[int] = []
     for size in sorted(sizes, reverse=True):
         if not shown or shown[-1] - size >= distance:

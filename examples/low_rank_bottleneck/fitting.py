@@ -1,6 +1,6 @@
-"""Random stochastic matrices, and layers of attention heads fitted to them.
+"""Fit layers of attention heads to random stochastic matrices.
 
-S seeds, H heads, n positions, d the size of the embedding, D of a head. Everything is float64.
+S seeds, H heads, n positions, d is the size of the embedding, D that of a head. All tensors are float64.
 """
 
 from typing import NamedTuple, Optional
@@ -15,24 +15,24 @@ STARTS = ("random", "constructed")
 
 
 class Problem(NamedTuple):
-    """An embedding and the attention weights that are wanted of it, for every seed."""
+    """An embedding and the attention weights that a layer should give, for every seed."""
 
     embedding: Tensor  # X [S, n, d], orthogonal rows of length sqrt(d)
     targets: Tensor  # P [S, H, n, n], positive, every row sums to 1
 
 
 class Fit(NamedTuple):
-    """What one layer came to, from one start."""
+    """The result of one fit."""
 
     squares: Tensor  # ||A - P||_F^2 [S, targets]
     effective_rank: Tensor  # of A, [S, targets]
 
 
 def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> Problem:
-    """Rows are the softmax of independent normal numbers with the standard deviation `sharpness`.
+    """Draw targets; a row is the softmax of independent normal numbers with the standard deviation `sharpness`.
 
-    A seed gives the same matrices however many others there are. Which matrices a head can give is the same for every
-    embedding of full row rank; the orthogonal one is the kindest to the optimizer.
+    A seed gives the same matrices whatever the number of seeds. Every embedding of full row rank allows a head the same
+    matrices; an orthogonal one is easiest for the optimizer.
     """
     embeddings, targets = [], []
     for seed in range(seeds):
@@ -45,12 +45,12 @@ def random_problem(positions: int, heads: int, seeds: int, sharpness: float) -> 
 
 
 def uniform_squares(targets: Tensor) -> Tensor:
-    """||1/n - P||_F^2 [S, H]: the error of attention that looks everywhere alike, by which errors are divided."""
+    """Return ||1/n - P||_F^2 [S, H], the error of uniform attention; all errors are divided by it."""
     return (targets - 1 / targets.shape[-1]).square().sum((-2, -1))
 
 
 def effective_rank(matrices: Tensor) -> Tensor:
-    """exp of the entropy of the singular values, divided by their sum: n if all are alike, 1 if there is one; [...]"""
+    """Return exp of the entropy of the normalized singular values, [...]: n if all are equal, 1 if there is one."""
     values = torch.linalg.svdvals(matrices)
     shares = values / values.sum(-1, keepdim=True)
     return torch.special.entr(shares).sum(-1).exp()
@@ -59,7 +59,7 @@ def effective_rank(matrices: Tensor) -> Tensor:
 def layer_weights(
     embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Optional[Tensor] = None
 ) -> Tensor:
-    """The (mixed) attention weights of a layer, as `ops.attention` gives them for values that are the identity.
+    """Return the (mixed) attention weights of a layer: the output of `ops.attention` if the values are the identity.
 
     Args:
         embedding: [S, n, d]
@@ -89,13 +89,13 @@ def fit(
         problem: one target for every head
         normalizer: a key of `NORMALIZERS`
         head_size: D
-        mixed: whether the heads' weights are mixed by a matrix M that is learned
-        together: all heads serve the first target, as the first mixed head; else every (mixed) head has its own
-        start: "random": normal W_Q and W_K. "constructed": those of theorem 1, cut down to rank D
-        iterations: of L-BFGS, at most
+        mixed: mix the heads' weights by a learned matrix M
+        together: fit only the first (mixed) head, to the first target; otherwise every (mixed) head to its own target
+        start: "random" for normal W_Q and W_K; "constructed" for those of theorem 1, cut to rank D
+        iterations: the most iterations of L-BFGS
 
     Raises:
-        ArithmeticError: the fit ended in something that is not a number
+        ArithmeticError: the error is not finite
     """
     embedding, targets = problem
     seeds, heads = targets.shape[:2]
@@ -103,10 +103,9 @@ def fit(
     mixing = torch.eye(heads, dtype=targets.dtype).repeat(seeds, 1, 1)  # [S, H, H]
     served = 1 if together else heads
     targets = targets[:, :served]
-    if start == "constructed":  # the heads that have no target yet stay random
-        constructed = construct(embedding, targets, head_size, normalizer)
-        query[:, :served], key[:, :served] = constructed
-    elif together:  # from the identity the other heads would have no gradient in the beginning
+    if start == "constructed":  # heads without a target stay random
+        query[:, :served], key[:, :served] = construct(embedding, targets, head_size, normalizer)
+    elif together:  # with the identity the other heads would have no gradient at first
         mixing.fill_(1 / heads)
     free = [query, key, *([mixing] if mixed else [])]
     for tensor in free:
@@ -142,7 +141,7 @@ def fit(
 
 
 def _random_start(seeds: int, heads: int, embedding_size: int, head_size: int) -> tuple[Tensor, Tensor]:
-    """W_Q and W_K, [S, H, d, D] each; queries and keys come out standard normal."""
+    """Return W_Q and W_K, [S, H, d, D] each, that make queries and keys standard normal."""
     drawn = []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""How large a head must be to give any attention weights: theorems 1 and 2 of the low-rank bottleneck paper, measured.
+"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper, theorems 1 and 2).
 
     examples/low_rank_bottleneck/run.py                     minutes on a CPU
-    examples/low_rank_bottleneck/run.py --quick             seconds, to see that it works
+    examples/low_rank_bottleneck/run.py --quick             seconds, a test
     examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
 
-Random matrices whose rows sum to 1 are fitted by the attention weights of a layer of heads, over W_Q, W_K and Mixhead's
-M, for one head size after another. First the theorems are checked as they stand; the exit status is 1 if one fails.
-Writes results.json, low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
+First check the theorems; the exit status is 1 if one fails. Then, for each head size, fit W_Q, W_K and Mixhead's M of a
+layer, so that its attention weights come near random matrices whose rows sum to 1. Write results.json,
+low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
 """
 
 import argparse
@@ -34,7 +34,7 @@ AT_LEAST = dict(positions=2, heads=2, seeds=2, iterations=1)
 
 
 class Attention(NamedTuple):
-    """A curve."""
+    """A curve of the figure."""
 
     normalizer: str
     mixed: bool
@@ -45,7 +45,7 @@ ATTENTIONS = {
     "sigsoftmax": Attention("sigsoftmax", mixed=False),
     "mixhead": Attention("softmax", mixed=True),
 }
-FIXHEAD = "fixhead"  # softmax with heads of size n, at every head size of the others
+FIXHEAD = "fixhead"  # softmax with heads of size n
 TASKS = {"own": "every head has a matrix of its own", "one": "one matrix from all heads"}
 
 
@@ -58,14 +58,14 @@ def parse(arguments: Optional[list[str]]) -> Namespace:
         prog="low_rank_bottleneck", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     shown = {name: " ".join(map(str, value)) if name == "sizes" else value for name, value in DEFAULTS.items()}
-    parser.add_argument("--positions", type=int, help=f"n, rows and columns of the matrices ({shown['positions']})")
-    parser.add_argument("--heads", type=int, help=f"of the layer ({shown['heads']})")
-    parser.add_argument("--sizes", type=int, nargs="+", help=f"of a head, up to n ({shown['sizes']})")
+    parser.add_argument("--positions", type=int, help=f"n, the size of the matrices ({shown['positions']})")
+    parser.add_argument("--heads", type=int, help=f"heads of the layer ({shown['heads']})")
+    parser.add_argument("--sizes", type=int, nargs="+", help=f"sizes of a head, up to n ({shown['sizes']})")
     parser.add_argument("--seeds", type=int, help=f"sets of matrices ({shown['seeds']})")
     parser.add_argument(
         "--sharpness", type=float, default=1.0, help="standard deviation of the matrices' logits (%(default)s)"
     )
-    parser.add_argument("--iterations", type=int, help=f"of L-BFGS, for every fit ({shown['iterations']})")
+    parser.add_argument("--iterations", type=int, help=f"of L-BFGS in each fit ({shown['iterations']})")
     parser.add_argument("--quick", action="store_true", help="other defaults: 8 positions, 2 heads, 2 seeds, ...")
     parser.add_argument("--output", type=Path, default=Path("runs/low_rank_bottleneck"), help="(%(default)s)")
     options = parser.parse_args(arguments)
@@ -89,12 +89,12 @@ def parse(arguments: Optional[list[str]]) -> Namespace:
 
 
 def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
-    """A row for every task, attention and head size; fixhead's are those of softmax at size n."""
+    """Return a row for every task, attention and head size; fixhead's are those of softmax at size n."""
     rows = []
     plan = [(size, name, task) for size in options.sizes for name in ATTENTIONS for task in TASKS]
     if options.positions not in options.sizes:  # for fixhead
         plan.append((options.positions, "softmax", "own"))
-    # Heads that are not mixed do not know of each other: one fit serves both tasks.
+    # Heads without mixing are independent of each other: one fit serves both tasks.
     plan = [(size, name, task) for size, name, task in plan if ATTENTIONS[name].mixed or task == "own"]
     with tqdm(total=len(plan) * len(STARTS), desc="fits", disable=None) as bar:
         for size, name, task in plan:
@@ -125,7 +125,7 @@ def measure(options: Namespace, problem: Problem) -> list[dict[str, Any]]:
 def _row(
     task: str, name: str, size: int, squares: torch.Tensor, ranks: torch.Tensor, problem: Problem, options: Namespace
 ) -> dict[str, Any]:
-    """What the better start of every seed came to; squares and ranks [starts, S, targets]"""
+    """Return the result of each seed's better start; squares and ranks are [starts, S, targets]."""
     uniform = uniform_squares(problem.targets)[:, : squares.shape[2]]  # [S, targets]
     errors = (squares.sum(2) / uniform.sum(1)).sqrt()  # [starts, S]
     best, start = errors.min(0)
@@ -155,7 +155,7 @@ def _with_fixhead(rows: list[dict[str, Any]], options: Namespace) -> list[dict[s
 
 
 def bounds(problem: Problem, rows: list[dict[str, Any]]) -> list[Check]:
-    """That no softmax head came below what theorem 1 leaves: one that did would disprove it."""
+    """Check that no softmax head came below the bound of theorem 1."""
     found = []
     uniform = uniform_squares(problem.targets)[:, 0].sqrt()  # [S]
     for row in rows:
@@ -178,7 +178,7 @@ def print_checks(found: list[Check]) -> None:
 
 
 def table(task: str, rows: list[dict[str, Any]], sizes: list[int]) -> str:
-    """Markdown: a line for every head size, mean and standard deviation over the seeds."""
+    """Return a Markdown table: a line for every head size, mean and standard deviation over the seeds."""
     names = [*ATTENTIONS, FIXHEAD]
     cells = {(row["attention"], row["head_size"]): _cell(row) for row in rows if row["task"] == task}
     (fixhead,) = [cell for (name, _), cell in cells.items() if name == FIXHEAD]
@@ -197,8 +197,8 @@ def main(arguments: Optional[list[str]] = None) -> None:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fail(f"--output {options.output}: cannot be made a folder: {error.strerror}")
-    torch.set_num_threads(1)  # the matrices are too small to be shared out
+        fail(f"--output {options.output}: {error.strerror}")
+    torch.set_num_threads(1)  # the matrices are too small for more
     begin = time.monotonic()
     problem = random_problem(options.positions, options.heads, options.seeds, options.sharpness)
     found = checks(options.positions)
@@ -210,7 +210,7 @@ def main(arguments: Optional[list[str]] = None) -> None:
     proven = bounds(problem, rows)
     print_checks(proven)
     for task, what in TASKS.items():
-        print(f"\n{what}: error, 1 is that of 1/n everywhere\n\n{table(task, rows, options.sizes)}")
+        print(f"\n{what}: error, 1 is that of uniform weights\n\n{table(task, rows, options.sizes)}")
     settings = {name: getattr(options, name) for name in (*DEFAULTS, "sharpness")}
     results = {
         "settings": settings,
@@ -224,7 +224,7 @@ def main(arguments: Optional[list[str]] = None) -> None:
     draw(options.output, rows, TASKS, settings)
     print(f"\n{results['seconds']} s; results.json, low_rank_bottleneck.png and .svg: {options.output}")
     if not all(check.holds for check in [*found, *proven]):
-        fail("a theorem failed its check, see above")
+        fail("a check failed; see above")
 
 
 if __name__ == "__main__":

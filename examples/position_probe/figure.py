@@ -1,4 +1,4 @@
-"""The figure: what trained models take the places for."""
+"""Draw the positions that trained models give to zeros."""
 
 import io
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# Colours of Okabe and Ito, which the colour-blind tell apart; markers and lines differ too.
+# The colours of Okabe and Ito, which colour-blind people can tell apart.
 LOOKS = {
     "softmax": dict(color="#000000", marker="o", linestyle="-"),
     "sigsoftmax": dict(color="#999999", marker="x", linestyle="--"),
@@ -24,7 +24,7 @@ LOOKS = {
 
 
 def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
-    """Writes position_probe.png and .svg: a column for each model and position, of the first seed of each variant."""
+    """Write position_probe.png and .svg: a column for each model and kind of position, a curve for each first seed."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
     columns = list(dict.fromkeys((row["model"], row["position"]) for row in rows))
     lengths = (n, 2 * n)
@@ -62,7 +62,7 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
     with rc_context({"svg.hashsalt": "position_probe"}):
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata={"Date": None})
-    # a hundredth of a point is fine enough; that and the indentation are a good part of the file
+    # fewer digits and no indentation make the file much smaller
     text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg.getvalue())
     (folder / "position_probe.svg").write_text(re.sub(r"\n +", "\n", text))
     figure.savefig(folder / "position_probe.png", dpi=150)

@@ -1,6 +1,6 @@
-"""A row of zeros in, the places 1 .. n out: models of fairseq with the plugin's attention that see distances alone.
+"""Train models that see only distances to number a row of zeros 1 .. n: fairseq's, with the plugin's attention.
 
-B rows, N places, E the size of the embedding.
+B rows, N positions, E is the size of the embedding.
 """
 
 import math
@@ -19,27 +19,27 @@ from mixhead_plugin.modules.relative_position import BucketedBias
 WIDTH = 32
 SHAPE = "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"
 PLAIN = "--dropout 0 --attention-dropout 0 --no-token-positional-embeddings --head-mixing none"
-BIAS = 1.0  # standard deviation of T5's biases in the beginning, see `Probe`; relu2 learns slowly from 0.2
+BIAS = 1.0  # standard deviation of T5's initial biases, see `Probe`; with 0.2 relu2 learns slowly
 
 
 class Kind(NamedTuple):
-    """A model."""
+    """A model of fairseq."""
 
     arch: str
     flags: str
     causal: bool
-    effort: float  # share of the steps that it needs
+    effort: float  # the share of --steps that it trains
 
 
 class Variant(NamedTuple):
-    """An attention, and what stands around the zeros."""
+    """An attention, and the markers around the zeros."""
 
     flags: str = ""
-    markers: str = ""  # "begin", "end" or both, as tokens of their own
-    what: str = ""
+    markers: str = ""  # "begin", "end" or both
+    what: str = ""  # explains the variant in --help
 
     def blind(self, causal: bool) -> bool:
-        """Whether the theory says that it cannot see places: weights that sum to 1 over equal values."""
+        """Return True if in theory it cannot see positions, because its weights sum to 1 and all values are equal."""
         seen = "begin" in self.markers or ("end" in self.markers and not causal)
         return not seen and "gain" not in self.flags and ("normalizer" not in self.flags or "softmax" in self.flags)
 
@@ -47,7 +47,7 @@ class Variant(NamedTuple):
 KINDS = {
     "encoder": Kind(
         "mixhead_transformer",
-        # the decoder is built too, and not used
+        # the model has an unused decoder
         f"{SHAPE.format(side='encoder')} {SHAPE.format(side='decoder')}",
         causal=False,
         effort=1.0,
@@ -56,7 +56,7 @@ KINDS = {
         "mixhead_transformer_lm",
         f"{SHAPE.format(side='decoder')} --decoder-input-dim 32 --decoder-output-dim 32",
         causal=True,
-        effort=0.5,  # every step has rows of all lengths, each in the next one
+        effort=0.5,  # the longest row contains all shorter ones
     ),
 }
 VARIANTS = {
@@ -74,7 +74,7 @@ POSITIONS = ("rotary", "t5")
 
 
 class Setting(NamedTuple):
-    """Describe one model."""
+    """A model to train."""
 
     kind: str  # a key of KINDS
     variant: str  # a key of VARIANTS
@@ -83,16 +83,16 @@ class Setting(NamedTuple):
     seed: int
 
     def flags(self) -> list[str]:
-        """Those of `fairseq-train`, without the stock ones."""
+        """Return the plugin's flags."""
         own = VARIANTS[self.variant].flags.format(n=self.n)
         return [*own.split(), "--relative-position", self.position]
 
 
 class Probe(nn.Module):
-    """The model, and one number from each of its states by a linear layer, in units of n.
+    """A model with a linear layer that reads one number, in units of n, from each state.
 
-    T5's biases begin as random numbers, not at the plugin's 0: where all inputs are equal, the sums of the rows of l2
-    are largest when all biases are, and no gradient leads away from there.
+    T5's biases start at random numbers, not at 0 as in the plugin. If all inputs are equal, the gradient at 0 is 0: the
+    sum of a row of l2 weights is largest when all biases are equal.
     """
 
     def __init__(self, setting: Setting, impl: str = "auto"):
@@ -114,7 +114,7 @@ class Probe(nn.Module):
         self.readout = nn.Linear(WIDTH, 1)
 
     def features(self, lengths: list[int]) -> Tensor:
-        """The states at the zeros, [B, N, E]; what lies behind a row's own length means nothing"""
+        """Return the states at the zeros, [B, N, E]; those after the end of a row have no meaning."""
         tokens = self.tokens(lengths)
         if self.causal:
             states = self.stack.extract_features(tokens, None)[0]  # [B, N, E]
@@ -125,11 +125,11 @@ class Probe(nn.Module):
         return states[:, first : first + max(lengths)]
 
     def forward(self, lengths: list[int]) -> Tensor:
-        """What it takes the places of the zeros for, [B, N], from 1 on"""
+        """Return the answers [B, N]; the right ones are 1, 2, ..."""
         return self.readout(self.features(lengths))[..., 0] * self.unit
 
     def tokens(self, lengths: list[int]) -> Tensor:
-        """[B, N], N the longest row with its markers"""
+        """Return the tokens [B, N], padded to the longest row."""
         zero = self.words.index("0")
         begin = [self.words.bos()] * ("begin" in self.markers)
         end = [self.words.eos()] * ("end" in self.markers)
@@ -138,14 +138,14 @@ class Probe(nn.Module):
 
 
 class Outcome(NamedTuple):
-    """Hold the results of one model."""
+    """The results of one model."""
 
-    right: float  # share of the places in rows of 1 .. n zeros that round to the right number
-    error: float  # mean distance from the right number, there
-    worst: float  # largest distance, there
-    spread: float  # how far its states differ from one place to the other, see `spread`
-    longer: dict[int, float]  # mean distance in one row of so many zeros
-    answers: dict[int, list[float]]  # for one row of so many zeros
+    right: float  # share of the answers in rows of 1 .. n zeros that round to the right number
+    error: float  # mean distance from the right number in these rows
+    worst: float  # largest distance in these rows
+    spread: float  # see `spread`
+    longer: dict[int, float]  # length of a row -> mean distance
+    answers: dict[int, list[float]]  # length of a row -> answers
 
     @property
     def passed(self) -> bool:
@@ -161,10 +161,10 @@ def _parse(arch: str, flags: list[str]) -> Any:
 
 
 def spread(probe: Probe, lengths: list[int]) -> float:
-    """The largest difference of a state from that of the first zero of the first row, over the largest state.
+    """Return the largest difference between any state and that of the first zero, divided by the largest state.
 
-    In float64, where equal states differ by 1e-15 or so. 0 is that nobody who reads the states can tell one place from
-    another, nor one of the `lengths`.
+    It is computed in float64, where rounding makes about 1e-15. If it is 0, the states tell neither the position nor
+    the length of the row.
     """
     probe = probe.double().eval()
     with torch.no_grad():
@@ -174,7 +174,7 @@ def spread(probe: Probe, lengths: list[int]) -> float:
 
 
 def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> float:
-    """`spread` where nothing is trained and all parameters are moved away from where they start."""
+    """Return the `spread` of an untrained model whose parameters are all moved from their initial values."""
     probe = Probe(setting, impl)
     generator = torch.Generator().manual_seed(setting.seed)
     with torch.no_grad():
@@ -184,9 +184,10 @@ def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> fl
 
 
 def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) -> Probe:
-    """Least squares over rows of random lengths up to n; Adam, warm-up over a tenth of the steps, then a cosine to 0.
+    """Train by least squares on rows of random lengths up to n, with Adam.
 
-    A causal model sees all shorter rows in the longest one, and has half of the steps.
+    The learning rate is a cosine to 0, with warm-up over a tenth of the steps. A causal model trains only on rows of
+    length n, which contain all shorter ones.
     """
     probe = Probe(setting)
     steps = math.ceil(KINDS[setting.kind].effort * steps)
@@ -208,7 +209,7 @@ def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) ->
 
 
 def _errors(probe: Probe, lengths: list[int]) -> Tensor:
-    """Answers less places, of all rows in one, [sum of lengths]"""
+    """Return answers minus right answers of all rows, [sum of lengths]."""
     answers = probe(lengths)  # [B, N]
     places = torch.arange(1, answers.shape[1] + 1)  # [N]
     inside = places <= torch.tensor(lengths)[:, None]  # [B, N]
@@ -216,7 +217,7 @@ def _errors(probe: Probe, lengths: list[int]) -> Tensor:
 
 
 def examine(probe: Probe, n: int, longer: list[int]) -> Outcome:
-    """Every length up to n, and the lengths `longer`."""
+    """Test a model on every length up to n, and on the lengths `longer`."""
     probe.eval()
     with torch.no_grad():
         distances = _errors(probe, list(range(1, n + 1))).abs()

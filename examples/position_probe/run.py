@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Which attentions see where they are, of nothing but distances: n zeros in, 1 .. n out (the l2 essay's probe).
+"""Show which attentions can see positions from distances alone: n zeros in, 1 .. n out (the probe of the l2 essay).
 
     examples/position_probe/run.py                  minutes on a CPU
-    examples/position_probe/run.py --quick          seconds, to see that it works
+    examples/position_probe/run.py --quick          seconds, a test
     examples/position_probe/run.py --attentions softmax l2 --relative-position t5 --models decoder
 
-Every attention is put into fairseq's encoder and into its language model, with --relative-position rotary and t5 and no
-other positions, trained on up to n zeros and tested on more. That an attention cannot see places is not left to the
-training: its states are compared from place to place at random weights, in float64. The exit status is 1 if these do
-not agree with the theory. Writes results.json, position_probe.png and position_probe.svg to --output.
+Train each attention in fairseq's encoder and in its language model, on up to n zeros, and test it on more. The only
+positions are those of --relative-position. Also compare the states of all zeros at random weights, in float64: where an
+attention cannot see positions, they are equal. The exit status is 1 if the results contradict the theory. Write
+results.json, position_probe.png and position_probe.svg to --output.
 """
 
 import argparse
@@ -56,10 +56,10 @@ def parse(arguments: Optional[list[str]]) -> Namespace:
     parser.add_argument("--attentions", choices=VARIANTS, default=list(VARIANTS), help="some of those below", **every)
     parser.add_argument("--relative-position", choices=POSITIONS, default=list(POSITIONS), help="rotary, t5", **every)
     parser.add_argument("--models", choices=KINDS, default=list(KINDS), help="encoder, decoder (causal)", **every)
-    parser.add_argument("--n", type=int, help=f"the longest row that is trained on ({DEFAULTS['n']})")
+    parser.add_argument("--n", type=int, help=f"the longest row in training ({DEFAULTS['n']})")
     parser.add_argument("--seeds", type=int, help=f"models of each kind ({DEFAULTS['seeds']})")
     parser.add_argument(
-        "--steps", type=int, help=f"of the training, the decoder has half as many ({DEFAULTS['steps']})"
+        "--steps", type=int, help=f"of the training; the decoder has half of them ({DEFAULTS['steps']})"
     )
     parser.add_argument("--learning-rate", type=float, default=0.01, help="(%(default)s)")
     parser.add_argument("--jobs", type=int, default=min(8, os.cpu_count() or 1), help="processes (%(default)s)")
@@ -87,14 +87,14 @@ def longer(n: int) -> list[int]:
 
 
 def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, float]:
-    """One model: what it learned, and its spread at random weights."""
-    torch.set_num_threads(1)  # the model is too small to be shared out
+    """Train and test one model; return its setting, its results and its spread at random weights."""
+    torch.set_num_threads(1)  # the model is too small for more
     outcome = examine(train(setting, options.steps, options.learning_rate), setting.n, longer(setting.n))
     return setting, outcome, random_spread(setting)
 
 
 def measure_all(plan: list[Setting], options: Namespace) -> list[tuple[Setting, Outcome, float]]:
-    """In the order of `plan`."""
+    """Return the results in the order of `plan`."""
     found = {}
     with tqdm(total=len(plan), desc="models", disable=None) as bar:
         for result in _results(plan, options):
@@ -113,17 +113,17 @@ def _results(plan: list[Setting], options: Namespace) -> Iterator[tuple[Setting,
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:  # at an error or Ctrl-C, what has not begun does not begin
+        finally:  # after an error or Ctrl-C start no other model
             pool.shutdown(cancel_futures=True)
 
 
 def planned(options: Namespace) -> list[Setting]:
-    """Every model to be trained."""
+    """Return every model to train."""
     return [
         Setting(kind, name, position, options.n, seed)
         for kind in options.models
         for name in options.attentions
-        # a causal model does not see a marker at the end
+        # a causal model cannot see a marker at the end
         if not (KINDS[kind].causal and VARIANTS[name].markers == "end")
         for position in options.relative_position
         for seed in range(options.seeds)
@@ -131,7 +131,7 @@ def planned(options: Namespace) -> list[Setting]:
 
 
 def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]:
-    """A row for every model, attention and position, over the seeds."""
+    """Return a row for every model, attention and kind of position, with lists over the seeds."""
     groups: dict[tuple[str, str, str], list[tuple[Setting, Outcome, float]]] = {}
     for result in found:
         groups.setdefault(result[0][:3], []).append(result)
@@ -164,7 +164,7 @@ def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]
 
 
 def against_theory(rows: list[dict[str, Any]]) -> list[str]:
-    """What is not as it must be: blind attentions have equal states at all weights, the others at no random ones."""
+    """Return what contradicts the theory: only blind attentions have equal states, and they never pass."""
     problems = []
     for row in rows:
         where = f"{row['model']}, {row['attention']}, {row['position']}"
@@ -180,7 +180,7 @@ def against_theory(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def table(rows: list[dict[str, Any]], kind: str) -> str:
-    """Markdown: a line for every attention and position of a model, means over the seeds."""
+    """Return a Markdown table: a line for every attention and kind of position of a model, means over the seeds."""
     rows = [row for row in rows if row["model"] == kind]
     lengths = list(rows[0]["error_of_longer"])
     n = len(next(iter(rows[0]["answers"].values())))
@@ -194,7 +194,7 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
             row["position"],
             apart,
             f"{sum(row['passed'])}/{len(row['passed'])}",
-            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",  # 100 is for all
+            f"{math.floor(1000 * statistics.mean(row['right'])) / 10:.1f} %",  # rounded down: 100 % means all
             f"{statistics.mean(row['error']):.2f}",
             *(f"{statistics.mean(row['error_of_longer'][length]):.1f}" for length in lengths),
         ]
@@ -207,11 +207,11 @@ def main(arguments: Optional[list[str]] = None) -> None:
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        fail(f"--output {options.output}: cannot be made a folder: {error.strerror}")
+        fail(f"--output {options.output}: {error.strerror}")
     begin = time.monotonic()
     plan = planned(options)
     if not plan:
-        fail("--attentions end-marker: needs --models encoder, a causal model does not see the end")
+        fail("--attentions end-marker: needs --models encoder; a causal model cannot see the end")
     rows = rows_of(measure_all(plan, options))
     for kind in dict.fromkeys(row["model"] for row in rows):
         causal = "causal" if KINDS[kind].causal else "bidirectional"
@@ -230,11 +230,11 @@ def main(arguments: Optional[list[str]] = None) -> None:
     draw(options.output, rows, options.n)
     print(f"\n{results['seconds']} s; results.json, position_probe.png and .svg: {options.output}")
     if problems:
-        fail("not as the theory says: " + "; ".join(problems))
+        fail("contradicts the theory: " + "; ".join(problems))
 
 
 def _plain(value: Any) -> Any:
-    """A training that ran away leaves numbers that JSON does not have: None."""
+    """Replace NaN and infinity, which a diverged training leaves, by None: JSON has neither."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list):

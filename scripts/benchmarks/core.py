@@ -1,4 +1,4 @@
-"""The attention alone, causal, from queries, keys and values, forward and backward pass."""
+"""Benchmark the attention alone: causal, from queries, keys and values, forward and backward pass."""
 
 import functools
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ PARTS = ("output", *(f"gradient of {name}" for name in ("query", "key", "value",
 
 
 class Core(NamedTuple):
-    """One way to compute one kind of attention."""
+    """A contender: a kind of attention, and the code that computes it."""
 
     provider: str  # mask, is_causal, flash: torch's; formula; an implementation of the plugin
     normalizer: str = "softmax"
@@ -41,7 +41,7 @@ def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
 def formula(
     query: Tensor, key: Tensor, value: Tensor, mixing: Tensor | None, normalizer: str, future: Tensor
 ) -> Tensor:
-    """Compute the attention as one would write it, in the dtype of its inputs."""
+    """Compute the attention by its formula, in the dtype of its inputs."""
     scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5 + future  # [B, H, N, N]
     weights = torch.softmax(scores, -1) if normalizer == "softmax" else NORMALIZERS[normalizer].weights(scores)
     if mixing is not None:

@@ -1,4 +1,4 @@
-"""Check results first, then measure time and memory in turn."""
+"""Check results, then measure time and memory."""
 
 import ctypes
 import statistics
@@ -16,7 +16,7 @@ FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
 
 
 class Wrong(SystemExit):
-    """Ends the command in one line: something computes other values than the formula."""
+    """A contender computes other values than the formula; this ends the command in one line."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def check(name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Seque
 
 
 def shake(model: torch.nn.Module) -> None:
-    """Move the mixing away from the identity, where a wrong one would not be noticed."""
+    """Move the mixing away from the identity, so that errors in it show."""
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if "head_mixing" in name:
@@ -65,7 +65,7 @@ def milliseconds(function: Callable[[], Any], filler: Tensor | None) -> float:
 def measure(case: Case, rounds: int, device: str) -> list[dict[str, Any]]:
     """Time the contenders in turn; return a row for each.
 
-    A ratio is the median over the rounds of two times of the same round. So a change in the machine's speed meets both.
+    A ratio is the median over rounds of two times of the same round. So a change of the machine's speed affects both.
     """
     filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in case.contenders}
@@ -87,7 +87,7 @@ def measure(case: Case, rounds: int, device: str) -> list[dict[str, Any]]:
 
 
 def peak_on_gpu(function: Callable[[], Any]) -> float:
-    """Return the MiB at the peak beyond what was there, by torch's own account."""
+    """Return the peak of torch's memory less that at the start, in MiB."""
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     function()
@@ -95,8 +95,8 @@ def peak_on_gpu(function: Callable[[], Any]) -> float:
 
 
 def peak_of_process(function: Callable[[], Any]) -> float:
-    """Return the same by Linux's account; for a fresh process that has run something small before."""
-    ctypes.CDLL(None).malloc_trim(0)  # memory that is free but kept would hide what is needed: malloc_trim(3)
+    """Return the same for the process, as Linux counts; call it in a fresh process, after something small."""
+    ctypes.CDLL(None).malloc_trim(0)  # free memory that the process keeps would lower the peak: malloc_trim(3)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
     before = resident("VmRSS")
     result = function()  # kept: the gradients are part of what is needed

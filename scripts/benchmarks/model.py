@@ -1,4 +1,4 @@
-"""One update of a language model by fairseq's trainer."""
+"""Benchmark one update of a language model by fairseq's trainer."""
 
 import copy
 import functools
@@ -33,20 +33,20 @@ TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.000
 
 
 def config(arch: str, flags: str, device: str, dtype: str) -> Any:
-    """Return what fairseq-train makes of the flags."""
+    """Return the config that fairseq-train makes from the flags."""
     folder = shlex.quote(tempfile.gettempdir())  # nothing is read from it or written to it
     words = shlex.split(f"{folder} --arch {arch} {TRAINING} {flags}")
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Hydra's
         cfg = convert_namespace_to_omegaconf(args)
-    cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: on the command line --bf16 means a TPU to fairseq
+    cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: fairseq treats --bf16 as a TPU request
     cfg.common.cpu = device == "cpu"
     return cfg
 
 
 def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, Any]:
-    """Return a batch of words drawn by Zipf's law; an adaptive softmax is fast where frequent words are."""
+    """Return a batch of words drawn by Zipf's law; an adaptive softmax is faster for frequent words."""
     ranks = torch.arange(1, len(dictionary) - dictionary.nspecial + 1, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
     drawn = torch.multinomial(1 / ranks, sentences * (length + 1), replacement=True, generator=generator)
@@ -82,7 +82,7 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
 
 
 def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str) -> None:
-    """Allow twice the error that `reference` has in the same dtype, as lengths of vectors; in float32 a thousandth."""
+    """Allow twice the error (as a norm) that `reference` has in the same dtype; in float32 a thousandth."""
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
 
     def found(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The multi-head attention with its projections, fairseq's and the plugin's, forward and backward pass."""
+"""Benchmark the multi-head attention with its projections, fairseq's and the plugin's, forward and backward pass."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ PARTS = ("output", "gradient of x", "gradient of the parameters")
 
 
 def case(size: tuple[int, int, int, int], causal: bool, dropout: float, device: str, dtype: str) -> Case:
-    """Return the checked contenders; without a causal mask the sentences have half to all of the length, padded."""
+    """Return the checked contenders; if not causal, the sentences have half to all of the length, and padding."""
     batch, heads, length, head_dim = size
     torch.manual_seed(1)
     upstream = MultiheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True)
@@ -37,7 +37,7 @@ def case(size: tuple[int, int, int, int], causal: bool, dropout: float, device: 
         mask = None if future is None else future.to(x.dtype)
         output = module(x, x, x, key_padding_mask=padding, attn_mask=mask, need_weights=False)[0]
         d_x, *gradients = torch.autograd.grad(output.sum(), [x, *module.parameters()])
-        # together, because some are nothing but rounding: a bias of the keys moves no softmax
+        # in one tensor, because some are only rounding: a bias of the keys does not change softmax
         return output.detach(), d_x, torch.cat([gradient.flatten() for gradient in gradients])
 
     for name, module in modules.items():

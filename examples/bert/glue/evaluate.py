@@ -1,6 +1,6 @@
-"""Predictions of a fine-tuned model and its metrics; `examples/bert/glue/evaluate.sh`.
+"""Predict a set with a fine-tuned model, keep the predictions, and print the metrics.
 
-It takes the flags of fairseq-validate, runs one set, and keeps the predictions.
+`examples/bert/glue/evaluate.sh` runs this; it takes the flags of fairseq-validate.
 """
 
 import ast
@@ -92,7 +92,7 @@ def predict(args: Namespace, classes: int) -> tuple[numpy.ndarray, numpy.ndarray
             gold[sample["id"]] = sample["target"].view(-1)
     if wrong := int(numpy.isnan(predicted).sum()):
         fail(f"--path {args.path}: {wrong} predictions are no numbers")
-    scale = HIGHEST if classes == 1 else 1  # fairseq's recipe has similarities from 0 to 1
+    scale = HIGHEST if classes == 1 else 1  # in training similarities are from 0 to 1
     return scale * predicted, scale * gold
 
 

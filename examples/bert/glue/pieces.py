@@ -1,4 +1,4 @@
-"""From texts to the numbers of a model's dictionary."""
+"""Turn texts into the numbers of a model's dictionary."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The tasks of GLUE and a pre-trained model for fairseq, in $DATA/<model>; `examples/bert/glue/prepare.sh`."""
+"""Prepare GLUE and a pre-trained model in $DATA/<model>; `examples/bert/glue/prepare.sh` runs this."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -103,7 +103,7 @@ def write_labels(folder: Path, subset: str, examples: Sequence[Example], task: T
     elif task.labels:
         from fairseq.data import Dictionary
 
-        # The order of the classes is that of the table, not that of their frequencies.
+        # classes keep the order of the table; fairseq would sort them by frequency
         (folder / "label" / "dict.txt").write_text("".join(f"{label} 1\n" for label in task.labels))
         dictionary = Dictionary.load(str(folder / "label" / "dict.txt"))
         labels = BinarySet(folder / "label" / subset, len(dictionary))
@@ -143,7 +143,7 @@ def prepare_task(name: str, folder: Path, text: Path, encode: "Encoder", room: i
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    flags = parser("GLUE and a pre-trained model for fairseq, in $DATA/<model>")
+    flags = parser("Prepare GLUE and a pre-trained model in $DATA/<model>.")
     flags.add_argument(
         "--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help="of: %(default)s (default: all)"
     )
@@ -151,7 +151,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         "--model",
         choices=FILES,
         default=os.environ.get("MODEL") or "bert",
-        help="its pieces and separators (default: MODEL of the environment, or bert)",
+        help="the model whose pieces and separators to use (default: MODEL of the environment, or bert)",
     )
     flags.add_argument(
         "--from",
@@ -161,7 +161,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         help="the pre-trained model: a Hugging Face BERT (config.json, weights, vocab.txt), or a checkpoint of fairseq "
         "(model.pt, dict.txt, and vocab.txt or encoder.json and vocab.bpe); default: the published base model, fetched",
     )
-    flags.add_argument("--cased", action="store_true", help="of BERT: keep upper case and accents")
+    flags.add_argument("--cased", action="store_true", help="for a cased BERT: keep upper case and accents")
     flags.add_argument(
         "--max-length", type=int, metavar="N", help="the most tokens of an example (default: bert 128, roberta 512)"
     )

@@ -1,4 +1,4 @@
-"""The tasks of GLUE, as tasks.toml has them."""
+"""Read the tasks of GLUE from tasks.toml."""
 
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ HIGHEST = 5.0  # the largest similarity of STS-B; the smallest is 0
 
 
 class Task(NamedTuple):
-    """An entry of tasks.toml; its beginning explains the fields."""
+    """An entry of tasks.toml, which explains the fields at its beginning."""
 
     archives: tuple[Archive, ...]  # a single .zip, or the files themselves
     files: Mapping[str, str]

@@ -1,7 +1,6 @@
-"""The start of a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE VARIANT`.
+"""Check and prepare a phase of pre-training: `python -m bert.pretraining.begin BINARY SAVE VARIANT`.
 
-It copies dict.txt and vocab.txt to SAVE, and refuses a SAVE that has others. A second phase needs a first one that has
-ended.
+Copy dict.txt and vocab.txt to SAVE; refuse a SAVE with others. Refuse the second phase before the first has ended.
 """
 
 import os
@@ -30,7 +29,7 @@ def keep_pieces(binary: Path, save: Path) -> None:
 
 
 def check_first_phase(checkpoint: Path, early: bool) -> None:
-    """Print the update that the second phase begins with; end the program if more were to follow."""
+    """Print the update that the second phase begins with; end the program if the first phase has not ended."""
     if not checkpoint.is_file():
         fail(f"VARIANT=512: there is no {checkpoint} to begin with; run the first phase (VARIANT=128) with this SAVE")
     import bert
@@ -44,7 +43,7 @@ def check_first_phase(checkpoint: Path, early: bool) -> None:
     except Exception as error:  # a file that is no checkpoint fails in any way
         fail(f"{checkpoint}: is no checkpoint of fairseq-train ({(str(error) or repr(error)).splitlines()[0]})")
     if updates < wanted and not early:
-        fail(f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins with it all the same")
+        fail(f"VARIANT=512: {checkpoint} is of update {updates:,} of {wanted:,}; EARLY=1 begins with it anyway")
     print(f"train: begins with {checkpoint}, update {updates:,} of {wanted:,}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""Texts as BERT wants them: one sentence a line, an empty line between documents."""
+"""Read texts in BERT's format: one sentence a line, an empty line between documents."""
 
 import hashlib
 import re
@@ -13,16 +13,16 @@ from common.wikitext import SPLITS, TITLE
 
 HEADING = re.compile(r" = .* = \n")
 ENDS = frozenset(".?!")
-BEGINNING = 1 << 20  # bytes of a file that are looked at first
-AT = re.compile(r" @([-,.])@ ")  # how WikiText writes what stands within a word
+BEGINNING = 1 << 20  # bytes of a file that are checked for line ends
+AT = re.compile(r" @([-,.])@ ")  # WikiText's mark for a sign within a word
 
 
 class Text(NamedTuple):
-    """Hold the text that a model is pre-trained on."""
+    """A text to pre-train on."""
 
     splits: tuple[str, ...]
     lines: Callable[[], Iterator[tuple[str, str]]]  # the split of each line, and the line; empty ones between documents
-    unknown: Optional[str] = None  # how the text itself writes a word that was left out
+    unknown: Optional[str] = None  # the text's own mark for unknown words
 
 
 def sentences(paragraph: str) -> Iterator[str]:
@@ -41,7 +41,7 @@ def sentences(paragraph: str) -> Iterator[str]:
 
 
 def from_wikitext(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences of WikiText, an empty line before every article but the first; headings are left out."""
+    """Yield the sentences of WikiText without headings, and an empty line between articles."""
     begun = False
     before, line = "", ""
     for after in chain(lines, [""]):
@@ -94,6 +94,6 @@ def _own_lines(paths: Sequence[Path], hold_out: int) -> Iterator[tuple[str, str]
 
 
 def _held_out(first: int, number: int) -> int:
-    """One of `number` documents from `first` on, drawn by their number: what a text repeats has no part in it."""
+    """Draw one of `number` documents from `first` on; the draw depends on `first` alone, not on the text."""
     digest = hashlib.sha256(str(first).encode()).digest()
     return first + int.from_bytes(digest, "big") % number

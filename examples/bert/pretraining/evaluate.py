@@ -1,4 +1,4 @@
-"""The losses of pre-training from the log of fairseq-validate: `... | python -m bert.pretraining.evaluate FLAG...`."""
+"""Read the losses of pre-training from fairseq-validate's log: `... | python -m bert.pretraining.evaluate FLAG...`."""
 
 import argparse
 import json
@@ -28,7 +28,7 @@ def main() -> None:
         if match := re.search(rf"\| {subset} \| (\{{.*\}})", line):
             found = json.loads(match[1])
     if not found:
-        fail("fairseq-validate has logged no losses; its own words stand above")
+        fail("fairseq-validate has logged no losses; its messages are above")
     words, pairs, right = (float(found[f"{subset}_{name}"]) for name in ("mlm_loss", "nsp_loss", "nsp_accuracy"))
     if not math.isfinite(words + pairs):
         fail("fairseq-validate: the losses are no finite numbers")

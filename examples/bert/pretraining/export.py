@@ -1,4 +1,4 @@
-"""A pre-trained model without its optimizer: `python -m bert.pretraining.export CHECKPOINT FOLDER`."""
+"""Write a pre-trained model without its optimizer: `python -m bert.pretraining.export CHECKPOINT FOLDER`."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ fail = failing("export")
 
 
 def export(checkpoint: Path, folder: Path) -> None:
-    """Write model.pt, dict.txt and vocab.txt; an earlier `folder` is replaced."""
+    """Write model.pt, dict.txt and vocab.txt to `folder`; replace an earlier one."""
     folders = (checkpoint.parent, checkpoint.parent.parent)  # SAVE is above the folder of a phase
     pieces = next((path for path in folders if all((path / name).is_file() for name in PIECES)), None)
     if pieces is None:

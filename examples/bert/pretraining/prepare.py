@@ -1,4 +1,4 @@
-"""Text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh`."""
+"""Prepare text for BERT's pre-training in $DATA/binary; `examples/bert/pretraining/prepare.sh` runs this."""
 
 import os
 from collections import Counter
@@ -17,15 +17,15 @@ from common.wikitext import unpack_text
 from wikitext2.prepare import WIKITEXT2
 
 VOCABULARY = Archive("bert-base-uncased/vocab.txt", (f"{HUGGING_FACE}/vocab.txt",))
-BLOCK = 10_000  # lines that are cut together
+BLOCK = 10_000  # lines that are tokenised together
 HOLD_OUT = 1000
-MOST_UNKNOWN = 0.1  # of the pieces of a text whose language the vocabulary has
+MOST_UNKNOWN = 0.1  # share of a text's pieces; with more, the vocabulary is of another language
 
 
 def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str, Any]]:
-    """Write a binary set for each split, and return counts of each.
+    """Write a binary set for each split; return counts of each.
 
-    A line of which no piece is left is left out, since an empty line ends a document.
+    A line without pieces is left out, because an empty line would end the document.
     """
     from bert.wordpiece import wordpiece
     from fairseq.data import Dictionary
@@ -58,7 +58,7 @@ def write_sets(text: Text, folder: Path, lowercase: bool) -> dict[str, dict[str,
 
 
 def entropy(frequencies: np.ndarray) -> float:
-    """Return the entropy, in bits, of what occurs as often as `frequencies`, int64 [V], say."""
+    """Return the entropy, in bits, of pieces with these frequencies, int64 [V]."""
     shares = frequencies[frequencies > 0] / frequencies.sum()
     return float(-(shares * np.log2(shares)).sum())
 
@@ -94,7 +94,7 @@ def vocabulary_of(args: Any, text: Text, data: Path) -> list[str]:
 
 
 def binarise(args: Any, data: Path) -> None:
-    """Make $DATA/binary, unless it is there."""
+    """Make $DATA/binary, unless it exists."""
     folder = data / "binary"
     files = [*(args.text or ()), *([args.vocab] if args.vocab else ())]
     hold_out = (args.hold_out or HOLD_OUT) if args.text else None
@@ -130,7 +130,7 @@ def binarise(args: Any, data: Path) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    flags = parser("Text for BERT's pre-training, in $DATA/binary: WikiText-2, or your own")
+    flags = parser("Prepare text for BERT's pre-training in $DATA/binary: WikiText-2 or your own.")
     flags.add_argument(
         "--text",
         nargs="+",

@@ -1,4 +1,4 @@
-"""A WordPiece vocabulary that is learnt from a text."""
+"""Learn a WordPiece vocabulary from a text."""
 
 from collections.abc import Callable, Iterable, Iterator
 

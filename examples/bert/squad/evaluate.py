@@ -1,9 +1,8 @@
-"""Exact match and F1 from the file of fairseq-validate --nbest-file.
+"""Compute exact match and F1 from the file of fairseq-validate --nbest-file.
 
-`python -m bert.squad.evaluate DATA SPANS [FLAG ...]`:
-
-FLAG is one of fairseq-validate; --nbest-file, --valid-subset and --n-best-size count here too. Beside SPANS it writes
-predictions.json, as the official evaluation reads it, and nbest_predictions.json.
+`python -m bert.squad.evaluate DATA SPANS [FLAG ...]` takes the flags of fairseq-validate, and reads --nbest-file,
+--valid-subset and --n-best-size. Beside SPANS it writes nbest_predictions.json and, for the official evaluation,
+predictions.json.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and a pre-trained BERT for fairseq, in $DATA/text and $DATA/bert; `examples/bert/squad/prepare.sh`."""
+"""Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert; `examples/bert/squad/prepare.sh` runs this."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ def check_set(path: Path, name: str, questions: Optional[int]) -> None:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    flags = parser("SQuAD 1.1 and a pre-trained BERT for fairseq, in $DATA/text and $DATA/bert")
+    flags = parser("Prepare SQuAD 1.1 and a pre-trained BERT in $DATA/text and $DATA/bert.")
     flags.add_argument(
         "--from",
         dest="source",

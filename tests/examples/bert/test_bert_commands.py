@@ -22,6 +22,10 @@ NO_DROPOUT = as_flags(squad.DROPOUT)
 UNINSTALLED = """
 import sys
 sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+if sys.argv[2:] == ["early"]:
+    sys.path.append(sys.argv[1].rpartition("/")[0])
+    import bert
+    assert "fairseq" not in sys.modules
 from argparse import Namespace
 from fairseq import utils
 utils.import_user_module(Namespace(user_dir=sys.argv[1]))
@@ -76,8 +80,9 @@ def numbers(output, name="loss", kind="train_inner"):
     return [float(log[name if kind == "train_inner" else f"{kind}_{name}"]) for log in logged(output, kind)]
 
 
-def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(tmp_path):
-    line = [sys.executable, "-c", UNINSTALLED, BERT]
+@pytest.mark.parametrize("early", [[], ["early"]], ids=["by fairseq", "imported before fairseq"])
+def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(early, tmp_path):
+    line = [sys.executable, "-c", UNINSTALLED, BERT, *early]
     found = subprocess.run(line, cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True)
     path, known = found.stdout.split()[-2:]
     assert (Path(path).parents[1], known) == (BERT.parents[1], "True")
