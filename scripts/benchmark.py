@@ -12,9 +12,9 @@ Cases:
   memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
 Forward and backward pass are timed together. First the values and gradients of each contender are checked; if one is
-wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time divided
-by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds. The rows
-go to the terminal and to benchmark.csv in --out.
+wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time
+divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds.
+The rows go to the terminal and to benchmark.csv in --out.
 """
 
 import argparse

@@ -27,7 +27,7 @@ status=0
 .venv/bin/python -m ruff format --check . || status=1
 if ((status)); then echo "test.sh: ruff found faults (above); this run fails even if the tests pass" >&2; fi
 # ${x[@]+...}: an empty array counts as unset before bash 4.4.
-# One process more than cores (tests/conftest.py); an idle one takes tests from the others. `-n 0` uses a single process.
+# One process more than cores (tests/conftest.py); idle ones take tests from the others. `-n 0`: a single process.
 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
     ${marks[@]+"${marks[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
 exit "$status"

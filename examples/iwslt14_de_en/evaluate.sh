@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# BLEU of IWSLT14 De-En's test set, or of --gen-subset valid: of tokens (the paper's) and of plain text. Mixhead table 4.
-# SAVE=folder of a train.sh (AVERAGE=n: its last n checkpoints), or CHECKPOINT=file; VARIANT as in training.
+# Print BLEU of IWSLT14 De-En's test set, or of --gen-subset valid: of tokens, as in Mixhead table 4, and of plain text.
+# The model is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT; VARIANT as
+# in training.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/iwslt14_de_en/variant.sh"

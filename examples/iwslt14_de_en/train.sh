@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# IWSLT14 De-En, Mixhead table 4, with fairseq's own recipe: 6+6 layers, d 512. 1 GPU, 4,096 tokens an update, which
-# several share. The default is Mixhead B in every attention; the paper's rows are in README.md.
+# Train on IWSLT14 De-En (Mixhead table 4) by fairseq's own recipe: 6+6 layers, d 512. 4,096 tokens an update on one
+# GPU; several GPUs share them. The default is Mixhead B in every attention; the paper's rows are in README.md.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/iwslt14_de_en/variant.sh"
@@ -10,14 +10,14 @@ save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
 tokens=$(max_tokens 4096)
 
-# SELECT=loss saves the beam searches of validation; fairseq's flags for BLEU cannot be taken back on the command line.
+# A variable, because later flags cannot turn --eval-bleu off. SELECT=loss avoids the beam searches of validation.
 case ${SELECT:=bleu} in
     bleu)
         select=(--eval-bleu --eval-bleu-args '{"beam": 5, "max_len_a": 1.2, "max_len_b": 10}' "${bleu_flags[@]}"
             --best-checkpoint-metric bleu --maximize-best-checkpoint-metric)
         ;;
     loss) select=() ;;
-    *) fail "SELECT=$SELECT: must be bleu or loss, what checkpoint_best.pt is chosen by" ;;
+    *) fail "SELECT=$SELECT: must be bleu or loss, the metric that chooses checkpoint_best.pt" ;;
 esac
 
 # shellcheck disable=SC2086 # $machine is several flags

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# VARIANT, for train.sh and evaluate.sh: the folder in DATA that prepare.sh made, bpe (default) or sentencepiece, with
-# -240 behind it where sentences are concatenated. Gives remove_bpe and bleu_flags, fairseq's flags that depend on it.
+# Read VARIANT, the folder in DATA that prepare.sh made: bpe (default) or sentencepiece, with a suffix such as -240 for
+# concatenated sentences. Set fairseq's flags that depend on it, remove_bpe and bleu_flags.
 
 VARIANT=${VARIANT:-bpe}
 [[ $VARIANT =~ ^(bpe|sentencepiece)(-[0-9]+)?$ ]] ||
-    fail "VARIANT=$VARIANT: must be bpe or sentencepiece, with -<tokens> behind it for concatenated sentences"
+    fail "VARIANT=$VARIANT: must be bpe or sentencepiece, followed by -<tokens> for concatenated sentences"
 prepared "$DATA/$VARIANT"
 
 if [[ $VARIANT == bpe* ]]; then

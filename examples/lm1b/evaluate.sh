@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Perplexity of the One Billion Word benchmark's test set (--gen-subset valid, heldout: others); the last line is per
-# word, an end of line being one. Of the folder SAVE (AVERAGE=n: its last n checkpoints' average) or the file
-# CHECKPOINT, else of train.sh's default for MODEL.
+# Print the perplexity of the One Billion Word benchmark's test set (--gen-subset valid or heldout: of another set). The
+# last line is per word; an end of line is a word. The model is in the folder SAVE (AVERAGE=n: the average of its last n
+# checkpoints; default: train.sh's for MODEL) or the file CHECKPOINT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 source "$ROOT/examples/lm1b/form.sh"
@@ -13,7 +13,7 @@ form=$(form "$arch")
 prepared "$DATA/$form"
 check_subset "$DATA/$form" .idx "$@"
 
-if has_memory "$arch"; then # as its authors: windows as in training, 128 words of memory
+if has_memory "$arch"; then # as its authors evaluate: windows as in training, 128 words of memory
     flags=("${TRANSFORMER_XL[@]}" --tokens-per-sample 32 --model-overrides "{'mem_len': 128, 'same_length': True}")
 else
     if [[ $form == word ]]; then length=512; else length=256; fi

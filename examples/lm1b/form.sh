@@ -1,6 +1,5 @@
 # shellcheck shell=bash
-# Which of the two forms of the text, words or subwords, an architecture is trained on, and whether in order; sourced
-# after recipe.sh.
+# Choose the form of the text, words or subwords, by the architecture. Source this after recipe.sh.
 #   MODEL=baevski         words: Mixhead table 3, adaptive inputs (the default)
 #   MODEL=transformer-xl  words: Mixhead table 3
 #   MODEL=fixhead         subwords: low-rank bottleneck paper, figure 1
@@ -19,6 +18,6 @@ form() { # ARCHITECTURE
     esac
 }
 
-has_memory() { # ARCHITECTURE: whether it reads a text in order, window after window
+has_memory() { # ARCHITECTURE: succeed if it reads the text in order, window after window
     [[ $1 == *_transformer_xl* ]]
 }

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The One Billion Word benchmark for fairseq, from its archive: fetched, or taken from the folder ARCHIVES; into
-# DATA/word and DATA/subword. See --help.
+# Prepare the One Billion Word benchmark in DATA, from archives that are fetched or in the folder ARCHIVES. See --help.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 exec "$PYTHON" -m lm1b.prepare "$@"

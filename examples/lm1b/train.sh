@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One Billion Word benchmark.
+# Train on the One Billion Word benchmark.
 #   MODEL=baevski         512 words: Mixhead table 3, Mixhead B (34.38 on test); 32 x 2048 tokens, half of 64 GPUs
-#   MODEL=transformer-xl  32 words and as many of memory: Mixhead table 3, Mixhead B (29.51 on test); 224 x 32 tokens
+#   MODEL=transformer-xl  32 words and a memory of 32: Mixhead table 3, Mixhead B (29.51 on test); 224 x 32 tokens
 #   MODEL=fixhead         256 subwords: Fixhead of the low-rank bottleneck paper, figure 1; 8 x 4096 tokens
 # --arch may be any other: <family>_transformer_lm_lm1b is trained on the subwords, the rest on the words, and
 # <family>_transformer_xl* like Transformer-XL.

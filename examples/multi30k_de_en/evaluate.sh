@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# sacreBLEU of Multi30k De-En's test set (2016, Flickr), or of --gen-subset valid; cased, of plain text.
-# SAVE=folder of a train.sh (AVERAGE=n: its last n checkpoints), or CHECKPOINT=file.
+# Print sacreBLEU of Multi30k De-En's test set (2016, Flickr), or of --gen-subset valid; cased, of plain text. The model
+# is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 prepared "$DATA/binary"

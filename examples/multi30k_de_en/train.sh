@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Multi30k De-En: 2+2 layers, d 128, 32 heads of size 4, the case that Mixhead is for. Minutes on a CPU; 1,500 tokens an
-# update, which several workers share. The default is Mixhead B in every attention; the others are in README.md.
+# Train on Multi30k De-En: 2+2 layers, d 128, 32 heads of size 4. Minutes on a CPU; 1,500 tokens an update, which
+# several workers share. The default is Mixhead B in every attention; the others are in README.md.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 prepared "$DATA/binary"

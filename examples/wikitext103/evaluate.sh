@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Perplexity of WikiText-103 per word, of the test set (--gen-subset valid: the other), each word with 400 or more
-# before it, MODEL=transformer-xl: with 640. Of the folder SAVE (AVERAGE=n: its last n checkpoints' average) or the
-# file CHECKPOINT; MODEL as in train.sh.
+# Print the perplexity per word of WikiText-103's test set (--gen-subset valid: of the validation set). Each word has
+# 400 or more before it; with MODEL=transformer-xl 640. The model is in the folder SAVE (AVERAGE=n: the average of its
+# last n checkpoints) or the file CHECKPOINT; MODEL as in train.sh.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}

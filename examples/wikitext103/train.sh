@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# WikiText-103: Mixhead table 1, column B.
+# Train on WikiText-103: Mixhead table 1, column B.
 #   MODEL=baevski         adaptive inputs (Baevski & Auli), 16 layers, 8 heads of 128, 512 tokens; half of their batch:
 #                         8 x 4608 tokens an update; 19.47 on test
 #   MODEL=vanilla         fairseq's transformer_lm, 6 layers, 8 heads of 64, 512 tokens; 32 x 2048 tokens; 28.67 on test
-#   MODEL=transformer-xl  16 layers, 10 heads of 41, 150 tokens and as many of memory; 60 x 150 tokens; 22.92 on test
+#   MODEL=transformer-xl  16 layers, 10 heads of 41, 150 tokens and a memory of 150; 60 x 150 tokens; 22.92 on test
 #   MODEL=synthesizer     as baevski, scores without query-key products; 22.77 on test
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# WikiText-2 for fairseq, from its archive: fetched, or taken from the folder ARCHIVES; into DATA. See --help.
+# Prepare WikiText-2 in DATA, from archives that are fetched or in the folder ARCHIVES. See --help.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 exec "$PYTHON" -m wikitext2.prepare "$@"

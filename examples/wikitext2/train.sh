@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# WikiText-2: Mixhead table 2, column B (82.93 on test, 62.46 with MODEL=transformer-xl).
+# Train on WikiText-2: Mixhead table 2, column B (82.93 on test, 62.46 with MODEL=transformer-xl).
 #   MODEL=vanilla         the vanilla Transformer, 16 layers, 8 heads, 256 tokens; 8 x 2048 tokens an update
-#   MODEL=transformer-xl  16 layers, 10 heads of 41, 150 tokens and as many of memory; 32 x 150 tokens an update
+#   MODEL=transformer-xl  16 layers, 10 heads of 41, 150 tokens and a memory of 150; 32 x 150 tokens an update
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 data=$DATA/${BREAKS:-lines}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The metrics of a GLUE task on its validation set (--valid-subset valid1: MNLI's mismatched one), the last line being the
-# papers'; with --valid-subset test (test1, diagnostic: MNLI's others) the file for the evaluation server.
-# VARIANT and MODEL as in training; of the folder SAVE or the file CHECKPOINT.
+# Print the metrics of a GLUE task on its validation set; the papers' metric is last. --valid-subset valid1 is MNLI's
+# mismatched set. With --valid-subset test (MNLI also test1, diagnostic) write the file for the evaluation server.
+# VARIANT and MODEL as in training; the model is in the folder SAVE or the file CHECKPOINT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/glue/task.sh"
@@ -14,6 +14,6 @@ set -- "$data" --user-dir "$ROOT/examples/bert" --task sentence_prediction --pat
     --valid-subset valid --batch-size 64 --required-batch-size-multiple 1 "$@"
 if [[ ${DRY_RUN:-} ]]; then
     run fairseq-validate "$@"
-else # the same, which keeps the predictions
+else # does the same, and keeps the predictions
     run "$PYTHON" -m bert.glue.evaluate "$@"
 fi

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What train.sh and evaluate.sh share; sourced after recipe.sh. Set here: data, default_arch, SAVE.
+# Check VARIANT and MODEL; set data, default_arch and SAVE. Source this after recipe.sh.
 
 : "${VARIANT:=RTE}" "${MODEL:=bert}"
 case $VARIANT in

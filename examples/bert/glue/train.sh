@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# GLUE, Mixhead table 5: a pre-trained model fine-tuned with Mixhead B, whose mixing starts as the identity.
+# Fine-tune a pre-trained model on GLUE with Mixhead B (Mixhead table 5); the mixing starts as the identity.
 #   VARIANT=RTE           the task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE or WNLI
-#   MODEL=bert|roberta    which model, of prepare.sh
-# Updates, warm-up and batches of 16 or 32 examples are of fairseq's recipe: ten epochs or more, where BERT's had three.
+#   MODEL=bert|roberta    the model of prepare.sh
+# Updates, warm-up and batches of 16 or 32 examples are those of fairseq's recipe, ten epochs at most; BERT's authors
+# had three.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/glue/task.sh"
@@ -36,9 +37,9 @@ from=$(finetuned_from "$DATA/$MODEL/model/model.pt" "$@")
 same_pieces "$data/input0/dict.txt" "$from"
 batch=$(rows "$batch")
 tokens=$(max_tokens 4400)
-((tokens >= 512)) || tokens=512 # of the longest example
+((tokens >= 512)) || tokens=512 # the longest example
 
-# --fp16-no-flatten-grads: or --mixing-lr-scale cannot be
+# --mixing-lr-scale needs --fp16-no-flatten-grads.
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-train "$data" --user-dir "$ROOT/examples/bert" --save-dir "$SAVE" $machine \
     --task sentence_prediction --init-token 0 --num-classes "$classes" --max-positions 512 \

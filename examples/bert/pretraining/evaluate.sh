@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The losses of pre-training on the validation set (--valid-subset test: WikiText-2's other), in bits, beside what is
-# known without a model. Of the folder SAVE and the phase VARIANT (AVERAGE=n: its last n checkpoints' average), or of
-# the file CHECKPOINT.
+# Print the losses of pre-training on the validation set (--valid-subset test: on WikiText-2's test set) in bits, and
+# the entropy of the set's pieces. The model is in the folder SAVE, phase VARIANT (AVERAGE=n: the average of its last n
+# checkpoints), or the file CHECKPOINT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/pretraining/phase.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The pre-trained model as `prepare.sh --from` of glue and squad takes it: SAVE/model with model.pt, dict.txt and
-# vocab.txt. Of the phase VARIANT (here 512 by default), its last checkpoint, or the average of AVERAGE=n, or CHECKPOINT.
-# The default SAVE is that of --arch.
+# Write SAVE/model with model.pt, dict.txt and vocab.txt, for `prepare.sh --from` of glue and squad. The model is the
+# last checkpoint of the phase VARIANT (here 512 by default), the average of its last AVERAGE=n, or CHECKPOINT. The
+# default SAVE is that of --arch.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 VARIANT=${VARIANT:-512}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# BERT's pre-training as in the low-rank bottleneck paper, by default of table 2A's first model (SQuAD F1 89.6, MNLI
-# 83.5 after fine-tuning): masked words and next sentences, 1024 pairs an update, in two phases.
+# Pre-train BERT as in the low-rank bottleneck paper: masked words and next sentences, 1024 pairs an update, in two
+# phases. The default is table 2A's first model (SQuAD F1 89.6, MNLI 83.5 after fine-tuning).
 #   VARIANT=128    pairs of 128 tokens, 450,000 updates, 5,000 of them warm-up; 16 batches of 64 pairs an update
 #   VARIANT=512    from the last checkpoint of that, pairs of 512, 50,000 updates, 3,000; 64 batches of 16 pairs
 #   EARLY=1        the second phase may begin before the first has ended
-# The text's dict.txt and vocab.txt are kept in SAVE, which is then of this vocabulary alone.
+# The text's dict.txt and vocab.txt are copied to SAVE; a text with others is refused there.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 source "$ROOT/examples/bert/pretraining/phase.sh"
@@ -21,7 +21,7 @@ esac
 update_freq=$(update_freq "$batches" "$@")
 [[ ${DRY_RUN:-} ]] || "$PYTHON" -m bert.pretraining.begin "$DATA/binary" "$SAVE" "$VARIANT"
 
-# --fp16-no-flatten-grads: or --mixing-lr-scale cannot be.
+# --mixing-lr-scale needs --fp16-no-flatten-grads.
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-train "$DATA/binary" --user-dir "$ROOT/examples/bert" --save-dir "$phase" $machine \
     --task bert_pretraining --tokens-per-sample "$VARIANT" --arch "$default_arch" --max-positions 512 \

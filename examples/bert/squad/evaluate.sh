@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Exact match and F1 of SQuAD 1.1's development set, as the official evaluation has them; F1 stands last. Of the folder
-# SAVE or the file CHECKPOINT, beside which the predictions are written.
+# Print exact match and F1 of SQuAD 1.1's development set, as the official evaluation computes them. The model is in the
+# folder SAVE or the file CHECKPOINT; the predictions are written beside it.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../common/recipe.sh"
 prepared "$DATA/text"
