@@ -445,7 +445,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser = argparse.ArgumentParser(prog="sweep.py", description=__doc__, formatter_class=raw)
     parser.add_argument("grid", type=Path, help="a TOML file, such as those in examples/grids")
     parser.add_argument("--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)")
-    labels = "only points that have all these labels; may be repeated"
+    labels = "run only points that have all these labels; if repeated, the points of each option"
     parser.add_argument("--only", action="append", default=[], metavar="LABEL,LABEL", help=labels)
     jobs = "runs at a time, which share the GPUs, or the cores (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)

@@ -104,7 +104,7 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, da
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
-        assert f"DATA={data}: another preparation of it is at work (process {os.getpid()} " in refusal(capsys, enter)
+        assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refusal(capsys, enter)
     (data / LOCK).touch()  # left by one that was killed
     enter()
     assert list(data.iterdir()) == []

@@ -176,7 +176,7 @@ def test_paths_are_taken_from_where_the_user_stands(tmp_path):
         ("MODEL=gpt DRY_RUN=1 examples/wikitext2/train.sh", "MODEL=gpt: must be vanilla or transformer-xl"),
         (
             "GPUS=1 DRY_RUN=1 examples/wikitext2/train.sh --cpu",
-            "--cpu: on this machine, which has GPUs, GPUS=0 says so to everything",
+            "--cpu: this machine has GPUs; give GPUS=0 instead",
         ),
         ("GPUS=08 DRY_RUN=1 examples/wikitext2/train.sh", "GPUS=08: must be a number such as 0, 1 or 8"),
         ("GPUS=1000 examples/wikitext2/train.sh", f"GPUS=1000: torch sees {torch.cuda.device_count()} on this machine"),
