@@ -160,7 +160,7 @@ def from_runs(path: Path, folder: Path) -> Study:
     # another grid may have given the run other labels
     mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
     if not mine:
-        fail(f"{folder}: has no finished run of {path}; scripts/sweep.py {path} makes them")
+        fail(f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the like as it had")
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
     return Study(path.stem, grid, str(source), mine, {})
