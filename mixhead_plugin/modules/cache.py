@@ -104,15 +104,11 @@ class CachedAttention(MultiheadAttention):
         saved = self._get_input_buffer(incremental_state)
         prev_beams = saved.get("prev_beams")
         if prev_beams is not None:
-            sentences, beams = prev_beams.size(0), prev_beams.size(1)
-            order = new_order // beams
-            whole = order.size(0) % beams == 0
-            if whole:
-                groups = order.view(-1, beams)
-                whole = bool((groups == groups[:, :1]).all())
-            if whole:
-                new_order = order[::beams]
-                if torch.equal(new_order, torch.arange(sentences, device=new_order.device)):
+            beams = prev_beams.size(1)
+            order = self._order_of_sentences(new_order, beams)
+            if order is not None:
+                new_order = order
+                if torch.equal(order, torch.arange(prev_beams.size(0), device=order.device)):
                     return incremental_state
             else:  # these rows were equal sentences, not beams: from now on each has its own
                 saved["prev_beams"] = None
@@ -126,14 +122,22 @@ class CachedAttention(MultiheadAttention):
                 saved[name] = rows.index_select(0, new_order)
         return self._set_input_buffer(incremental_state, saved)
 
+    def _order_of_sentences(self, new_order: Tensor, beams: int) -> Optional[Tensor]:
+        """Return the order [B] of the sentences for an order [B * beams] of hypotheses; None if some part."""
+        order = new_order // beams
+        if order.size(0) % beams != 0:
+            return None
+        groups = order.view(-1, beams)
+        return groups[:, 0] if bool((groups == groups[:, :1]).all()) else None
+
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """[B * beams, Nq, ...] -> [B, beams * Nq, ...]: to the attention, hypotheses are further queries."""
+        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """[B, beams * Nq, ...] -> [B * beams, Nq, ...]"""
+        """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""
         return x.unflatten(1, [beams, -1]).flatten(0, 1)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """[N, B, H * D] -> [B, H, N, D]"""
+        """Return [B, H, N, D] from [N, B, H * D]."""
         return x.view(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)

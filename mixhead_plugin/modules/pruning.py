@@ -60,17 +60,17 @@ def number_of_heads(attention: MixheadAttention, kind: str) -> int:
 
 def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     """Return gates that silence all heads but `kept`: the outputs are those after pruning."""
-    parameter = next(attention.parameters())
+    source = None if attention.head_mixing is None else _gates(attention, kept.source, attention.num_heads)
+    return HeadGates(source, _gates(attention, kept.mixed, attention.num_mixed_heads))
 
-    def passing(kind: str) -> Tensor | None:
-        number = number_of_heads(attention, kind)
-        if len(getattr(kept, kind)) == number:
-            return None
-        gates = torch.zeros(number, dtype=parameter.dtype, device=parameter.device)  # [H]
-        gates[list(getattr(kept, kind))] = 1
-        return gates
 
-    return HeadGates(None if attention.head_mixing is None else passing("source"), passing("mixed"))
+def _gates(attention: MixheadAttention, kept: Sequence[int], number: int) -> Tensor | None:
+    """Return a 1 for each kept head and a 0 for the others, [number]; None if all are kept."""
+    if len(kept) == number:
+        return None
+    gates = next(attention.parameters()).new_zeros(number)
+    gates[list(kept)] = 1
+    return gates
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
 
 
 class Steps:
-    """The steps that both passes share, with buffers that serve one block after the other.
+    """The steps of both passes, with buffers that serve one block after the other.
 
     Sentences and heads are one dimension, [b * h, n, k], except where heads mix.
     """
@@ -113,9 +113,9 @@ class Steps:
         """Return P [b * h, n, k] times the gain of each key's distance."""
         if gain is None:
             return weights
-        gained = self.buffer("gained", weights.shape)
-        torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=gained.view(block.shape))
-        return gained
+        with_gain = self.buffer("with gain", weights.shape)
+        torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=with_gain.view(block.shape))
+        return with_gain
 
     def mix(self, weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
         """Return sum_j M[j, i] P_j, [b * h', n, k], of weights P [b * h, n, k], with M [H, H'] or [b, n, H, H']."""

@@ -105,11 +105,9 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    refuse_forward_mode("triton", *inputs)
-    seed = None
+    refuse_forward_mode("triton", inputs)
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
         # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
-        seed = torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
-    options = (inputs.normalizer, inputs.causal, inputs.dropout_p, inputs.scale)
-    return torch.ops.mixhead_plugin.triton(*inputs[:6], seed, *options)[0]
+        inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device))
+    return torch.ops.mixhead_plugin.triton(*inputs)[0]
