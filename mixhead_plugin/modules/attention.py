@@ -108,9 +108,9 @@ class MixheadAttention(CachedAttention):
         self.normalize = NORMALIZERS[normalizer].weights
         self.head_mixing_kind = head_mixing
         build_mixing = HEAD_MIXINGS[head_mixing].build
-        sizes = (num_heads, self.head_dim, self.num_mixed_heads)
-        self.head_mixing = None if build_mixing is None else build_mixing(*sizes)
-        if self.head_mixing is not None:
+        self.head_mixing = None
+        if build_mixing is not None:
+            self.head_mixing = build_mixing(num_heads, self.head_dim, self.num_mixed_heads)
             scale_learning_rate(self.head_mixing, mixing_lr_scale)
         self.relative_position_kind = relative_position
         build_position = RELATIVE_POSITIONS[relative_position].build

@@ -102,33 +102,29 @@ class CachedAttention(MultiheadAttention):
         if incremental_state is None:
             return incremental_state
         saved = self._get_input_buffer(incremental_state)
+        order = new_order
         prev_beams = saved.get("prev_beams")
         if prev_beams is not None:
             beams = prev_beams.size(1)
-            order = self._order_of_sentences(new_order, beams)
-            if order is not None:
-                new_order = order
+            order = new_order // beams  # the sentence of each hypothesis
+            if self._stay_together(order, beams):
+                order = order[::beams]
                 if torch.equal(order, torch.arange(prev_beams.size(0), device=order.device)):
                     return incremental_state
             else:  # these rows were equal sentences, not beams: from now on each has its own
                 saved["prev_beams"] = None
-                for name in list(saved.keys()):
-                    rows = saved[name]
-                    if rows is not None:
-                        saved[name] = rows.repeat_interleave(beams, 0)
         for name in list(saved.keys()):
             rows = saved[name]
             if rows is not None:
-                saved[name] = rows.index_select(0, new_order)
+                saved[name] = rows.index_select(0, order)
         return self._set_input_buffer(incremental_state, saved)
 
-    def _order_of_sentences(self, new_order: Tensor, beams: int) -> Optional[Tensor]:
-        """Return the order [B] of the sentences for an order [B * beams] of hypotheses; None if some part."""
-        order = new_order // beams
-        if order.size(0) % beams != 0:
-            return None
-        groups = order.view(-1, beams)
-        return groups[:, 0] if bool((groups == groups[:, :1]).all()) else None
+    def _stay_together(self, sentences: Tensor, beams: int) -> bool:
+        """Return whether the hypotheses [B * beams] come in groups of `beams` of one sentence."""
+        if sentences.size(0) % beams != 0:
+            return False
+        groups = sentences.view(-1, beams)
+        return bool((groups == groups[:, :1]).all())
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""

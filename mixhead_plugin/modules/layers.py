@@ -36,7 +36,7 @@ def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
 
 
 class _Layer(nn.Module):
-    """Mixin before a layer of fairseq, whose __init__ builds attentions: they depend on the number of the layer."""
+    """Mixin before a layer of fairseq; the attentions that fairseq's __init__ builds depend on the layer's number."""
 
     fairseq_class: ClassVar[type]
 

@@ -74,7 +74,7 @@ def _gates(attention: MixheadAttention, kept: Sequence[int], number: int) -> Ten
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with the heads of `kept` alone; refuse any without axes."""
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse any without axes."""
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:
@@ -95,7 +95,7 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
 def cut_state(
     state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
 ) -> dict[str, Tensor]:
-    """Return `state`, of the whole model, with the heads of `kept` alone; it names those of every attention."""
+    """Return the `state` of a whole model with only the heads of `kept`, which has an entry for every attention."""
     smaller = dict(state)
     for name, attention in attentions.items():
         for entry, tensor in cut_parameters(name, attention, kept[name]).items():
@@ -114,7 +114,7 @@ def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
 
 
 def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
-    """Return the options that the config of the pruned model has beside those of the whole one; `kept` is by site."""
+    """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
     sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
         raise OptionError(

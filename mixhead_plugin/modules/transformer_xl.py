@@ -28,9 +28,9 @@ class TransformerXLLayer(nn.Module):
         self.final_layer_norm = LayerNorm(cfg.d_model)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
-    def forward(self, x: Tensor, *attention: Any, **options: Any) -> Tensor:
+    def forward(self, x: Tensor, *attention: Any) -> Tensor:
         """Return the output [Nq, B, C] for x [Nq, B, C]; the rest is passed to `SegmentAttention.forward`."""
-        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention, **options)))
+        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
         inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
         return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
 
@@ -120,15 +120,8 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x)
-            x = layer(
-                x,
-                memory[i] if memory else None,
-                positions,
-                self.content_bias,
-                self.position_bias,
-                attn_mask=mask,
-                incremental_state=incremental_state,
-            )
+            before = memory[i] if memory else None
+            x = layer(x, before, positions, self.content_bias, self.position_bias, mask, incremental_state)
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]

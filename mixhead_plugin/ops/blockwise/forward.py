@@ -93,7 +93,7 @@ class Steps:
         return scores, self.normalizer.weights(scores, self.plan.masks.seen, self.buffer("weights", scores.shape))
 
     def distances(self, block: Block, b: int) -> Tuple[Tensor, Tensor]:
-        """Return memory by query and distance, [h, b * n, n + k - 1], and a view of it by query and key, [b, h, n, k].
+        """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
 
         The memory of a query holds its keys side by side, one number further left than for the query before.
         """
@@ -118,7 +118,7 @@ class Steps:
         return with_gain
 
     def mix(self, weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k], of weights P [b * h, n, k], with M [H, H'] or [b, n, H, H']."""
+        """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H']."""
         if mixing is None:
             return weights
         (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]

@@ -166,8 +166,8 @@ def spans_of(mask: Optional[Tensor]) -> Optional[Tensor]:
     """Return start and stop of the keys that the mask leaves visible, and of those that it changes, int32 [Nq, 4].
 
     Return those of queries, [Nk, 4], for a transposed mask. With them a causal mask of floats, as fairseq passes it,
-    skips the tiles that `causal` skips. Return None for masks that differ by sentence or head, where the search could
-    cost more than it saves, and for masks that are broadcast over queries or keys.
+    skips the tiles that `causal` skips. Return None for masks that are broadcast over queries or keys, and for masks
+    that differ by sentence or head: there the search could cost more than it saves.
     """
     if mask is None or mask.shape[:2] != (1, 1) or 1 in mask.shape[2:]:
         return None
