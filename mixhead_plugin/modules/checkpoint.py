@@ -118,11 +118,8 @@ def _check_record(
         if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
             found = f"{record['attention_heads']}:{record['mixed_heads']}"
             heads = f"{attention.num_heads}:{attention.num_mixed_heads}"
-            _refuse(
-                name,
-                f"has {found} source:mixed heads, this model {heads}; use {flag} {value}, or --heads-per-layer and "
-                "--head-dim for a pruned model",
-            )
+            remedy = f"use {flag} {value}, or --heads-per-layer and --head-dim for a pruned model"
+            _refuse(name, f"has {found} source:mixed heads, this model {heads}; {remedy}")
         scope = "" if record is not FAIRSEQ and wanted is not FAIRSEQ else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
 

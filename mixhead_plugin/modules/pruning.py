@@ -78,10 +78,8 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:
-            raise OptionError(
-                f"{name}: cannot be cut, its {entry} belongs to {type(attention).__name__}; "
-                "its heads can only be masked"
-            )
+            kind = type(attention).__name__
+            raise OptionError(f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be masked")
         for dim, kind, whole_heads in table[entry]:
             heads = torch.tensor(getattr(kept, kind), device=tensor.device)
             if whole_heads:
@@ -117,7 +115,6 @@ def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, 
     """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
     sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
-        raise OptionError(
-            f"heads of sizes {', '.join(map(str, sizes))}: cannot be cut, --head-dim names one size for all attentions"
-        )
+        found = ", ".join(map(str, sizes))
+        raise OptionError(f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions")
     return {"heads_per_layer": heads_per_layer(kept), "head_dim": sizes[0]}
