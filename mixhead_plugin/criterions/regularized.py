@@ -90,8 +90,10 @@ class RegularizedCriterion(FairseqCriterion):
 def _check_model(model: Any, weights: Mapping[str, float]) -> None:
     """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a crash.pt."""
     options = model_options(model)
+    if options is None:
+        return
     mixing = getattr(options, "head_mixing", None)  # None for a model of fairseq
-    for name, weight in weights.items() if options is not None else ():
+    for name, weight in weights.items():
         if mixing is None or (PENALTIES[name].on_mixing and not HEAD_MIXINGS[mixing].trained):
             _refuse(name, weight)
 

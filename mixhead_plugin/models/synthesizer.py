@@ -13,7 +13,7 @@ from torch import nn
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
-from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, at_its_rate, flags_of_attention
+from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, flags_of_attention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.options import AttentionShape, as_namespace
 
@@ -66,7 +66,7 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
     ) -> nn.Module:
         if add_bias_kv or add_zero_attn:
             raise ValueError("a synthesizer has no scores for constant keys")
-        attention = SynthesizerAttention(
+        return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
             cfg.max_target_positions,
@@ -78,7 +78,6 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             causal=True,
             **flags_of_attention(cfg),
         )
-        return at_its_rate(attention, cfg)
 
 
 class SynthesizerDecoder(MixheadDecoder):

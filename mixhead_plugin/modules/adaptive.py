@@ -34,7 +34,7 @@ class AdaptiveEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [...] -> [..., dim], in the dtype of the weights"""
+        """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
         start, last = 0, len(self.bands) - 1
         for i, (band, stop) in enumerate(zip(self.bands, self.cutoffs)):
@@ -42,7 +42,7 @@ class AdaptiveEmbedding(nn.Module):
             inside = torch.ones_like(tokens, dtype=torch.bool) if i == 0 else tokens >= start
             if i < last:
                 inside = inside & (tokens < stop)
-            # Also for a band without tokens: DistributedDataParallel needs a gradient of every parameter.
+            # A band without tokens runs too: DistributedDataParallel needs a gradient of every parameter.
             rows = band(tokens[inside] - start)  # [words of the band, its columns]
             if self.projections:
                 rows = self.projections[i](rows)
@@ -69,7 +69,7 @@ class Band(nn.Module):
             self.cluster_bias = nn.Parameter(torch.zeros(clusters))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [N, dim] -> [N, words + clusters]"""
+        """Return the logits [N, words + clusters] of x [N, dim]."""
         x = x.to(self.weight.dtype)
         if self.projection is not None:
             x = self.projection(x)
@@ -108,7 +108,7 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
         fairseq's method overwrites tensors that its backward pass needs, so only the adaptive loss can train with it.
 
         Shapes: input [B, N, dim], target [B, N], result [B, N, vocabulary]. Words outside the band of a target, and of
-        the first band, get -inf. None in place of targets is for all words.
+        the first band, get -inf. Without targets all words get their log-probability.
         """
         x = input.flatten(0, 1)  # [B * N, dim]
         head = self.lsm(self.head(x))  # [B * N, words + bands]
@@ -121,7 +121,7 @@ class AdaptiveSoftmax(FairseqAdaptiveSoftmax):
                 parts.append(self.lsm(band(x)) + cluster)
                 continue
             rows = ((target >= start) & (target < stop)).flatten().nonzero()[:, 0]
-            # Also for a band without targets: DistributedDataParallel needs a gradient of every parameter.
+            # A band without targets runs too: DistributedDataParallel needs a gradient of every parameter.
             words = self.lsm(band(x[rows])) + cluster[rows]
             parts.append(head.new_full((x.size(0), stop - start), float("-inf")).index_copy(0, rows, words))
         return torch.cat(parts, 1).view(*input.shape[:2], -1)

@@ -1,7 +1,7 @@
 """Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
 
 from functools import partial
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -13,25 +13,12 @@ from torch import Tensor, nn
 from mixhead_plugin.modules.cache import CachedAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.heads import HeadGates, Heads
+from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS, DistanceGain
-from mixhead_plugin.ops import NORMALIZERS, attention
-from mixhead_plugin.ops.masks import additive_mask
-from mixhead_plugin.ops.reference import attention_scores, mix_heads, upcast, without_autocast
-from mixhead_plugin.ops.relative import RelativeScores, toeplitz
-
-
-class Inputs(NamedTuple):
-    """Hold the inputs of one attention, named like the arguments of `ops.attention`."""
-
-    query: Tensor  # [B, H, Nq, D]
-    key: Tensor  # [B, H, Nk, D]
-    value: Tensor  # [B, H', Nk, D]
-    mixing: Optional[Tensor]  # M [H, H'] or [B, Nq, H, H']
-    attn_mask: Optional[Tensor]  # floats, broadcastable to [B, H, Nq, Nk]
-    key_padding_mask: Optional[Tensor]  # bool [B, Nk]
-    relative: Optional[RelativeScores]
-    gain: Optional[Tensor]  # [H, Nq + Nk - 1]
-    causal: bool
+from mixhead_plugin.ops import NORMALIZERS, RelativeScores
+from mixhead_plugin.ops.api import attend
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.reference import apply_gain, masked_scores, mix_heads, weighted_values, without_autocast
 
 
 class MixheadAttention(CachedAttention):
@@ -51,6 +38,7 @@ class MixheadAttention(CachedAttention):
         relative_position: a key of `RELATIVE_POSITIONS`, for self-attention
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether queries only see earlier keys; relative positions depend on it
+        mixing_lr_scale: factor on the learning rate of the head mixing
     """
 
     def __init__(
@@ -78,6 +66,7 @@ class MixheadAttention(CachedAttention):
         relative_position: str = "none",
         relative_gain: int = 0,
         causal: bool = False,
+        mixing_lr_scale: float = 1.0,
     ):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
         super(MultiheadAttention, self).__init__(dictionary)
@@ -119,8 +108,10 @@ class MixheadAttention(CachedAttention):
         self.normalize = NORMALIZERS[normalizer].weights
         self.head_mixing_kind = head_mixing
         build_mixing = HEAD_MIXINGS[head_mixing].build
-        sizes = (num_heads, self.head_dim, self.num_mixed_heads)
-        self.head_mixing = None if build_mixing is None else build_mixing(*sizes)
+        self.head_mixing = None
+        if build_mixing is not None:
+            self.head_mixing = build_mixing(num_heads, self.head_dim, self.num_mixed_heads)
+            scale_learning_rate(self.head_mixing, mixing_lr_scale)
         self.relative_position_kind = relative_position
         build_position = RELATIVE_POSITIONS[relative_position].build
         constant_keys = add_bias_kv or add_zero_attn
@@ -247,21 +238,31 @@ class MixheadAttention(CachedAttention):
         key_padding_mask: Optional[Tensor] = None,
         relative: Optional[RelativeScores] = None,
         causal: bool = False,
-    ) -> Inputs:
-        """Return `Inputs` with these tensors and the gain of their distances."""
+    ) -> AttentionInputs:
+        """Return these tensors in one record, with the options of this module and the gain of each distance."""
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.to(torch.bool)  # fairseq keeps them as floats in the cache
+        relative_query: Optional[Tensor] = None
+        relative_key: Optional[Tensor] = None
+        if relative is not None:
+            relative_query, relative_key = relative.query, relative.key
         gain: Optional[Tensor] = None
         if self.relative_gain is not None:
             gain = self.relative_gain(q.size(2), k.size(2))
-        return Inputs(q, k, v, mixing, attn_mask, key_padding_mask, relative, gain, causal)
+        dropout_p = 0.0
+        if self.training or self.dropout_module.apply_during_inference:
+            dropout_p = float(self.dropout_module.p)
+        return AttentionInputs(
+            q, k, v, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain,
+            None, self.normalizer, causal, dropout_p, self.scaling,
+        )  # fmt: skip
 
     def _output(
-        self, inputs: Inputs, beams: int, before_softmax: bool, need_weights: bool, need_head_weights: bool
+        self, inputs: AttentionInputs, beams: int, before_softmax: bool, need_weights: bool, need_head_weights: bool
     ) -> Tuple[Tensor, Optional[Tensor]]:
         """Return what `forward` returns, where `beams` hypotheses share the keys of a sentence."""
         if before_softmax:
-            return self._scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(0, 1)
+            return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(0, 1)
         need_weights = need_weights or need_head_weights
         weights: Optional[Tensor] = None
         if torch.jit.is_scripting():
@@ -280,7 +281,7 @@ class MixheadAttention(CachedAttention):
         return out, weights.mean(2)
 
     @torch.jit.unused
-    def _attend(self, inputs: Inputs, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
+    def _attend(self, inputs: AttentionInputs, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
         """Return the output [B, H', Nq, D] and, where needed, the mixed weights [B, H', Nq, Nk]."""
         weights: Optional[Tensor] = None
         if self.gates is not None:
@@ -292,44 +293,21 @@ class MixheadAttention(CachedAttention):
             with without_autocast(inputs.query.device):  # the definition is float32 under --amp too
                 out, weights = self._attend_by_definition(inputs)
         else:
-            out = attention(
-                **inputs._asdict(),
-                normalizer=self.normalizer,
-                dropout_p=self._dropout_p(),
-                scale=self.scaling,
-                impl=self.impl,
-            )
+            out = attend(inputs, self.impl)
         if self.gates is not None:
             out = self.gates.on_output(out)
         if self.hook is not None:
             out = self.hook(self, out, Heads(inputs.mixing, partial(self._weights, inputs)))
         return out, weights
 
-    def _attend_by_definition(self, inputs: Inputs) -> Tuple[Tensor, Tensor]:
+    def _attend_by_definition(self, inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
         """Compute the reference step by step: this also gives the weights, and TorchScript can compile it."""
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
-        out = torch.matmul(F.dropout(weights, self._dropout_p()), upcast(inputs.value))  # [B, H', Nq, D]
-        return out.to(inputs.value.dtype), weights
+        return weighted_values(weights, inputs), weights
 
-    def _weights(self, inputs: Inputs) -> Tensor:
+    def _weights(self, inputs: AttentionInputs) -> Tensor:
         """Return P [B, H, Nq, Nk], with the gains of distances, before mixing and dropout."""
-        weights = self.normalize(self._scores(inputs))
-        gain = inputs.gain
-        if gain is None:
-            return weights
-        return weights * toeplitz(upcast(gain), inputs.query.size(2), inputs.key.size(2))
-
-    def _scores(self, inputs: Inputs) -> Tensor:
-        """Return the masked scores [B, H, Nq, Nk] in float32 or better."""
-        q, k = inputs.query, inputs.key
-        attn_mask, padding, dtype = inputs.attn_mask, inputs.key_padding_mask, upcast(q).dtype
-        mask = additive_mask(inputs.causal, attn_mask, padding, q.size(2), k.size(2), q.device, dtype)
-        return attention_scores(q, k, mask, self.scaling, inputs.relative)
-
-    def _dropout_p(self) -> float:
-        if self.training or self.dropout_module.apply_during_inference:
-            return float(self.dropout_module.p)
-        return 0.0
+        return apply_gain(self.normalize(masked_scores(inputs)), inputs.gain)
 
     def _append_constant_keys(
         self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]

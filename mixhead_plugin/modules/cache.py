@@ -102,38 +102,38 @@ class CachedAttention(MultiheadAttention):
         if incremental_state is None:
             return incremental_state
         saved = self._get_input_buffer(incremental_state)
+        order = new_order
         prev_beams = saved.get("prev_beams")
         if prev_beams is not None:
-            sentences, beams = prev_beams.size(0), prev_beams.size(1)
-            order = new_order // beams
-            whole = order.size(0) % beams == 0
-            if whole:
-                groups = order.view(-1, beams)
-                whole = bool((groups == groups[:, :1]).all())
-            if whole:
-                new_order = order[::beams]
-                if torch.equal(new_order, torch.arange(sentences, device=new_order.device)):
+            beams = prev_beams.size(1)
+            order = new_order // beams  # the sentence of each hypothesis
+            if self._stay_together(order, beams):
+                order = order[::beams]
+                if torch.equal(order, torch.arange(prev_beams.size(0), device=order.device)):
                     return incremental_state
             else:  # these rows were equal sentences, not beams: from now on each has its own
                 saved["prev_beams"] = None
-                for name in list(saved.keys()):
-                    rows = saved[name]
-                    if rows is not None:
-                        saved[name] = rows.repeat_interleave(beams, 0)
         for name in list(saved.keys()):
             rows = saved[name]
             if rows is not None:
-                saved[name] = rows.index_select(0, new_order)
+                saved[name] = rows.index_select(0, order)
         return self._set_input_buffer(incremental_state, saved)
 
+    def _stay_together(self, sentences: Tensor, beams: int) -> bool:
+        """Return whether the hypotheses [B * beams] come in groups of `beams` of one sentence."""
+        if sentences.size(0) % beams != 0:
+            return False
+        groups = sentences.view(-1, beams)
+        return bool((groups == groups[:, :1]).all())
+
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """[B * beams, Nq, ...] -> [B, beams * Nq, ...]: to the attention, hypotheses are further queries."""
+        """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
-        """[B, beams * Nq, ...] -> [B * beams, Nq, ...]"""
+        """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""
         return x.unflatten(1, [beams, -1]).flatten(0, 1)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """[N, B, H * D] -> [B, H, N, D]"""
+        """Return [B, H, N, D] from [N, B, H * D]."""
         return x.view(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)

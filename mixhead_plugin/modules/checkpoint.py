@@ -32,7 +32,9 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
     metadata = getattr(state_dict, "_metadata", {})
-    records = {name: {k: v for k, v in metadata.get(name, {}).items() if k != "version"} for name in attentions}
+    records = {name: dict(metadata.get(name, {})) for name in attentions}
+    for record in records.values():
+        record.pop("version", None)  # torch's own
     if any(records.values()):  # attentions without a record were out of --attention-scope
         records = {name: record or FAIRSEQ for name, record in records.items()}
     else:
@@ -104,12 +106,10 @@ def _check_record(
     model: nn.Module, name: str, record: dict[str, Any], attention: MultiheadAttention, known: set[str]
 ) -> None:
     wanted = attention.signature() if isinstance(attention, MixheadAttention) else FAIRSEQ
-    for option, value in sorted(record.items(), key=lambda item: item[0] in known):  # unknown ones first
+    for option, value in record.items():
         if option not in known and value not in (None, "none", 0):  # of a later version of the plugin
-            _refuse(
-                name,
-                f"was trained with {option_name(option)} {value}, which this version does not know",
-            )
+            _refuse(name, f"was trained with {option_name(option)} {value}, which this version does not know")
+    for option, value in record.items():
         if option not in wanted or value == wanted[option]:
             continue
         if value in ("none", 0) and _loads_without(option, wanted[option]):
@@ -118,11 +118,8 @@ def _check_record(
         if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
             found = f"{record['attention_heads']}:{record['mixed_heads']}"
             heads = f"{attention.num_heads}:{attention.num_mixed_heads}"
-            _refuse(
-                name,
-                f"has {found} source:mixed heads, this model {heads}; use {flag} {value}, or --heads-per-layer and "
-                "--head-dim for a pruned model",
-            )
+            remedy = f"use {flag} {value}, or --heads-per-layer and --head-dim for a pruned model"
+            _refuse(name, f"has {found} source:mixed heads, this model {heads}; {remedy}")
         scope = "" if record is not FAIRSEQ and wanted is not FAIRSEQ else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
 

@@ -25,9 +25,7 @@ class HeadGates(NamedTuple):
         if mixing is None:
             raise ValueError("gates on source heads need head mixing: gate the outputs instead")
         gates = self.source[..., None]  # [H, 1] or [B, H, 1]
-        if gates.dim() == 2:
-            return mixing * gates
-        return mixing * gates[:, None]  # [B, Nq or 1, H, H']
+        return mixing * (gates if gates.dim() == 2 else gates[:, None])  # [H, H'] or [B, Nq or 1, H, H']
 
     def on_output(self, out: Tensor) -> Tensor:
         """Return O [B, H', Nq, D] with the gates of its heads."""

@@ -13,7 +13,6 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.learning_rate import scale_learning_rate
 
 
 def flags_of_attention(options: Any) -> dict[str, Any]:
@@ -24,15 +23,9 @@ def flags_of_attention(options: Any) -> dict[str, Any]:
         "head_dim": options.head_dim,
         "impl": options.attention_impl,
         "value_init_scale": options.value_init_scale,
+        "mixing_lr_scale": options.mixing_lr_scale,
         "relative_gain": options.relative_gain,
     }
-
-
-def at_its_rate(attention: MixheadAttention, options: Any) -> MixheadAttention:
-    """Return `attention`, whose head mixing now learns at the rate of --mixing-lr-scale."""
-    if attention.head_mixing is not None:
-        scale_learning_rate(attention.head_mixing, options.mixing_lr_scale)
-    return attention
 
 
 def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
@@ -43,7 +36,7 @@ def _wrapped(layer: nn.Module, cfg: Any) -> nn.Module:
 
 
 class _Layer(nn.Module):
-    """Mixin before a layer of fairseq, whose __init__ builds attentions: they depend on the number of the layer."""
+    """Mixin before a layer of fairseq; the attentions that fairseq's __init__ builds depend on the layer's number."""
 
     fairseq_class: ClassVar[type]
 
@@ -59,14 +52,13 @@ class _Layer(nn.Module):
         side = cfg.encoder if site == "encoder-self" else cfg.decoder
         num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, side.attention_heads)
         flags = flags_of_attention(cfg)
-        if site == "cross":  # its queries and keys are in different sentences: they have no distance
+        if site == "cross":  # queries and keys are in different sentences: they have no distance
             del flags["relative_gain"]
         else:
             flags["relative_position"] = cfg.relative_position
         flags |= {"dropout": cfg.attention_dropout, "causal": site == "decoder-self"}
         flags |= {"q_noise": self.quant_noise, "qn_block_size": self.quant_noise_block_size}
-        attention = MixheadAttention(embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments)
-        return at_its_rate(attention, cfg)
+        return MixheadAttention(embed_dim, num_heads, num_mixed_heads=num_mixed_heads, **flags, **arguments)
 
 
 class MixheadEncoderLayer(_Layer, TransformerEncoderLayerBase):
@@ -97,7 +89,7 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
         return self._build_attention(embed_dim, cfg, "cross", kdim=size, vdim=size, encoder_decoder_attention=True)
 
 
-def _next(stack: nn.Module) -> int:
+def _layer_number(stack: nn.Module) -> int:
     """Return the number of the layer that an encoder or a decoder builds now; fairseq builds them in order."""
     stack.layers_built = getattr(stack, "layers_built", -1) + 1
     return stack.layers_built
@@ -109,7 +101,7 @@ class MixheadEncoder(TransformerEncoderBase):
         self.dropout_module.module_name = "TransformerEncoder"  # for --retain-dropout-modules
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_next(self)), cfg)
+        return _wrapped(MixheadEncoderLayer(cfg, return_fc=self.return_fc, layer=_layer_number(self)), cfg)
 
 
 class MixheadDecoder(TransformerDecoderBase):
@@ -120,11 +112,11 @@ class MixheadDecoder(TransformerDecoderBase):
         self.dropout_module.module_name = "TransformerDecoder"  # for --retain-dropout-modules
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_next(self)), cfg)
+        return _wrapped(self.layer_type(cfg, no_encoder_attn, layer=_layer_number(self)), cfg)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
         super().upgrade_state_dict_named(state_dict, name)
         if self.adaptive_softmax is not None:
-            # With --share-decoder-input-output-embed fairseq adds the weight of a projection that the model lacks.
+            # Under --share-decoder-input-output-embed fairseq adds the weight of a projection that the model lacks.
             state_dict.pop(f"{name}.output_projection.weight", None)
         return state_dict

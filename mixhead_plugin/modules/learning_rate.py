@@ -4,7 +4,6 @@ fairseq has one learning rate for all parameters. Hooks therefore multiply the c
 step. That equals a scaled learning rate for every optimizer whose step is proportional to it, such as Adam and SGD.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,17 +29,15 @@ def scale_learning_rate(module: nn.Module, factor: float) -> None:
         _hooked = True
 
 
-def _marked(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if _FACTOR in (getattr(parameter, "optim_overrides", None) or {}):
-                yield parameter
-
-
 def _save(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     # An optimizer may call another one with the same parameters: the outer one scales them.
     taken = {id(parameter) for others in _before.values() for parameter, _ in others}
-    _before[id(optimizer)] = [(p, p.detach().clone()) for p in _marked(optimizer) if id(p) not in taken]
+    saved = _before[id(optimizer)] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            marked = _FACTOR in (getattr(parameter, "optim_overrides", None) or {})
+            if marked and id(parameter) not in taken:
+                saved.append((parameter, parameter.detach().clone()))
 
 
 def _scale_change(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 # fairseq's moving average of a model (--store-ema) skips names with "version", and must skip these.
-STATES, PLACE = "version_1.states", "version_1.place"
+STATES, POSITION = "version_1.states", "version_1.place"
 
 
 class Memory(NamedTuple):
     states: list[Tensor]  # [M, B, C] for each layer: its inputs at the last M positions, detached
-    window: int | None  # the number of the window that they end; None if windows have no numbers
+    window: int | None  # the number of the window at whose end they are; None if windows have no numbers
     before: list[Tensor]  # the states that this window saw
 
 
@@ -25,11 +25,11 @@ class Mems(nn.Module):
 
     A memory serves the next window, in the same mode and with the same number of rows. For every other window it is
     empty, such as the first of a text, set or epoch. A window that is computed again, as after an overflow under
-    --amp, sees the same memory again. Windows without numbers continue from call to call. A change from
-    training to evaluation empties the evaluation's memory.
+    --amp, sees the same memory again. Windows without numbers continue from call to call. A change from training to
+    evaluation empties the memory of evaluation.
 
-    A checkpoint contains the memory of training, so that training can resume within an epoch. It is that of the
-    first worker; the other workers have other text and start empty.
+    A checkpoint contains the memory of training, so that training can resume within an epoch. It belongs to the first
+    worker; the other workers have other text and start empty.
 
     Args:
         length: how many positions are remembered; 0 for none
@@ -40,15 +40,14 @@ class Mems(nn.Module):
         super().__init__()
         self.length = length
         self.window_length = window_length
-        self._of_training: Memory | None = None
-        self._of_evaluation: Memory | None = None
+        self._memories: dict[bool, Memory] = {}  # by `self.training`
 
     def recall(self, window: int | None, like: Tensor) -> list[Tensor]:
         """Return the states [M, B, C] before a window, one for each layer; an empty list if there are none.
 
         `window` is its number, None if it has none; `like` are states of the window, [Nq, B, C].
         """
-        memory = self._of_training if self.training else self._of_evaluation
+        memory = self._memories.get(self.training)
         if memory is None or memory.states[0].size(1) != like.size(1):
             return []
         if window is None or (memory.window is not None and window == memory.window + 1):
@@ -72,19 +71,15 @@ class Mems(nn.Module):
             if old:
                 parts.insert(0, before[i][-old:])
             kept.append(torch.cat(parts))  # a copy: a view would keep all states in memory
-        memory = Memory(kept, window, before)
-        if self.training:
-            self._of_training = memory
-        else:
-            self._of_evaluation = memory
+        self._memories[self.training] = Memory(kept, window, before)
 
     def reset(self) -> None:
         """Empty both memories."""
-        self._of_training = self._of_evaluation = None
+        self._memories.clear()
 
     def train(self, mode: bool = True) -> "Mems":
         if self.training and not mode:
-            self._of_evaluation = None
+            self._memories.pop(False, None)
         return super().train(mode)
 
     def make_generation_fast_(self, **kwargs: Any) -> None:
@@ -92,20 +87,20 @@ class Mems(nn.Module):
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        memory = self._of_training
+        memory = self._memories.get(True)
         if memory is None or memory.window is None:
             return
         states = torch.stack(memory.states)  # [layers, M, B, C]
         held = states.size(1)
         # Always of the same size, because checkpoints are averaged tensor by tensor.
         destination[prefix + STATES] = F.pad(states, [0, 0, 0, 0, self.length - held, 0])
-        destination[prefix + PLACE] = torch.tensor([memory.window, held, _workers(), self.window_length])
+        destination[prefix + POSITION] = torch.tensor([memory.window, held, _workers(), self.window_length])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        states, place = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + PLACE, None)
+        states, position = state_dict.pop(prefix + STATES, None), state_dict.pop(prefix + POSITION, None)
         self.reset()
-        if states is not None and place is not None and self.length > 0:
-            self._load(states, *place.tolist())
+        if states is not None and position is not None and self.length > 0:
+            self._load(states, *position.tolist())
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _load(self, states: Tensor, window: int, held: int, workers: int, window_length: int) -> None:
@@ -117,7 +112,7 @@ class Mems(nn.Module):
             if distributed.get_data_parallel_rank() > 0:
                 return
         held = min(held, self.length)
-        self._of_training = Memory([layer[-held:] for layer in states], window, [])
+        self._memories[True] = Memory([layer[-held:] for layer in states], window, [])
 
 
 def _workers() -> int:

@@ -60,28 +60,26 @@ def number_of_heads(attention: MixheadAttention, kind: str) -> int:
 
 def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
     """Return gates that silence all heads but `kept`: the outputs are those after pruning."""
-    parameter = next(attention.parameters())
+    source = None if attention.head_mixing is None else _gates(attention, kept.source, attention.num_heads)
+    return HeadGates(source, _gates(attention, kept.mixed, attention.num_mixed_heads))
 
-    def passing(kind: str) -> Tensor | None:
-        number = number_of_heads(attention, kind)
-        if len(getattr(kept, kind)) == number:
-            return None
-        gates = torch.zeros(number, dtype=parameter.dtype, device=parameter.device)  # [H]
-        gates[list(getattr(kept, kind))] = 1
-        return gates
 
-    return HeadGates(None if attention.head_mixing is None else passing("source"), passing("mixed"))
+def _gates(attention: MixheadAttention, kept: Sequence[int], number: int) -> Tensor | None:
+    """Return a 1 for each kept head and a 0 for the others, [number]; None if all are kept."""
+    if len(kept) == number:
+        return None
+    gates = next(attention.parameters()).new_zeros(number)
+    gates[list(kept)] = 1
+    return gates
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with the heads of `kept` alone; refuse any without axes."""
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse any without axes."""
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:
-            raise OptionError(
-                f"{name}: cannot be cut, its {entry} belongs to {type(attention).__name__}; "
-                "its heads can only be masked"
-            )
+            kind = type(attention).__name__
+            raise OptionError(f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be masked")
         for dim, kind, whole_heads in table[entry]:
             heads = torch.tensor(getattr(kept, kind), device=tensor.device)
             if whole_heads:
@@ -95,7 +93,7 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
 def cut_state(
     state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
 ) -> dict[str, Tensor]:
-    """Return `state`, of the whole model, with the heads of `kept` alone; it names those of every attention."""
+    """Return the `state` of a whole model with only the heads of `kept`, which has an entry for every attention."""
     smaller = dict(state)
     for name, attention in attentions.items():
         for entry, tensor in cut_parameters(name, attention, kept[name]).items():
@@ -114,10 +112,9 @@ def heads_per_layer(kept: Mapping[str, Sequence[KeptHeads]]) -> str:
 
 
 def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
-    """Return the options that the config of the pruned model has beside those of the whole one; `kept` is by site."""
+    """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
     sizes = sorted({attention.head_dim for attention in attentions.values()})
     if len(sizes) != 1:
-        raise OptionError(
-            f"heads of sizes {', '.join(map(str, sizes))}: cannot be cut, --head-dim names one size for all attentions"
-        )
+        found = ", ".join(map(str, sizes))
+        raise OptionError(f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions")
     return {"heads_per_layer": heads_per_layer(kept), "head_dim": sizes[0]}

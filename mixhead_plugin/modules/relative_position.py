@@ -96,7 +96,7 @@ RELATIVE_POSITIONS = {
     "none": RelativePositionKind(None, "", "", {}),
     "rotary": RelativePositionKind(
         RotaryPosition,
-        "queries and keys turned by angles that grow with their place",
+        "queries and keys turned by angles that grow with their position",
         "Su et al. 2021, RoPE",
         {},
         loads_without=False,

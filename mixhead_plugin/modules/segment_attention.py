@@ -87,8 +87,8 @@ class SegmentAttention(MixheadAttention):
         # Autocast lowers the projections but not the parameters u and v. `attention` does not scale relative scores.
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
-        mask = self._additive(attn_mask, q)
-        inputs = self._inputs(content, k, v, self._mixing(q), mask, relative=relative, causal=True)
+        attn_mask = self._additive(attn_mask, q)
+        inputs = self._inputs(content, k, v, self._mixing(q), attn_mask, relative=relative, causal=True)
         return self._output(inputs, 1, False, False, False)[0]
 
     def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:

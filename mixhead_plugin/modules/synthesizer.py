@@ -210,10 +210,12 @@ class SynthesizerAttention(MixheadAttention):
         self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size), linear)
 
     def signature(self) -> Dict[str, Any]:
+        signature = {"synthesizer": self.synthesizer_kind, **super().signature()}
+        signature["max_target_positions"] = self.max_length
         size = SYNTHESIZERS[self.synthesizer_kind].own_size
-        own = {} if size is None else {size.option: self.own_size}
-        kind = {"synthesizer": self.synthesizer_kind}
-        return {**kind, **super().signature(), "max_target_positions": self.max_length, **own}
+        if size is not None:
+            signature[size.option] = self.own_size
+        return signature
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Add the query projection that only the mixing reads to a checkpoint without head mixing."""

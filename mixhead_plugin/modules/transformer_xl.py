@@ -10,12 +10,10 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Band
-from mixhead_plugin.modules.layers import at_its_rate, flags_of_attention
+from mixhead_plugin.modules.layers import flags_of_attention
 from mixhead_plugin.modules.mems import Mems
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from mixhead_plugin.ops.reference import upcast
-
-ENDLESS = 10**9  # positions are distances: no text is too long
 
 
 class TransformerXLLayer(nn.Module):
@@ -23,17 +21,16 @@ class TransformerXLLayer(nn.Module):
 
     def __init__(self, cfg: Any):
         super().__init__()
-        attention = SegmentAttention(cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg))
-        self.self_attn = at_its_rate(attention, cfg)
+        self.self_attn = SegmentAttention(cfg.d_model, cfg.n_head, dropout=cfg.dropatt, **flags_of_attention(cfg))
         self.self_attn_layer_norm = LayerNorm(cfg.d_model)
         self.fc1 = nn.Linear(cfg.d_model, cfg.d_inner)
         self.fc2 = nn.Linear(cfg.d_inner, cfg.d_model)
         self.final_layer_norm = LayerNorm(cfg.d_model)
         self.dropout_module = FairseqDropout(cfg.dropout, module_name=type(self).__name__)
 
-    def forward(self, x: Tensor, *attention: Any, **options: Any) -> Tensor:
-        """x [Nq, B, C] -> [Nq, B, C]; the other arguments are those of `SegmentAttention.forward`"""
-        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention, **options)))
+    def forward(self, x: Tensor, *attention: Any) -> Tensor:
+        """Return the output [Nq, B, C] for x [Nq, B, C]; the rest is passed to `SegmentAttention.forward`."""
+        x = self.self_attn_layer_norm(x + self.dropout_module(self.self_attn(x, *attention)))
         inner = self.dropout_module(F.relu(self.fc1(x)))  # [Nq, B, d_inner]
         return self.final_layer_norm(x + self.dropout_module(self.fc2(inner)))
 
@@ -115,21 +112,16 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
             if self.span is not None:
                 mask = segment_mask(x.size(0), n_keys, self.span, x)
         else:
-            n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), self._farthest())
+            # A token sees at most as many positions as the last token of a window does in training.
+            most = self.mem_len + self.max_target_positions if self.span is None else self.span
+            n_keys = min(1 + self.layers[0].self_attn.cached(incremental_state), most)
         positions = self.dropout_module(distance_encodings(n_keys, x.size(2), self.clamp_len, x))  # [Nk, C]
 
         inputs = []
         for i, layer in enumerate(self.layers):
             inputs.append(x)
-            x = layer(
-                x,
-                memory[i] if memory else None,
-                positions,
-                self.content_bias,
-                self.position_bias,
-                attn_mask=mask,
-                incremental_state=incremental_state,
-            )
+            before = memory[i] if memory else None
+            x = layer(x, before, positions, self.content_bias, self.position_bias, mask, incremental_state)
         if incremental_state is None:
             self.memory.keep(window, memory, inputs)
         x = self.dropout_module(x).transpose(0, 1)  # [B, N, C]
@@ -139,9 +131,5 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         """Return `features`: criterion, scorer and search call `adaptive_softmax` themselves."""
         return features
 
-    def _farthest(self) -> int:
-        """Return the most positions that the token of a step sees: those of a window's last token in training."""
-        return self.mem_len + self.max_target_positions if self.span is None else self.span
-
     def max_positions(self) -> int:
-        return ENDLESS
+        return 10**9  # positions are distances: no text is too long

@@ -83,17 +83,22 @@ def attention(
         TypeError: a mask of the wrong dtype, or dtypes that differ
         RuntimeError: `impl` cannot run here, with the reason
     """
-    if normalizer not in NORMALIZERS:
-        raise ValueError(f"normalizer {normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
+    relative_query, relative_key = (None, None) if relative is None else relative
+    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
+    return attend(AttentionInputs(*tensors, None, normalizer, causal, dropout_p, scale), impl)
+
+
+def attend(inputs: AttentionInputs, impl: str) -> Tensor:
+    """Compute `attention` for inputs in one record; a scale of None is D ** -0.5."""
+    if inputs.normalizer not in NORMALIZERS:
+        raise ValueError(f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p {dropout_p}: must be a probability")
-    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, *(relative or (None, None)), gain)
-    inputs = AttentionInputs(*tensors, normalizer, causal, dropout_p, scale)
+    if not 0.0 <= inputs.dropout_p <= 1.0:
+        raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
     _check_tensors(inputs)
-    if scale is None:
-        inputs = inputs._replace(scale=query.shape[3] ** -0.5)
+    if inputs.scale is None:
+        inputs = inputs._replace(scale=inputs.query.shape[3] ** -0.5)
     if impl == "auto":
         impl = _fastest(inputs)
     elif impl == "triton" and (problem := triton.machine_problem() or triton.problem(inputs)):
@@ -112,7 +117,7 @@ def _fastest(inputs: AttentionInputs) -> str:
         return "reference"  # there are shapes alone, and counters of FLOPs know its operations
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
-    if in_forward_mode(*inputs):
+    if in_forward_mode(inputs):
         return "reference"  # the only one with forward-mode derivatives
     if fused.serves(inputs):
         return "fused"

@@ -27,13 +27,13 @@ def serves(inputs: AttentionInputs) -> bool:
 
 def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` for inputs that it `serves`."""
-    query, key, value, _, attn_mask, padding = inputs[:6]
-    n_queries, n_keys = query.shape[2], key.shape[2]
+    query, key, value = inputs[:3]
     # torch aligns the first query with the first key; here the last query belongs to the last key.
-    plain_causal = inputs.causal and n_queries == n_keys and attn_mask is None and padding is None
+    plain_causal = inputs.causal and query.shape[2] == key.shape[2]
+    plain_causal = plain_causal and inputs.attn_mask is None and inputs.key_padding_mask is None
     mask = unseen = None
     if not plain_causal:
-        mask = additive_mask(inputs.causal, attn_mask, padding, n_queries, n_keys, query.device, upcast(query).dtype)
+        mask = additive_mask(inputs, upcast(query).dtype)
     if mask is not None:
         mask = mask[(None,) * (4 - mask.dim())]
         hidden = mask == float("-inf")

@@ -4,13 +4,11 @@ from typing import Dict, NamedTuple, Optional
 
 from torch import Tensor
 
-from mixhead_plugin.ops.relative import RelativeScores
-
 
 class AttentionInputs(NamedTuple):
-    """The arguments of one call of `ops.attention`, and a seed.
+    """The arguments of one call of `ops.attention`, and the seed of its dropout; TorchScript compiles it too.
 
-    The relative scores are two tensors, because the operators of torch take no nested arguments.
+    The tensors come first, and the relative scores are two of them: operators of torch take no nested arguments.
     """
 
     query: Tensor  # [B, H, Nq, D]
@@ -22,18 +20,13 @@ class AttentionInputs(NamedTuple):
     relative_query: Optional[Tensor]  # [B, H, Nq, R]
     relative_key: Optional[Tensor]  # [H, Nk, R] or [H, Nq + Nk - 1, R]
     gain: Optional[Tensor]  # [H, Nq + Nk - 1]
+    seed: Optional[Tensor]  # None until an implementation draws one
     normalizer: str
     causal: bool
     dropout_p: float
     scale: float
-    seed: Optional[Tensor] = None  # of dropout, where an implementation draws its own
 
     def given(self) -> Dict[str, Tensor]:
         """Return by name the tensors that are not None, without masks and seed."""
         names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-    @property
-    def relative(self) -> Optional[RelativeScores]:
-        """The scores by distance as one record."""
-        return None if self.relative_query is None else RelativeScores(self.relative_query, self.relative_key)

@@ -79,7 +79,7 @@ def l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tens
 
 def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # w (g - w (w.g))
-    return _along_the_sphere(weights, d_weights, out).mul_(weights)
+    return _tangent(weights, d_weights, out).mul_(weights)
 
 
 def unnormalized(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
@@ -116,7 +116,7 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     visible, sigmoid = _visible_and_sigmoid(scores)
     norm = torch.linalg.vector_norm(visible * sigmoid, dim=-1, keepdim=True)  # [..., 1]
     slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
-    return _along_the_sphere(weights, d_weights, out).mul_(_divide(slope, norm))
+    return _tangent(weights, d_weights, out).mul_(_divide(slope, norm))
 
 
 def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
@@ -134,7 +134,7 @@ def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
     return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 
 
-def _along_the_sphere(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
     return torch.addcmul(d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out)
 

@@ -1,6 +1,6 @@
 """Mixed attention by the equations of the papers; every other implementation is tested against it.
 
-The three steps are separate functions: a module that returns its weights, or is scripted, calls them one by one.
+The steps are separate functions: a module that returns its weights, or is scripted, calls them one by one.
 """
 
 from contextlib import nullcontext
@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.masks import additive_mask, no_masks
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.relative import RelativeScores, relative_scores, toeplitz
+from mixhead_plugin.ops.relative import relative_scores, toeplitz
 
 
 def upcast(tensor: Tensor) -> Tensor:
@@ -27,18 +27,20 @@ def without_autocast(device: torch.device) -> ContextManager:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def attention_scores(
-    query: Tensor, key: Tensor, mask: Optional[Tensor], scale: float, relative: Optional[RelativeScores] = None
-) -> Tensor:
-    """Return scale * Q K^T + relative scores + mask (mixhead eq. 9, inside the brackets), in float32 or float64.
-
-    Shapes: query [B, H, Nq, D], key [B, H, Nk, D], mask broadcastable to the scores [B, H, Nq, Nk]; -inf hides a key.
-    """
-    scores = torch.matmul(upcast(query) * scale, upcast(key).transpose(2, 3))  # [B, H, Nq, Nk]
-    if relative is not None:
-        relative = RelativeScores(upcast(relative.query), upcast(relative.key))
-        scores = scores + relative_scores(relative, key.size(2))
+def masked_scores(inputs: AttentionInputs) -> Tensor:
+    """Return scale * Q K^T + relative scores + masks (mixhead eq. 9, inside the brackets), in float32 or float64."""
+    query, key = upcast(inputs.query), upcast(inputs.key)
+    scores = torch.matmul(query * inputs.scale, key.transpose(2, 3))  # [B, H, Nq, Nk]
+    relative_query, relative_key = inputs.relative_query, inputs.relative_key
+    if relative_query is not None and relative_key is not None:
+        scores = scores + relative_scores(upcast(relative_query), upcast(relative_key), key.size(2))
+    mask = additive_mask(inputs, scores.dtype)
     return scores if mask is None else scores + mask
+
+
+def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
+    """Return the weights P [B, H, Nq, Nk] times the gain of each distance, [H, Nq + Nk - 1]."""
+    return weights if gain is None else weights * toeplitz(upcast(gain), weights.size(2), weights.size(3))
 
 
 def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
@@ -53,17 +55,14 @@ def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
     return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
 
 
+def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
+    """Return dropout(Pbar) V, [B, H', Nq, Dv], in the dtype of the values."""
+    return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(inputs.value.dtype)
+
+
 def reference_attention(inputs: AttentionInputs) -> Tensor:
     """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype."""
-    query, key, value = inputs[:3]
-    n_queries, n_keys, dtype = query.shape[2], key.shape[2], upcast(query).dtype
-    with without_autocast(query.device):
-        masks = (inputs.causal, inputs.attn_mask, inputs.key_padding_mask)
-        mask = additive_mask(*masks, n_queries, n_keys, query.device, dtype)
-        scores = attention_scores(query, key, mask, inputs.scale, inputs.relative)  # [B, H, Nq, Nk]
-        weights = NORMALIZERS[inputs.normalizer].weights(scores, mask is None)  # [B, H, Nq, Nk]
-        if inputs.gain is not None:
-            weights = weights * toeplitz(upcast(inputs.gain), n_queries, n_keys)
-        weights = mix_heads(weights, inputs.mixing)  # [B, H', Nq, Nk]
-        output = torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(value))  # [B, H', Nq, Dv]
-    return output.to(value.dtype)
+    with without_autocast(inputs.query.device):
+        weights = NORMALIZERS[inputs.normalizer].weights(masked_scores(inputs), no_masks(inputs))  # [B, H, Nq, Nk]
+        mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
+        return weighted_values(mixed, inputs)

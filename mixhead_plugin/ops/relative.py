@@ -19,10 +19,10 @@ class RelativeScores(NamedTuple):
     key: Tensor  # [H, P, D], P = Nk or Nq + Nk - 1
 
 
-def relative_scores(relative: RelativeScores, n_keys: int) -> Tensor:
-    """Return the scores [B, H, Nq, Nk] in the dtype of `relative`."""
-    n_queries = relative.query.size(2)
-    every = F.pad(torch.matmul(relative.query, relative.key.transpose(1, 2)), [0, n_queries])  # [B, H, Nq, P + Nq]
+def relative_scores(query: Tensor, key: Tensor, n_keys: int) -> Tensor:
+    """Return the scores [B, H, Nq, Nk] of the two tensors of `RelativeScores`, in their dtype."""
+    n_queries = query.size(2)
+    every = F.pad(torch.matmul(query, key.transpose(1, 2)), [0, n_queries])  # [B, H, Nq, P + Nq]
     positions = _positions(n_queries, n_keys, every.device)
     return every.gather(3, positions.expand(every.size(0), every.size(1), n_queries, n_keys))
 

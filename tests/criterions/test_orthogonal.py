@@ -257,8 +257,3 @@ def test_known_models_are_refused_before_the_first_batch(arch, flags, name):
     build_beside({"_name": arch, **flags}, orthogonal_weight=0.0)
     build_beside({"_name": "somebody_elses"}, **weights)
     build_beside({"_name": "mixhead_transformer_lm"}, **weights)
-
-
-def test_adaptive_loss_says_which_ddp_backend_it_needs():
-    with pytest.raises(OptionError, match=r"^--ddp-backend pytorch_ddp: "):
-        criterion("orthogonal_adaptive_loss", ddp_backend="pytorch_ddp")

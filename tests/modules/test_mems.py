@@ -8,7 +8,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
 from mixhead_plugin.modules import mems
-from mixhead_plugin.modules.mems import PLACE, STATES, Mems
+from mixhead_plugin.modules.mems import POSITION, STATES, Mems
 from tests.xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
@@ -140,7 +140,7 @@ def test_a_model_loads_strictly_with_and_without_memory():
     model = trained()
     state = model.state_dict()
     names = {name for name in state if ".memory." in name}
-    assert names == {f"decoder.memory.{STATES}", f"decoder.memory.{PLACE}"}
+    assert names == {f"decoder.memory.{STATES}", f"decoder.memory.{POSITION}"}
     part = text(8)
     expected = log_probs(model, part, 2)
     other = build_xl(seed=2).train()

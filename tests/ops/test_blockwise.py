@@ -108,7 +108,7 @@ def operator_inputs(mixing="per query", distances="past and gain", dtype=torch.f
     given = {name: t.requires_grad_(learned) for name, t in tensors(mixing, distances, dtype).items()}
     given["attn_mask"] = torch.randn(NQ, NK, dtype=dtype, requires_grad=learned)
     names = ("query", "key", "value", "mixing", "attn_mask", "", "relative_query", "relative_key", "gain")
-    return [given.get(name) for name in names], ["softmax", True, 0.2, 0.5, torch.tensor(5)]
+    return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
 
 
 @pytest.mark.parametrize("distances", ["none", "past and gain"])
@@ -125,7 +125,7 @@ def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
     turned = [t if t is None else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
     turned[5] = calls.hole()
     d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
-    arguments = (d_output, *turned, *settings, True)
+    arguments = (d_output, True, *turned, *settings)
     torch.library.opcheck(torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor")
 
 

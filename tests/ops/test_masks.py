@@ -6,7 +6,7 @@ import torch
 from mixhead_plugin.ops.blockwise.masks import add_mask_grad
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.masks import additive_mask, no_masks
 from tests.covering import covering
 from tests.ops.calls import blocks
 from tests.ops.definitions import INF
@@ -55,12 +55,10 @@ def by_hand(call):
 @pytest.mark.parametrize("case", CASES)
 def test_the_additive_mask_is_the_sum_of_all(case):
     call = inputs(**CASES[case]())
-    sizes = call.query.shape[2], call.key.shape[2]
-    masks = call.causal, call.attn_mask, call.key_padding_mask
-    found = additive_mask(*masks, *sizes, torch.device("cpu"), torch.float32)
+    found = additive_mask(call, torch.float32)
     expected = by_hand(call)
     assert torch.equal(torch.zeros_like(expected) if found is None else found.expand_as(expected), expected)
-    assert (found is None) == (case == "nothing")
+    assert (found is None) == no_masks(call) == (case == "nothing")
 
 
 @covering(case=CASES, learned=[False, True], size=[1, 60, 2**18])

@@ -123,6 +123,11 @@ def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_ke
     return {name: tensor.to(DEVICE, dtype).requires_grad_() for name, tensor in tensors.items()}
 
 
+def record(tensors, **options):
+    plain = {"normalizer": "softmax", "causal": False, "dropout_p": 0.0, "scale": 0.5}
+    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | tensors | plain | options)
+
+
 def padding(n_keys=NK, batch=B):
     mask = torch.zeros(batch, n_keys, dtype=torch.bool, device=DEVICE)
     mask[0, n_keys // 2 :] = True
@@ -456,9 +461,10 @@ def test_the_host_reads_no_tensor(monkeypatch):
 
     tensors = {name: tensor.detach() for name, tensor in inputs("shared", n_queries=5).items()}
     seed, bias, d_out = torch.tensor(7, device=DEVICE), holes(5, NK), torch.randn(B, H, 5, DV, device=DEVICE)
+    options = dict(attn_mask=bias, key_padding_mask=padding(), seed=seed, dropout_p=0.3)
     for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
-    call = operators.Call(*tensors.values(), bias, padding(), seed, "softmax", False, 0.3, 0.5)
+    call = operators.Call(record(tensors, **options))
     out, rows = call.forward()
     call.backward(d_out, rows, out)
 
@@ -503,12 +509,12 @@ def test_it_compiles_without_a_break(mixed, backend):
 @over("mixed", None, values=MIXINGS)
 def test_torch_finds_no_fault_in_the_operators(mixed):
     tensors = inputs(mixed, batch=1, heads=2, n_queries=4, n_keys=5)
-    named = [tensors.get(name) for name in ("query", "key", "value", "mixing")]
-    more = (holes(4, 5), padding(5, 1), torch.tensor(5, device=DEVICE), "sigsoftmax", True, 0.2, 0.5)
-    torch.library.opcheck(torch.ops.mixhead_plugin.triton, (*named, *more))
-    named = [tensor if tensor is None else tensor.detach() for tensor in named]
-    out, rows = torch.ops.mixhead_plugin.triton(*named, *more)
-    given = (torch.randn_like(out), rows, out if mixed is None else None, *named, *more)
+    masks = dict(attn_mask=holes(4, 5), key_padding_mask=padding(5, 1), causal=True)
+    options = dict(masks, seed=torch.tensor(5, device=DEVICE), normalizer="sigsoftmax", dropout_p=0.2)
+    torch.library.opcheck(torch.ops.mixhead_plugin.triton, record(tensors, **options))
+    call = record({name: tensor.detach() for name, tensor in tensors.items()}, **options)
+    out, rows = torch.ops.mixhead_plugin.triton(*call)
+    given = (torch.randn_like(out), rows, out if mixed is None else None, *call)
     torch.library.opcheck(torch.ops.mixhead_plugin.triton_backward, given)
 
 
@@ -549,7 +555,7 @@ def test_what_it_cannot_do_is_refused_with_the_reason(reason):
 
 def test_more_heads_than_can_be_mixed_are_served_apart():
     tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
-    call = AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | tensors | {"normalizer": "l2", "dropout_p": 0.1})
+    call = record(tensors, normalizer="l2", dropout_p=0.1)
     assert triton.problem(call) == ""
     assert triton.problem(call._replace(relative_query=object())) == "has no kernel for relative positions"
 
@@ -648,8 +654,7 @@ def test_where_a_mask_is_zero_it_need_not_be_read(causal):
 
 
 def test_an_expanded_mask_is_taken_for_what_it_was():
-    tensors = [tensor.detach() for tensor in inputs("shared").values()]
-    call = operators.Call(*tensors, future().expand(B, H, NQ, NK), None, None, "softmax", False, 0.0, 0.5)
+    call = operators.Call(record(inputs("shared"), attn_mask=future().expand(B, H, NQ, NK)))
     assert call.attn_mask.shape == (1, 1, NQ, NK) and not call.constants.MASK_HEADS
     assert torch.equal(call.masks.spans, operators.spans_of(future()[None, None]))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering
 
 if importlib.util.find_spec("triton") is None:  # not imported here, where other tests have it interpreted
@@ -91,7 +92,8 @@ def compile_all(capability, tiles, calls):
         mask = torch.empty(*call["mask"], n, n) if "mask" in call else None
         padding = torch.zeros(b, n, dtype=torch.bool) if call.get("padding") else None
         how = (call.get("normalizer", "softmax"), call.get("causal", True), call.get("dropout", 0.0), d**-0.5)
-        made = operators.Call(q, k, v, mixing, mask, padding, torch.tensor(2**40), *how)
+        masks, seed = (mask, padding, None, None, None), torch.tensor(2**40)  # nothing depends on distances
+        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, seed, *how))
         out, rows = made.forward()
         made.backward(torch.empty_like(out), rows, out)
     return report

@@ -21,11 +21,11 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
     """
     dtype = plan.inputs.query.dtype
     grads = {name: torch.zeros_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
-    totals = dict(grads)
+    totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
     shared = "mixing" in grads and grads["mixing"].dim() == 2
-    if shared:  # one term for each block
+    if shared:  # one term for each block, to be summed
         totals["mixing"] = grads["mixing"].new_zeros(len(plan.blocks), *grads["mixing"].shape)
     d_output = d_output.to(dtype)
     items = []
@@ -50,28 +50,28 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
 
 
 class _Turns:
-    """Let blocks add to the same memory in the order of their numbers, because sums of floats depend on the order.
+    """Let blocks add to the same memory in the order of their numbers: sums of floats depend on the order.
 
     A block waits only for blocks of a lower number. A thread has already taken those, so no two wait for one another.
     """
 
     def __init__(self, blocks: Sequence[Block]):
         names = ("key", "value", "relative_key", "gain", "attn_mask")
-        self.over = {name: [threading.Event() for _ in blocks] for name in names}
+        self.done = {name: [threading.Event() for _ in blocks] for name in names}
 
     @contextmanager
     def turn(self, name: str, block: Block) -> Iterator[None]:
         """Wait for the last block before this one that adds to the same memory."""
-        before = block.before if name in ("key", "value") else block.number - 1
-        if before >= 0:
-            self.over[name][before].wait()
+        previous = block.previous if name in ("key", "value") else block.number - 1
+        if previous >= 0:
+            self.done[name][previous].wait()
         try:
             yield
         finally:
-            self.over[name][block.number].set()
+            self.done[name][block.number].set()
 
     def give_up(self, block: Block) -> None:
-        for events in self.over.values():
+        for events in self.done.values():
             events[block.number].set()
 
 
@@ -80,8 +80,8 @@ def _add_gradients(
 ) -> None:
     """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
     scores, weights = steps.weights(block, part)  # [b * h, n, k]
-    gained = steps.apply_gain(weights, block, part.gain)
-    mixed = steps.mix(gained, part.mixing)  # [b * h', n, k]
+    with_gain = steps.apply_gain(weights, block, part.gain)
+    mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
     d_rows = d_output * steps.dropout_scale
     d_mixed = steps.buffer("d_mixed", mixed.shape)
     torch.bmm(d_rows, part.value.transpose(1, 2), out=d_mixed)
@@ -94,7 +94,7 @@ def _add_gradients(
 
     d_weights = d_mixed
     if part.mixing is not None:
-        grads["mixing"].copy_(_mixing_grad(gained, d_mixed, part.mixing))
+        grads["mixing"].copy_(_mixing_grad(with_gain, d_mixed, part.mixing))
         d_weights = steps.mix(d_mixed, part.mixing.transpose(-2, -1))
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
@@ -128,11 +128,11 @@ def _mixing_grad(weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
     return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)
 
 
-def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_gained: Tensor) -> Tensor:
+def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:
     """Return the gain's gradient [h, n + k - 1]."""
     distances, shifted = steps.distances(block, 1)
     distances.zero_()
-    torch.sum(weights.view(block.shape) * d_gained.view(block.shape), 0, keepdim=True, out=shifted)
+    torch.sum(weights.view(block.shape) * d_with_gain.view(block.shape), 0, keepdim=True, out=shifted)
     return distances.sum(1)
 
 

@@ -47,7 +47,7 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
 
 
 class Steps:
-    """The steps that both passes share, with buffers that serve one block after the other.
+    """The steps of both passes, with buffers that serve one block after the other.
 
     Sentences and heads are one dimension, [b * h, n, k], except where heads mix.
     """
@@ -93,7 +93,7 @@ class Steps:
         return scores, self.normalizer.weights(scores, self.plan.masks.seen, self.buffer("weights", scores.shape))
 
     def distances(self, block: Block, b: int) -> Tuple[Tensor, Tensor]:
-        """Return memory by query and distance, [h, b * n, n + k - 1], and a view of it by query and key, [b, h, n, k].
+        """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
 
         The memory of a query holds its keys side by side, one number further left than for the query before.
         """
@@ -113,12 +113,12 @@ class Steps:
         """Return P [b * h, n, k] times the gain of each key's distance."""
         if gain is None:
             return weights
-        gained = self.buffer("gained", weights.shape)
-        torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=gained.view(block.shape))
-        return gained
+        with_gain = self.buffer("with gain", weights.shape)
+        torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=with_gain.view(block.shape))
+        return with_gain
 
     def mix(self, weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k], of weights P [b * h, n, k], with M [H, H'] or [b, n, H, H']."""
+        """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H']."""
         if mixing is None:
             return weights
         (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]

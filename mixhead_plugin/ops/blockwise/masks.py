@@ -14,7 +14,7 @@ class Block(NamedTuple):
     """Some queries of some heads of some sentences, with the keys that any of them may see."""
 
     number: int
-    before: int  # number of the last block before it with the same sentences and heads, -1 for none
+    previous: int  # number of the last block before it with the same sentences and heads, -1 for none
     sentences: slice
     heads: slice
     mixed_heads: slice  # of values and outputs
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 class Masks:
     """Find the keys that blocks see, and add masks to their scores.
 
-    With `learned`, attn_mask wants a gradient, for its zeros as well.
+    `learned`: attn_mask needs a gradient, for its zeros as well.
     """
 
     def __init__(self, inputs: AttentionInputs, learned: bool):
@@ -81,7 +81,7 @@ class Masks:
         if mask is None:
             return everything, [slice(0, 0)] * len(queries)
         if mask.shape[2] == 1 or mask.shape[3] == 1 or mask[:, :, :1, :1].numel() > 1:
-            return everything, everything  # only a plain mask [Nq, Nk], like a causal one, is looked at
+            return everything, everything  # the search is only for a plain mask [Nq, Nk], like a causal one
         rows = [mask[0, 0, some] for some in queries]
         largest = torch.stack([r.amax(0) for r in rows]).to(self.like.dtype)  # [blocks, Nk]
         visible = _spans(largest != -INF)
@@ -131,9 +131,9 @@ def _biased(scores: Tensor, block: Block) -> Tensor:
 
 
 def _spans(true: Tensor) -> List[slice]:
-    """Return for each row of a bool [rows, n] the slice from its first True to its last; empty without any."""
+    """Return for each row of a bool [rows, n] the slice from its first True to its last; an empty one without True."""
     n = true.shape[1]
     number = true.to(torch.int8)
     first, after, found = number.argmax(1), n - number.flip(1).argmax(1), true.any(1)
-    bounds = torch.stack([first * found, after * found], 1).tolist()  # one transfer, wherever the mask lives
+    bounds = torch.stack([first * found, after * found], 1).tolist()  # one transfer from the device
     return [slice(start, stop) for start, stop in bounds]

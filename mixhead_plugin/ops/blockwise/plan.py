@@ -1,6 +1,5 @@
 """Divide one call into blocks of queries, each with the keys that its queries may see."""
 
-import math
 from typing import Dict, List, Tuple
 
 import torch.nn.functional as F
@@ -30,10 +29,12 @@ class Plan:
         self.inputs = inputs = _in_dtype_of_computation(inputs)
         self.masks = Masks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
-        shapes = [block.shape for block in self.blocks]
-        more = max(1.0, inputs.value.shape[1] / max(1, inputs.query.shape[1]))
-        self.largest = math.ceil(more * max(map(math.prod, shapes), default=0))
-        self.most_distances = max((b * h * n * (n + k - 1) for b, h, n, k in shapes), default=0)
+        self.largest = self.most_distances = 0
+        for block in self.blocks:
+            b, h, n, k = block.shape
+            mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
+            self.largest = max(self.largest, b * max(h, mixed_heads) * n * k)
+            self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
@@ -54,8 +55,9 @@ def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(sentences)
     blocks: List[Block] = []
-    latest: Dict[Tuple[int, int], int] = {}
-    for t, rows in reversed(list(enumerate(queries))):
+    latest: Dict[Tuple[int, int], int] = {}  # the number of the last block, by site: its sentences and heads
+    for t in reversed(range(len(queries))):
+        rows = queries[t]
         for s, some in enumerate(sentences):
             keys = _common(visible[t], unpadded[s])
             if inputs.causal:
@@ -64,11 +66,11 @@ def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
                 continue
             distances = slice(keys.start - rows.stop + n_queries, keys.stop - rows.start + n_queries - 1)
             for some_heads in heads:
-                number, place = len(blocks), (s, some_heads.start)
+                site, number = (s, some_heads.start), len(blocks)
                 mixed_heads = some_heads if inputs.mixing is None else slice(0, inputs.value.shape[1])
                 parts = some, some_heads, mixed_heads, rows, keys, distances, _common(keys, biased[t])
-                blocks.append(Block(number, latest.get(place, -1), *parts, padded[s]))
-                latest[place] = number
+                blocks.append(Block(number, latest.get(site, -1), *parts, padded[s]))
+                latest[site] = number
     return blocks
 
 

@@ -36,11 +36,12 @@ def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], 
     inference = torch.is_inference_mode_enabled()
 
     def take() -> Iterator[Item]:
-        while waiting:
+        while True:
             try:
-                yield waiting.popleft()
-            except IndexError:  # another thread was faster
+                item = waiting.popleft()
+            except IndexError:  # nothing is left
                 return
+            yield item
 
     def run() -> None:
         with torch.inference_mode(inference), torch.no_grad():

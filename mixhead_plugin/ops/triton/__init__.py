@@ -1,4 +1,4 @@
-"""Fused GPU kernels (triton.md). `problem` says what they cannot do and does not import triton."""
+"""Fused GPU kernels (triton.md). Only a call that runs them imports triton."""
 
 import importlib.metadata
 import importlib.util
@@ -47,7 +47,7 @@ def machine_problem() -> str:
         return f"needs an NVIDIA GPU, this torch is built for AMD's (ROCm {torch.version.hip})"
     if not torch.cuda.is_available():
         return "needs a CUDA device and none is visible"
-    return _PACKAGE_PROBLEM or _capability_problem(None)
+    return _PACKAGE_PROBLEM or _device_problem("cuda", None)
 
 
 def _interpreted() -> bool:
@@ -56,12 +56,9 @@ def _interpreted() -> bool:
 
 
 def _device_problem(type_: str, index: Optional[int]) -> str:
+    """Return why no kernel can run on a device, or an empty string; an index of None is the current device."""
     if type_ != "cuda":
         return "" if type_ == "cpu" and _interpreted() else f"needs tensors on a CUDA device, not on {type_}"
-    return _capability_problem(index)
-
-
-def _capability_problem(index: Optional[int]) -> str:
     device = torch.cuda.get_device_properties(index)
     if device.major < MIN_CAPABILITY:
         which = "the current one" if index is None else f"cuda:{index}"
@@ -105,11 +102,9 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    refuse_forward_mode("triton", *inputs)
-    seed = None
+    refuse_forward_mode("triton", inputs)
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
         # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
-        seed = torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device)
-    options = (inputs.normalizer, inputs.causal, inputs.dropout_p, inputs.scale)
-    return torch.ops.mixhead_plugin.triton(*inputs[:6], seed, *options)[0]
+        inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device))
+    return torch.ops.mixhead_plugin.triton(*inputs)[0]

@@ -27,8 +27,14 @@ def transposed(b_x):
 
 
 @triton.jit
-def scores_of(b_x, b_y, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C: tl.constexpr):
-    """Return the biased scores of heads o_h from the product b_x b_y; o_m and o_n broadcast to its shape."""
+def scores_of(
+    b_x, b_y, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False
+):
+    """Return the biased scores of heads o_h, the product of b_x and b_y: [heads, BM, BN] or, KEYS_FIRST, transposed."""
+    if KEYS_FIRST:
+        o_m, o_n = o_m[None, None, :], o_n[None, :, None]
+    else:
+        o_m, o_n = o_m[None, :, None], o_n[None, None, :]
     b_s = tl.dot(b_x, b_y, input_precision=C.PRECISION) * scale
     # A head beyond the last reads the mask of the last one. Its weights are 0 whatever its scores.
     o_mask = tl.minimum(o_h, C.H - 1).to(tl.int64)[:, None, None] if C.MASK_HEADS else 0
@@ -52,14 +58,9 @@ def load_mixing(m, o_m, first, o_to, n_queries, C: tl.constexpr):
 def mix(b_x, b_m, b_sum, C: tl.constexpr):
     """Return b_sum [BM, BN, HG] + x M for x [BM, BN, HC] and M from `load_mixing`; x takes the dtype of M."""
     b_x = b_x.to(b_m.dtype)
-    if C.HK >= 2 * C.HC:
-        b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 2 * C.HC])
-    if C.HK >= 4 * C.HC:
-        b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 4 * C.HC])
-    if C.HK >= 8 * C.HC:
-        b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 8 * C.HC])
-    if C.HK >= 16 * C.HC:
-        b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 16 * C.HC])
+    for _ in tl.static_range(4):  # pad the HC heads to HK, with zeros between them
+        if 2 * b_x.shape[2] <= C.HK:
+            b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 2 * b_x.shape[2]])
     if C.PER_QUERY:
         return tl.dot(b_x, b_m, b_sum, input_precision=C.PRECISION)
     else:
@@ -88,19 +89,8 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
             b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
             b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
             b_m = load_mixing(m, o_m, i_h, o_g, n_queries, C).to(b_q.dtype)  # [BM, HK, HG] or [HK, HG]
-            b_s = scores_of(
-                b_q,
-                transposed(b_k),
-                i_b,
-                o_h,
-                o_m[None, :, None],
-                o_n[None, None, :],
-                masks,
-                scale,
-                n_queries,
-                n_keys,
-                C,
-            )  # [HC, BM, BN]
+            b_kt = transposed(b_k)  # [HC, DP, BN]
+            b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
             b_mixed = mix(tl.permute(b_p, (1, 2, 0)), b_m, b_mixed, C)
         b_w = tl.permute(b_mixed, (2, 0, 1))  # [HG, BM, BN]
@@ -139,9 +129,8 @@ def mixed_bwd_dm_kernel(
         o_n = i_n + tl.arange(0, C.BN)
         b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
         b_v = rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
-        b_s = scores_of(
-            b_q, transposed(b_k), i_b, o_h, o_m[None, :, None], o_n[None, None, :], masks, scale, n_queries, n_keys, C
-        )  # [HC, BM, BN]
+        b_kt = transposed(b_k)  # [HC, DP, BN]
+        b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
         b_p = tl.permute(rows.weights_of(b_s, b_peak, b_factor, C), (1, 0, 2))  # [BM, HC, BN]
         b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HG, BM, BN]
         if dropout is not None:
@@ -202,9 +191,7 @@ def mixed_bwd_dq_kernel(
         b_kt = transposed(b_k)  # [HG, DP, BN]
         if C.TWICE:
             b_kt = rows.load_heads(rows.transposed(k), o_g, o_d, o_n, C.D, C.H, n_keys)
-        b_s = scores_of(
-            b_q, b_kt, i_b, o_g, o_m[None, :, None], o_n[None, None, :], masks, scale, n_queries, n_keys, C
-        )  # [HG, BM, BN]
+        b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HG, BM, BN]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
         b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 0, 1)), b_delta, C)  # [HG, BM, BN]
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
@@ -220,13 +207,8 @@ def mixed_bwd_dkv_kernel(
     first = i_t * C.BN
     o_n, o_g = first + tl.arange(0, C.BN), i_g * C.HG + tl.arange(0, C.HG)
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
-    q, k, v, m, d_o = (
-        rows.at(q, i_b, 0),
-        rows.at(k, i_b, 0),
-        rows.at(v, i_b, 0),
-        rows.at(m, i_b, 0),
-        rows.at(d_o, i_b, 0),
-    )
+    q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
+    d_o = rows.at(d_o, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)
     b_dk = tl.full([C.HG, C.BN, C.DP], 0.0, tl.float32)  # [HG, BN, DP]
     b_dv = tl.full([C.HG, C.BN, C.DVP], 0.0, tl.float32)  # [HG, BN, DVP]
@@ -247,9 +229,7 @@ def mixed_bwd_dkv_kernel(
         b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, None, :]  # [HG, 1, BM]
         b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
         b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
-        b_s = scores_of(
-            b_kg, b_qt, i_b, o_g, o_m[None, None, :], o_n[None, :, None], masks, scale, n_queries, n_keys, C
-        )  # [HG, BN, BM]
+        b_s = scores_of(b_kg, b_qt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C, True)  # [HG, BN, BM]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BN, BM]
         if dropout is not None:
             keep = transposed(rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C))  # [HG, BN, BM]
@@ -269,15 +249,11 @@ def mixed_bwd_dkv_kernel(
                 b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
                 b_q = rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
                 b_m = load_mixing(m, o_m, i_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HK, HG] or [HK, HG]
-                b_sh = scores_of(
-                    b_k, transposed(b_q), i_b, o_h, o_m[None, None, :], o_n[None, :, None], masks, scale,
-                    n_queries, n_keys, C,
-                )  # [HC, BN, BM]  # fmt: skip
-                b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[
-                    :, None, :
-                ]  # [HC, 1, BM]
-                b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HC, 1, BM]
-                b_ph = rows.weights_of(b_sh, b_peakh, b_factorh, C)  # [HC, BN, BM]
+                b_qht = transposed(b_q)  # [HC, DP, BM]
+                b_sh = scores_of(b_k, b_qht, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C, True)
+                b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))  # [HC, BM]
+                b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)  # [HC, BM]
+                b_ph = rows.weights_of(b_sh, b_peakh[:, None, :], b_factorh[:, None, :], C)  # [HC, BN, BM]
                 b_mixed = mix(tl.permute(b_ph, (2, 1, 0)), b_m, b_mixed, C)
                 b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]

@@ -1,65 +1,58 @@
-"""The kernels as operators of torch: their arguments, the order they run in, autograd and shapes for the compiler."""
+"""The two operators of torch, `triton` and `triton_backward`: the arguments of the kernels and their order."""
 
 from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor
 
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.operators import SCHEMA, empty_output, register, register_backward, save_inputs, saved_inputs
 from mixhead_plugin.ops.triton import flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
 
-_SCHEMA = (
-    "Tensor query, Tensor key, Tensor value, Tensor? mixing, Tensor? attn_mask, Tensor? key_padding_mask, "
-    "Tensor? seed, str normalizer, bool causal, float dropout_p, float scale"
-)
-_BACKWARD = "Tensor d_output, Tensor rows, Tensor? output"
-
 
 class Call:
     """One call of the operator: the records that its kernels take, and the kernels in order."""
 
-    def __init__(self, query, key, value, mixing, attn_mask, padding, seed, normalizer, causal, p, scale):
-        self.query, self.mixing = query, mixing
+    def __init__(self, inputs: AttentionInputs):
+        query, key, value, padding, p = *inputs[:3], inputs.key_padding_mask, inputs.dropout_p
+        self.query, self.mixing, self.inputs = query, inputs.mixing, inputs
         self.batch, self.heads, self.n_queries, head_dim = query.shape
         self.n_keys, value_dim = value.shape[2:]
         # Heads of size 0 are computed: their scores are 0, their weights are not.
         self.empty = 0 in (self.batch, self.heads, self.n_queries, self.n_keys, value_dim)
-        mask = None
-        if attn_mask is not None:
-            attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
-            # Undo `expand`, so that a mask that sentences or heads share is read once.
-            attn_mask = attn_mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in attn_mask.stride())]
-            attn_mask = attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
-            mask = strided(attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys))
-        self.attn_mask = attn_mask  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
+        self.attn_mask, mask = None, None
+        if inputs.attn_mask is not None:
+            self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
+            mask = strided(self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys))
         bytes_ = None if padding is None else strided(padding.view(torch.uint8)[:, None, None])
-        self.masks = Masks(mask, bytes_, None if self.empty else spans_of(attn_mask))
+        self.masks = Masks(mask, bytes_, None if self.empty else spans_of(self.attn_mask))
         self.dropout = None
         if p > 0:
-            self.dropout = Dropout(seed, min(round(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0.0)
+            self.dropout = Dropout(inputs.seed, min(round(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0.0)
         self.q, self.k, self.v = strided(query), strided(key), strided(value)
-        self.m = None if mixing is None else strided_mixing(mixing)
-        self.scale, self.d_scale = scale * LOG2E.value, scale
+        self.m = None if self.mixing is None else strided_mixing(self.mixing)
+        self.scale = inputs.scale * LOG2E.value
         self.constants = Constants(
             H=self.heads,
             D=head_dim,
             DP=max(16, power_of_2(head_dim)),
             DV=value_dim,
             DVP=max(16, power_of_2(value_dim)),
-            NORMALIZER=normalizer,
-            CAUSAL=causal,
+            NORMALIZER=inputs.normalizer,
+            CAUSAL=inputs.causal,
             PRECISION="tf32" if query.dtype == torch.float32 and _allows_tf32() else "ieee",
-            PER_QUERY=mixing is not None and mixing.dim() == 4,
-            MASK_HEADS=attn_mask is not None and attn_mask.shape[1] > 1,
+            PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
+            MASK_HEADS=self.attn_mask is not None and self.attn_mask.shape[1] > 1,
         )
-        dtypes = [None if tensor is None else tensor.dtype for tensor in (query, mixing, attn_mask, padding)]
-        self.key = (self.constants, *dtypes, p > 0, power_of_2(max(self.n_queries, self.n_keys)))
+        dtypes = [None if tensor is None else tensor.dtype for tensor in (query, self.mixing, self.attn_mask)]
+        self.key = (self.constants, *dtypes, padding is not None, p > 0, power_of_2(max(self.n_queries, self.n_keys)))
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return O [B, H, Nq, Dv] and the peak and the factor of each row, [2, B, H, Nq]."""
-        out = empty_like(self.query, self.constants.DV)
+        out = empty_output(self.query, self.inputs.value)
         rows = self.query.new_empty(2, *self.query.shape[:3], dtype=torch.float32)
         if self.empty:
             return out.zero_(), rows.zero_()
@@ -73,9 +66,7 @@ class Call:
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Optional[Tensor]) -> list[Tensor]:
         """Return the gradients of query, key and value, and of mixing if there is one."""
-        grads = [
-            torch.empty_like(tensor) for tensor in (self.q.p, self.k.p, self.v.p, self.mixing) if tensor is not None
-        ]
+        grads = [torch.empty_like(tensor) for tensor in self.inputs.given().values()]
         if self.empty:
             return [grad.zero_() for grad in grads]
         d_q, d_k, d_v = map(strided, grads[:3])
@@ -91,9 +82,9 @@ class Call:
             dq_kernel, dkv_kernel = mixed.mixed_bwd_dq_kernel, mixed.mixed_bwd_dkv_kernel
             given = (self.q, self.k, self.v, self.m, strided(d_out), peak, factor)
             delta = self._mixing_grad(given, grads[3])
-        self._run(dq_kernel, *given, delta, d_q, self.d_scale)
+        self._run(dq_kernel, *given, delta, d_q, self.inputs.scale)
         spans = None if self.attn_mask is None else spans_of(self.attn_mask.transpose(2, 3))
-        self._run(dkv_kernel, *given, delta, d_k, d_v, self.d_scale, masks=self.masks._replace(spans=spans))
+        self._run(dkv_kernel, *given, delta, d_k, d_v, self.inputs.scale, masks=self.masks._replace(spans=spans))
         return grads
 
     def _mixing_grad(self, given: tuple[Any, ...], d_mixing: Tensor) -> Tensor:
@@ -162,12 +153,21 @@ def strided_mixing(mixing: Tensor) -> Strided:
     return Strided(mixing, s_b, s_h, s_n, s_d)
 
 
+def readable_mask(attn_mask: Tensor) -> Tensor:
+    """Return attn_mask with four dimensions, in a dtype that the kernels read."""
+    attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+    for dim, stride in enumerate(attn_mask.stride()):
+        if stride == 0 and attn_mask.shape[dim] > 1:  # made by `expand`: the kernels read such numbers once
+            attn_mask = attn_mask.narrow(dim, 0, 1)
+    return attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
+
+
 def spans_of(mask: Optional[Tensor]) -> Optional[Tensor]:
     """Return start and stop of the keys that the mask leaves visible, and of those that it changes, int32 [Nq, 4].
 
     Return those of queries, [Nk, 4], for a transposed mask. With them a causal mask of floats, as fairseq passes it,
-    skips the tiles that `causal` skips. Return None for masks that differ by sentence or head, where the search could
-    cost more than it saves, and for masks that are broadcast over queries or keys.
+    skips the tiles that `causal` skips. Return None for masks that are broadcast over queries or keys, and for masks
+    that differ by sentence or head: there the search could cost more than it saves.
     """
     if mask is None or mask.shape[:2] != (1, 1) or 1 in mask.shape[2:]:
         return None
@@ -178,60 +178,43 @@ def spans_of(mask: Optional[Tensor]) -> Optional[Tensor]:
     return spans
 
 
-def empty_like(query: Tensor, size: int) -> Tensor:
-    """Return [B, H, Nq, size] in the memory order of `query`, so that reshaping it needs no copy."""
-    order = sorted(range(4), key=query.stride, reverse=True)
-    shape = [*query.shape[:3], size]
-    return query.new_empty([shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
-
-
-def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-    with torch.cuda.device_of(inputs[0]):
-        return Call(*inputs).forward()
+def _forward(*fields: Any) -> tuple[Tensor, Tensor]:
+    inputs = AttentionInputs(*fields)
+    with torch.cuda.device_of(inputs.query):
+        return Call(inputs).forward()
 
 
 def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return empty_like(query, value.shape[3]), query.new_empty(2, *query.shape[:3], dtype=torch.float32)
+    return empty_output(query, value), query.new_empty(2, *query.shape[:3], dtype=torch.float32)
 
 
-def _backward(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *inputs: Any) -> list[Tensor]:
+def _backward(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *fields: Any) -> list[Tensor]:
     with torch.cuda.device_of(d_output):
-        return Call(*inputs).backward(d_output, rows, output)
+        return Call(AttentionInputs(*fields)).backward(d_output, rows, output)
 
 
-def _backward_fake(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *inputs: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in inputs[:4] if tensor is not None]
+def _backward_fake(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *fields: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in AttentionInputs(*fields).given().values()]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     out, rows = output
-    mixes = inputs[3] is not None  # then delta comes from dM and not from the output
-    ctx.save_for_backward(rows, None if mixes else out, *inputs[:7])
-    ctx.options = inputs[7:]
+    mixes = AttentionInputs(*inputs).mixing is not None  # then delta comes from dM and not from the output
+    save_inputs(ctx, inputs, rows, None if mixes else out)
     ctx.mark_non_differentiable(rows)
     ctx.set_materialize_grads(False)  # the gradient of `rows` is not made
 
 
 def _differentiate(ctx: Any, d_output: Optional[Tensor], d_rows: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     if d_output is None:
-        return (None,) * 11
-    saved = ctx.saved_tensors  # read once: activation checkpointing computes them here and returns them once
-    grads = torch.ops.mixhead_plugin.triton_backward(d_output, *saved, *ctx.options)
-    return (*grads[:3], grads[3] if len(grads) > 3 else None, *[None] * 7)
+        return (None,) * len(AttentionInputs._fields)
+    inputs, rows, output = saved_inputs(ctx)
+    grads = torch.ops.mixhead_plugin.triton_backward(d_output, rows, output, *inputs)
+    by_name = dict(zip(inputs.given(), grads))
+    return tuple(by_name.get(name) for name in AttentionInputs._fields)
 
 
-def _no_second_derivative(ctx: Any, *d_grads: Any) -> None:
-    raise NotImplementedError("impl 'triton' has no second derivative; impl 'reference' has")
-
-
-_OPERATORS = {
-    "triton": (f"({_SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake),
-    "triton_backward": (f"({_BACKWARD}, {_SCHEMA}) -> Tensor[]", _backward, _backward_fake),
-}
-for _name, (_schema, _function, _fake) in _OPERATORS.items():
-    # torch.library.custom_op would import the compiler at its first call.
-    torch.library.define(f"mixhead_plugin::{_name}", _schema)
-    torch.library.impl(f"mixhead_plugin::{_name}", "default", _function)
-    torch.library.register_fake(f"mixhead_plugin::{_name}", _fake)
-torch.library.register_autograd("mixhead_plugin::triton", _differentiate, setup_context=_save)
-torch.library.register_autograd("mixhead_plugin::triton_backward", _no_second_derivative)
+_RESULTS = "Tensor d_output, Tensor rows, Tensor? output"
+register("triton", f"({SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake)
+register("triton_backward", f"({_RESULTS}, {SCHEMA}) -> Tensor[]", _backward, _backward_fake)
+register_backward("triton", _save, _differentiate)

@@ -1,10 +1,11 @@
-"""The tile of each kernel: all that depends on the size of the device.
+"""Choose the tile of each kernel: everything that depends on the size of the device.
 
 The tables give a few candidates for each kernel, head size and dtype, the likeliest first. Where there are several, the
 first call on a GPU times them and keeps the fastest for the process.
 """
 
 import statistics
+from functools import partial
 from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
 
 import torch
@@ -128,11 +129,12 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
     """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest first."""
     if kernel in _FLASH:
         table = _FLASH[kernel][itemsize]
-        return [Tile(*sizes) for sizes in table[min(size for size in table if size >= head_dim)]]
+        fitting = min(size for size in table if size >= head_dim)
+        return [Tile(*sizes) for sizes in table[fitting]]
     table = _MIXED[kernel][itemsize]
-    sizes = next(sizes for limits, sizes in table.items() if heads <= limits[0] and head_dim <= limits[1])
-    most = power_of_2(heads)
-    return [Tile(*rest, min(chunk, most), min(group, most)) for *rest, chunk, group in sizes]
+    fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
+    tiles, most = [Tile(*sizes) for sizes in table[fitting]], power_of_2(heads)
+    return [tile._replace(HC=min(tile.HC, most), HG=min(tile.HG, most)) for tile in tiles]
 
 
 _chosen: dict[Hashable, Tile] = {}
@@ -142,8 +144,8 @@ _QUEUEING = 5_000_000  # clocks of the device, some 3 ms; the host launches a ke
 def run(key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device: torch.device) -> Any:
     """Return what `launch` returns for the fastest of the tiles, chosen once for each `key`.
 
-    Off the GPU and while a CUDA graph is captured nothing can be timed, and under `torch.use_deterministic_algorithms`
-    every process must choose alike. Then the first tile that fits is taken.
+    Off the GPU and while a CUDA graph is captured nothing can be timed. Under `torch.use_deterministic_algorithms`
+    every process must choose alike. In these cases the first tile that fits is taken.
     """
     first = device.type != "cuda" or torch.are_deterministic_algorithms_enabled()
     key = (key, device, first)
@@ -169,20 +171,21 @@ def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple
         try:
             result = launch(tile)
         except OutOfResources:
-            smaller = _smaller(tile)
-            if left or found:
-                continue
-            if smaller is None:
-                raise
-            left.append(smaller)
-        else:
-            found = True
-            yield tile, result
+            if not left and not found:
+                smaller = _smaller(tile)
+                if smaller is None:
+                    raise
+                left.append(smaller)
+            continue
+        found = True
+        yield tile, result
 
 
 def _fastest(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Tile:
     fitting = [tile for tile, _ in _fitting(tiles, launch)]
-    return min(fitting, key=lambda tile: _milliseconds(lambda: launch(tile))) if len(fitting) > 1 else fitting[0]
+    if len(fitting) == 1:
+        return fitting[0]
+    return min(fitting, key=lambda tile: _milliseconds(partial(launch, tile)))
 
 
 def _smaller(tile: Tile) -> Optional[Tile]:
