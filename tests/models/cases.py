@@ -1,8 +1,10 @@
 """Models and values that several tests share."""
 
+import itertools
 from argparse import Namespace
 from types import SimpleNamespace
 
+import pytest
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
@@ -16,15 +18,23 @@ from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import SCOPES
 
-# Every entry of every table once; all pairs are for the tests of the modules.
+# Every entry of every table once. The tests of the modules have all pairs.
+# A scope alone changes nothing and is refused, so all have a normalizer.
+POSITIONS = [{"relative_position": name} for name in RELATIVE_POSITIONS] + [{"relative_gain": 3}, {"head_dim": 5}]
+SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
 ENTRIES = [
     *({"attention_normalizer": name} for name in NORMALIZERS),
-    *({"head_mixing": name} for name in HEAD_MIXINGS),
-    *({"attention_scope": name} for name in SCOPES),
-    *({"relative_position": name} for name in RELATIVE_POSITIONS),
-    {"relative_gain": 3},
-    {"head_dim": 5},
+    *({"attention_normalizer": "l2", "head_mixing": name} for name in HEAD_MIXINGS),
+    *SCOPED,
+    *POSITIONS,
 ]
+
+
+def once(**axes):
+    """Parametrise a test so that every value of every axis occurs in at least one case, without all pairs."""
+    rows = max(len(list(values)) for values in axes.values())
+    columns = [list(itertools.islice(itertools.cycle(values), rows)) for values in axes.values()]
+    return pytest.mark.parametrize(", ".join(axes), [*zip(*columns)])
 
 
 def shown(flags):

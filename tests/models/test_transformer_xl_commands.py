@@ -1,4 +1,4 @@
-"""Transformer-XL in fairseq's real commands."""
+"""Transformer-XL in fairseq's commands."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 
 from tests.commands import PLUGIN, logged, run, several, two_workers
+from tests.helpers import run_here
 from tests.xl import XL_SIZES
 
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
@@ -24,7 +25,7 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def outputs(text_data, tmp_path_factory):
-    """What every command says of a model with dropout that learns for more than one epoch, once in two parts."""
+    """Return the log of each command: a model with dropout is trained for more than one epoch, once in two parts."""
     folder = tmp_path_factory.mktemp("xl")
     flags = [text_data, *TRAINING, "--criterion", "adaptive_loss", "--dropout", "0.1", "--dropatt", "0.1"]
     of_model = [text_data, "--user-dir", PLUGIN, *TASK, "--path", folder / "parts" / "checkpoint_last.pt"]
@@ -34,7 +35,7 @@ def outputs(text_data, tmp_path_factory):
         "second": ["fairseq-train", *flags, "--save-dir", folder / "parts", "--max-update", "22"],
         "eval-lm": ["fairseq-eval-lm", *of_model, "--tokens-per-sample", WORDS, "--softmax-batch", "5"],
     }
-    return {"model": of_model, **dict(zip(commands, several(*commands.values()), strict=True))}
+    return {"model": of_model, **{name: run_here(*command) for name, command in commands.items()}}
 
 
 def test_training_resumed_within_an_epoch_goes_on_where_it_stopped(outputs):
