@@ -38,7 +38,7 @@ def once(**axes):
 
 
 def shown(flags):
-    """The name of a case in the output of pytest."""
+    """Return the name of a case in the output of pytest."""
     return "-".join(f"{name}={value}".replace(" ", "") for name, value in flags.items()) or "plain"
 
 
@@ -88,7 +88,7 @@ def yaml(arch, **flags):
 
 
 def dictionary_size(types):
-    """Symbols of fairseq's dictionary for a corpus of so many types, its unknown word and end of line among them."""
+    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among them."""
     return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
 
 
@@ -116,14 +116,13 @@ def task_of(size):
 
 
 def in_real_size(arch, vocabulary, **flags):
-    """A model of `arch` that takes no memory."""
-    args = Namespace(arch=arch, **flags)
+    """Return a model of `arch` on the meta device."""
+    args = Namespace(arch=arch, **{"tokens_per_sample": 512, "max_target_positions": 512, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
     with torch.device("meta"):
         return build_model(args, task_of(vocabulary))
 
 
 def parameters(arch, vocabulary, **flags):
-    """The number of parameters of the model in its real size."""
-    model = in_real_size(arch, vocabulary, tokens_per_sample=512, max_target_positions=512, **flags)
-    return sum(p.numel() for p in model.parameters())
+    """Return the number of parameters of the model in its real size."""
+    return sum(p.numel() for p in in_real_size(arch, vocabulary, **flags).parameters())

@@ -24,6 +24,7 @@ from tests.models.cases import (
 )
 
 RECIPES = {name: entry for name, entry in ARCHITECTURES.items() if entry.defaults}
+SLOW = pytest.mark.slow
 BY_DATACLASS = [name for name, entry in RECIPES.items() if entry.model.by_dataclass]
 
 
@@ -129,7 +130,9 @@ def test_a_yaml_file_gets_the_table(name):
     assert {(m.normalizer, m.num_heads) for m in attentions(model)} == {("l2", heads)}
 
 
-@pytest.mark.parametrize("name", ["transformer_lm_gbw_512", "transformer_xl_wiki2"])
+@pytest.mark.parametrize(
+    "name", ["transformer_lm_gbw_512", pytest.param("transformer_xl_wiki2", marks=pytest.mark.slow)]
+)
 def test_a_yaml_file_and_the_command_line_build_the_same(name):
     typed = convert_namespace_to_omegaconf(command(f"l2_{name}", "--tokens-per-sample", "48")).model
     with torch.device("meta"):
