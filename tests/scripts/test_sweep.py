@@ -318,7 +318,7 @@ GRIDS = sorted((EXAMPLES / "grids").rglob("*.toml"))
 def test_fairseq_takes_every_command_of_a_grid(path):
     """Append the flags of each run to the script's own command, as the scripts do."""
     grid = grids.read_grid(path)
-    own, trained = {}, {}
+    own, parsed = {}, {}
     found = grids.runs(grid)
     for run in found:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
@@ -326,8 +326,9 @@ def test_fairseq_takes_every_command_of_a_grid(path):
             if (key := (name, *sorted(variables.items()))) not in own:
                 lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
                 (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
-            if (words := (*own[key], *command[1:])) not in trained:
-                trained[words] = str((sorted(variables.items()), sorted(vars(parse(words)).items())))
-    assert len({trained[words] for words in trained if "train" in words[0]}) == len(found)  # no two runs train the same
+            if (whole := (*key, *own[key], *command[1:])) not in parsed:
+                parsed[whole] = str((key, sorted(vars(parse([*own[key], *command[1:]])).items())))
+    trained = {arguments for whole, arguments in parsed.items() if whole[0] == "train"}
+    assert len(trained) == len(found)  # no two runs train the same
     assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
     assert all(float(number.partition("±")[0]) > 0 for cell in grid.published.values() for number in cell.split("/"))
