@@ -1,4 +1,4 @@
-"""Small models, tasks and data for the tests."""
+"""Provide small models, tasks and data to the tests."""
 
 import importlib
 import io
@@ -16,7 +16,7 @@ from fairseq.models import build_model
 
 from mixhead_plugin.modules.attention import MixheadAttention
 
-bert.register()  # its architectures, and those of mixhead_plugin
+bert.register()  # its architectures and those of mixhead_plugin
 
 VOCABULARY = 29
 
@@ -33,7 +33,7 @@ def task() -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
 
 
-# By fairseq's model, the more special name first.
+# Sizes by the name of fairseq's model; a longer name stands before its beginning.
 TINY = {
     "transformer_lm": {
         "decoder_embed_dim": 16,

@@ -88,7 +88,7 @@ def test_fairseq_takes_the_command(command):
 
 
 class Parsed(Exception):
-    """Raised where a program has read its command line."""
+    """A program has read its command line."""
 
 
 @of(is_python)

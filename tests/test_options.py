@@ -103,7 +103,7 @@ def sizes(arch):
 def refusal(function, arch, flags):
     """Return the message with which a function of the arguments refuses `flags`."""
     try:
-        function(Namespace(**{**sizes(arch), **flags}))
+        function(Namespace(arch=arch, **{**sizes(arch), **flags}))
     except OptionError as error:
         return str(error)
     return ""
@@ -114,7 +114,7 @@ def test_what_cannot_work_is_refused_on_the_command_line_and_when_the_model_is_b
     for arch, flags in [(arch, flags) for arch, flags, flag in WRONG if flag == expected]:
         said = [refusal(ARCH_CONFIG_REGISTRY[arch], arch, flags)]
         if not {"task", "sample_break_mode"} & set(flags):  # a built model does not know them
-            said.append(refusal(lambda args: build_model(Namespace(arch=arch, **vars(args)), task()), arch, flags))  # noqa: B023
+            said.append(refusal(lambda args: build_model(args, task()), arch, flags))
         assert all(re.fullmatch(f"{expected}[ :].*", message) for message in said), (arch, flags, said)
 
 

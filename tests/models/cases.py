@@ -1,4 +1,4 @@
-"""Models and values that several tests share."""
+"""Provide models and values to the tests of the models."""
 
 import itertools
 from argparse import Namespace
@@ -75,7 +75,7 @@ def command(arch, *flags, task=None):
 
 
 def yaml(arch, **flags):
-    """The model's config as fairseq-hydra-train completes it."""
+    """Return the model's config as fairseq-hydra-train completes it."""
     task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
     if "_xl" in arch:
         task.update(_name="truncated_bptt_lm", batch_size=4)

@@ -60,7 +60,7 @@ def test_an_average_of_checkpoints_is_tensors_alone_and_loads():
 LM, SYNTHESIZER = "mixhead_transformer_lm", "mixhead_synthesizer_lm"
 L2 = {"attention_normalizer": "l2"}
 SOFT = {"head_mixing": "none"}
-# The trained model, the one that loads, the flag that would fit.
+# The trained model, the model that loads it, and the flag that the message must name.
 TOLD_BY_TENSORS = [
     ((TRANSLATION, {}), (TRANSLATION, SOFT), "--head-mixing position-wise"),
     ((TRANSLATION, {}), (TRANSLATION, {"head_mixing": TRAINED[0]}), "--head-mixing position-wise"),
@@ -174,7 +174,7 @@ def test_one_side_is_pruned_and_the_other_as_its_flag_says(decoder):
 
 @pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
 def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cutoff):
-    """fairseq adds a matrix to the checkpoint that its model does not have."""
+    """Load a checkpoint to which fairseq has added a matrix that its model does not have."""
     flags = {"adaptive_softmax_cutoff": cutoff, "share_decoder_input_output_embed": True}
     trained, loaded = build(arch, **flags), build(arch, seed=2, **flags)
     loaded.load_state_dict(copy.deepcopy(trained.state_dict()))

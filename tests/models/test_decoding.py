@@ -18,11 +18,11 @@ def close(found, expected):
 
 @pytest.mark.parametrize("flags", ENTRIES, ids=shown)
 def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(flags):
-    model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).eval()
+    model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).double().eval()
     source, prefix = tokens(padded=True), tokens(length=4)
     encoder_out = model.encoder(source)
     steps, state = step_by_step(model.decoder, prefix, encoder_out)
-    close(steps, model.decoder(prefix, encoder_out=encoder_out)[0])
+    torch.testing.assert_close(steps, model.decoder(prefix, encoder_out=encoder_out)[0])
     if "cross" not in SCOPES[flags.get("attention_scope", "all")]:
         return  # fairseq's own cross-attention reorders only the hypotheses of a beam
     order = torch.tensor([2, 0, 0])
@@ -30,13 +30,13 @@ def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(fl
     encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
     longer = torch.cat([prefix[order], tokens(length=1)], 1)
     step = model.decoder(longer, encoder_out=encoder_out, incremental_state=state)[0]
-    close(step, model.decoder(longer, encoder_out=encoder_out)[0][:, -1:])
+    torch.testing.assert_close(step, model.decoder(longer, encoder_out=encoder_out)[0][:, -1:])
 
 
 def test_a_language_model_by_steps_is_the_full_pass():
-    model = shake(build("mixhead_transformer_lm")).eval()
+    model = shake(build("mixhead_transformer_lm")).double().eval()
     prefix = tokens(length=6)
-    close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
+    torch.testing.assert_close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
 
 
 def steps_of_long_text(model, words):

@@ -86,7 +86,7 @@ def test_the_low_rank_papers_head_size_is_fixed_in_every_family(family):
 
 
 def test_the_low_rank_papers_heads_need_not_divide_the_embedding():
-    """Each head has q, k, v with bias, and its share of the output."""
+    """Count for each head q, k, v with bias, and its share of the output."""
     eight, more = (parameters("l2_transformer_lm_lm1b", 32_000, decoder_attention_heads=heads) for heads in (8, 70))
     assert more - eight == 6 * (70 - 8) * 32 * (4 * 256 + 3)
 

@@ -124,7 +124,7 @@ def test_torchscript_exports_the_decoder():
 
 
 def test_evaluation_refuses_what_it_would_leave_out():
-    """fairseq-eval-lm skips inputs that are too long, with a warning alone, and prints a perplexity."""
+    """Refuse where fairseq-eval-lm would only warn, skip long inputs and print a perplexity."""
     asked = task()
     asked.args = SimpleNamespace(tokens_per_sample=1024)
     asked.eval_lm_dataloader = lambda dataset, context_window=0: ("batches", context_window)

@@ -112,7 +112,7 @@ def batches(made, split):
 def test_batches_say_which_window_of_their_text_they_are(text_data):
     made = bptt_task(text_data)
     build_for(made)
-    model = build_for(made, "l2_transformer_xl")  # a second model numbers them no second time
+    model = build_for(made, "l2_transformer_xl")  # a second model must not number them again
     found = batches(made, "train")
     assert [batch["net_input"]["window"] for batch in found] == list(range(len(found)))
     assert all(batch["net_input"]["src_lengths"].tolist() == [8, 8, 8] for batch in found[:-1])
@@ -136,7 +136,7 @@ def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, capl
 
 
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
-    """fairseq-validate sets the task up by `from_checkpoint`, with the worker of the training."""
+    """Set up the task as fairseq-validate does: by `from_checkpoint`, with the worker of the training."""
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
     saved.load_dataset("valid")
     again = TruncatedBPTTLMTask.setup_task(saved.cfg, from_checkpoint=True)
@@ -216,7 +216,7 @@ def test_the_initialisation_is_that_of_the_published_code():
     for values, mean, std in [
         (layer.self_attn.q_proj.weight, 0, 0.02),
         (layer.self_attn.position_proj.weight, 0, 0.02),
-        (layer.self_attn.v_proj.weight, 0, 0.01),  # of family l2: the factor comes after
+        (layer.self_attn.v_proj.weight, 0, 0.01),  # family l2 applies its factor afterwards
         (layer.self_attn.out_proj.weight, 0, 0.01),
         (layer.fc1.weight, 0, 0.02),
         (decoder.embed_tokens.bands[0].weight, 0, 0.02),
@@ -236,7 +236,7 @@ def test_the_initialisation_is_that_of_the_published_code():
 
 
 def test_the_published_code_has_exactly_as_many_parameters():
-    """Its vocabularies have <unk> and <eos>; fairseq's also <s> and <pad>, and are filled up to a multiple of 8."""
+    """Use its vocabularies, which have <unk> and <eos>; fairseq adds <s>, <pad> and words up to a multiple of 8."""
     assert parameters("sigsoftmax_transformer_xl_wiki103", 267_735) == 151_107_538
     assert parameters("sigsoftmax_transformer_xl_lm1b", 793_471) == 294_452_082
 

@@ -1,4 +1,4 @@
-"""Grids of runs: trained, evaluated, resumed; with scripts that stand in for fairseq."""
+"""The sweep trains, evaluates and resumes the runs of a grid, with scripts in place of fairseq."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
 
 VARIABLES = (*grids.TRAINING, *grids.EVALUATION, "SAVE", "CHECKPOINT", "GPUS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
 
-# A recipe that says what it was called with, logs as fairseq does, and whose metric is the length of its flags.
+# A recipe that records its calls and logs as fairseq does; its metric is the length of its flags.
 TRAIN = """#!/usr/bin/env bash
 if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
 here=$(dirname "$0")
@@ -61,7 +61,7 @@ B = { train = "MODEL=mixed --mixing position-wise", evaluate = "--context-window
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The folder of the toy recipe; the grid lies above it."""
+    """Return the folder of the toy recipe; the grid lies above it."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "examples" / "toy"
@@ -80,7 +80,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(toy):
-    """What the scripts were called with since the last call of this."""
+    """Return a function for the calls of the scripts since its last call."""
 
     def calls(kind=""):
         path = toy / "calls"
@@ -253,7 +253,7 @@ def start(toy, tmp_path):
 
 
 def wait_for_the_end(tmp_path):
-    """Of the trainings and all that they started, which hold their folders' locks too."""
+    """Wait for the trainings and all their children, which hold the locks of the folders."""
     for path in (tmp_path / "out").glob("16_*/lock"):
         wait_until_unlocked(path, timeout=5)
 

@@ -1,4 +1,4 @@
-"""fairseq's commands with `--user-dir examples/bert`: pre-training, and fine-tuning on sentences and on SQuAD."""
+"""fairseq's commands pre-train and fine-tune BERT with `--user-dir examples/bert`."""
 
 from pathlib import Path
 from typing import List, NamedTuple
