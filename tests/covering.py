@@ -1,4 +1,4 @@
-"""`@covering`: pairwise by default, the whole product under `--all`."""
+"""Parametrise tests: pairwise by default, over the whole product under `--all`."""
 
 import itertools
 from collections.abc import Iterable

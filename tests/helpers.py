@@ -1,16 +1,22 @@
-"""Small models, tasks and data for the tests."""
+"""Provide small models, tasks and data to the tests."""
 
+import importlib
+import io
+import logging
+import sys
 from argparse import Namespace
 from types import SimpleNamespace
+from unittest import mock
 
 import bert
 import torch
+from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import build_model
 
 from mixhead_plugin.modules.attention import MixheadAttention
 
-bert.register()  # its architectures, and those of mixhead_plugin
+bert.register()  # its architectures and those of mixhead_plugin
 
 VOCABULARY = 29
 
@@ -27,7 +33,7 @@ def task() -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
 
 
-# By stock model, the more special name first.
+# Sizes by the name of fairseq's model; a longer name stands before its beginning.
 TINY = {
     "transformer_lm": {
         "decoder_embed_dim": 16,
@@ -57,12 +63,12 @@ TINY = {
     },
 }
 
-# Of models that fairseq lacks.
+# Models that fairseq lacks
 OWN = {"synthesizer_lm": TINY["transformer_lm"], "bert_base": TINY["roberta_base"]}
 
 
 def build(arch: str, seed: int = 1, **flags):
-    """A tiny model of `arch`, stock or plugin, through fairseq's own factory; without dropout unless `flags` say so."""
+    """Return a tiny model of `arch` from fairseq's factory; without dropout unless `flags` say so."""
     tiny = next(flags for name, flags in {**OWN, **TINY}.items() if name.split("_base")[0] in arch)
     args = Namespace(arch=arch, **{"dropout": 0.0, "attention_dropout": 0.0, **tiny, **flags})
     torch.manual_seed(seed)
@@ -70,7 +76,7 @@ def build(arch: str, seed: int = 1, **flags):
 
 
 def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
-    """Move the mixing away from where it starts: at the identity nothing would be tested."""
+    """Move the mixing away from the identity, at which nothing would be tested."""
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():
         if isinstance(module, MixheadAttention) and module.head_mixing is not None:
@@ -81,10 +87,32 @@ def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
 
 
 def tokens(batch: int = 3, length: int = 7, padded: bool = False) -> torch.Tensor:
-    """Random sentences; with `padded`, of different lengths, padded on the right."""
+    """Return random sentences; with `padded`, of different lengths, padded on the right."""
     words = dictionary()
     sentences = torch.randint(words.nspecial, VOCABULARY, (batch, length))
     if padded:
         for i in range(1, batch):
             sentences[i, length - i :] = words.pad()
     return sentences
+
+
+def run_here(command, *arguments):
+    """Run a command of fairseq in this process and return its log.
+
+    This saves most of a command's time: the registration of the plugin. tests/test_commands.py runs real processes.
+    """
+    cli = importlib.import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
+    log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
+    log.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
+    level = root.level
+    root.setLevel(logging.INFO)
+    root.addHandler(log)
+    # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's.
+    vars(checkpoint_utils.save_checkpoint).pop("best", None)
+    try:
+        with mock.patch.object(sys, "argv", [command, *map(str, arguments)]):
+            cli.cli_main()
+    finally:
+        root.removeHandler(log)
+        root.setLevel(level)
+    return log.stream.getvalue()

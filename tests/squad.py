@@ -1,4 +1,4 @@
-"""A dozen made-up questions in SQuAD's layout, one of them about a text of several windows."""
+"""Provide a dozen made-up questions in SQuAD's layout, some about a text of several windows."""
 
 import json
 
@@ -9,7 +9,7 @@ WINDOWS = {"max_seq_length": 48, "doc_stride": 16, "max_query_length": 24, "max_
 SIZES = {"encoder_layers": 2, "encoder_embed_dim": 32, "encoder_ffn_embed_dim": 64, "encoder_attention_heads": 4}
 DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
 
-# With the questions about each, and their answers: any is as good as the first.
+# Each text with its questions and their accepted answers.
 TEXTS = {
     "Anna lives in Oslo, near the old harbour. Ben, her brother, lives in Rome.": {
         "Where does Anna live?": ("Oslo",),
@@ -35,7 +35,7 @@ TEXTS = {
 
 
 def content():
-    """What a file of SQuAD 1.1 holds."""
+    """Return the content of a file of SQuAD 1.1."""
     paragraphs = [
         {
             "context": text,
@@ -53,12 +53,12 @@ def content():
     return {"version": "1.1", "data": [{"title": "made up", "paragraphs": paragraphs}]}
 
 
-# Most words are spelt.
+# Whole words of the vocabulary; the others are spelt.
 WORDS = "anna bought brother called carla fell harbour hill home lives mill near opened owner rain stood what when"
 
 
 def vocabulary():
-    """The characters, as beginnings and as continuations, and a few whole words."""
+    """Return the characters, as beginnings and as continuations, and a few whole words."""
     text = "".join(TEXTS) + "".join(question for questions in TEXTS.values() for question in questions)
     pieces = sorted({character for character in text.lower() if not character.isspace()})
     return [*pieces, *(f"##{piece}" for piece in pieces), *WORDS.split(), "the", "on", "in", "it", "who", "##st"]
@@ -72,7 +72,7 @@ def dictionary():
 
 
 def write_data(folder, **sets):
-    """A folder for --task squad; the same questions in every set unless `sets` have others."""
+    """Write a folder for --task squad and return it; `sets` give other questions to a set."""
     folder.mkdir(parents=True, exist_ok=True)
     dictionary().save(str(folder / "dict.txt"))
     for name in ("train", "valid"):

@@ -1,4 +1,4 @@
-"""Exactly what is pinned is installed, and what runs code when it is installed is pinned by hash."""
+"""Exactly the pinned packages are installed; those that run code at installation are pinned by hash."""
 
 import importlib.metadata
 import re
@@ -20,7 +20,7 @@ REQUIREMENTS = ROOT / "scripts" / "requirements"
 
 
 def pins(*names: str) -> dict[str, Requirement]:
-    """The pins of these files, all by default."""
+    """Return the pins of these files, by default of all."""
     files = [REQUIREMENTS / name for name in names] or sorted(REQUIREMENTS.glob("*.txt"))
     found = {}
     for file in files:
@@ -56,7 +56,7 @@ def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
     wanted = {name: pin for name, pin in pins().items() if pin.marker is None or pin.marker.evaluate()}
     free = set()
     asked = ROOT / ".venv" / ".setup" / "asked_torch"
-    if asked.exists() and asked.read_text():  # another torch, and what that one wants
+    if asked.exists() and asked.read_text():  # another torch, with its own requirements
         free = {*pins("torch.txt"), *pins("triton.txt")}
     brought = {name for name in installed if name.startswith(("nvidia-", "cuda-", "triton"))}  # torch pins each of them
     assert set(installed) - set(wanted) - free - brought == set()
@@ -71,19 +71,19 @@ def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
 
 @pytest.mark.skipif(not venv_of_setup(), reason="needs the .venv of scripts/setup.sh")
 def test_what_the_pins_need_is_pinned():
-    """Also where it is not installed: a requirement of a pinned package that has no pin."""
+    """Look for requirements of pinned packages that have no pin, installed or not."""
     wanted = pins()
     missing = set()
     for name in wanted:
         try:
             requires = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:  # of another machine
+        except importlib.metadata.PackageNotFoundError:  # it belongs to another machine
             continue
         for requirement in map(Requirement, requires):
             needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if needed and canonicalize_name(requirement.name) not in wanted:
                 missing.add((name, requirement.name))
-    # text models need no torchaudio; see fairseq.txt
+    # Text models need no torchaudio; see fairseq.txt.
     ours = {found for found in missing if not found[1].startswith(("nvidia-", "cuda-", "triton"))}
     assert ours == {("fairseq-fixed", "torchaudio")}
 
@@ -93,7 +93,7 @@ def test_what_installs_is_pinned_too():
 
 
 def test_what_runs_code_when_it_is_installed_has_a_hash():
-    """Source distributions run their setup.py; there is one file of each, so one hash says which."""
+    """Check source distributions, whose setup.py runs; there is one file of each, so one hash suffices."""
     text = (REQUIREMENTS / "fairseq.txt").read_text()
     for name in ("fairseq-fixed", "antlr4-python3-runtime"):
         assert re.search(rf"(?m)^{name}==\S+ \\\n    --hash=sha256:[0-9a-f]{{64}}$", text), name

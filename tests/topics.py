@@ -1,4 +1,4 @@
-"""A language in which a document is about one of a few things: words go together, and so do sentences."""
+"""Write documents in a toy language, each about one topic."""
 
 import random
 
@@ -13,7 +13,7 @@ def sentence(topic, rng):
 
 
 def binarise(texts, out, *flags):
-    """fairseq-preprocess, without its imports."""
+    """Run fairseq-preprocess in this process."""
     prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", str(path))]
     arguments = ["--only-source", *prefixes, "--destdir", str(out), *flags]
     preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
@@ -21,7 +21,7 @@ def binarise(texts, out, *flags):
 
 
 def write_documents(folder):
-    """A folder for --task bert_pretraining."""
+    """Write a folder for --task bert_pretraining and return it."""
     rng = random.Random(0)
     for split, number in (("train", 48), ("valid", 12), ("test", 4)):
         texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
@@ -30,7 +30,7 @@ def write_documents(folder):
 
 
 def write_kinds(folder, dictionary):
-    """A folder for --task sentence_prediction: whether a sentence is about ships, as one in three is."""
+    """Write a folder for --task sentence_prediction: is a sentence about ships, as one in three is?"""
     rng = random.Random(1)
     for split, number in (("train", 96), ("valid", 48)):
         topics = [["town", "ship", "farm"][i % 3] for i in range(number)]

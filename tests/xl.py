@@ -1,4 +1,4 @@
-"""Tiny Transformer-XL models, and windows of text."""
+"""Provide tiny Transformer-XL models and windows of text."""
 
 from argparse import Namespace
 from typing import Any, List, Optional
@@ -13,7 +13,7 @@ TINY_XL = {
     "n_layer": 2,
     "d_model": 12,
     "n_head": 3,
-    "d_head": 5,  # times heads no d_model
+    "d_head": 5,  # times n_head is not d_model
     "d_inner": 10,
     "mem_len": 6,
     "cutoffs": [9, 20],
@@ -24,7 +24,7 @@ XL_SIZES = ["--n-layer=2", "--d-model=12", "--n-head=3", "--d-head=5", "--d-inne
 
 
 def build_xl(arch: str = "mixhead_transformer_xl", seed: int = 1, **flags: Any) -> torch.nn.Module:
-    """Through fairseq's own factory; parameters so large that every term of the model matters."""
+    """Build a model by fairseq's factory, with parameters so large that every term of the model matters."""
     torch.manual_seed(seed)
     model = build_model(Namespace(arch=arch, **{**TINY_XL, **flags}), task())
     generator = torch.Generator().manual_seed(seed)
@@ -35,16 +35,16 @@ def build_xl(arch: str = "mixhead_transformer_xl", seed: int = 1, **flags: Any) 
 
 
 def text(length: int, batch: int = 2) -> Tensor:
-    """[batch, length], words of all bands"""
+    """Return words of all bands, [batch, length]."""
     return torch.randint(0, VOCABULARY, (batch, length))
 
 
 def log_probs(model: torch.nn.Module, tokens: Tensor, window: Optional[int] = None) -> Tensor:
-    """[B, N, vocabulary]"""
+    """Return log-probabilities, [B, N, vocabulary]."""
     return model.get_normalized_probs(model(tokens, window=window), log_probs=True)
 
 
 def in_windows(model: torch.nn.Module, tokens: Tensor, lengths: List[int]) -> Tensor:
-    """Log-probabilities of a text that is fed window by window, as one text"""
+    """Return the log-probabilities of a text that is fed window by window."""
     parts = [log_probs(model, part, i) for i, part in enumerate(tokens.split(lengths, 1))]
     return torch.cat(parts, 1)

@@ -1,4 +1,4 @@
-"""What several tests of the examples share."""
+"""Provide data, an environment and a web server to the tests of the examples."""
 
 import gzip
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Those that the recipes read, beside the launchers'.
+# The variables that the recipes read, without those of launchers.
 VARIABLES = (
     "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 )
@@ -26,7 +26,7 @@ def pairs():
 
 @pytest.fixture
 def plain_environment(monkeypatch):
-    """Without the variables that the recipes read; programs of this interpreter first on the PATH."""
+    """Remove the variables that the recipes read; put the programs of this interpreter first on the PATH."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
@@ -38,7 +38,7 @@ def plain_environment(monkeypatch):
 
 
 class Server:
-    """Serves the files of a folder on loopback, as an ordinary web server does: Range, 206, 416.
+    """Serve the files of a folder on loopback as an ordinary web server does: Range, 206, 416.
 
     Attributes:
         url: of the folder
@@ -95,7 +95,7 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path):
-    """A web server on loopback for the files of a fresh folder; see Server."""
+    """Yield a web server on loopback for the files of a fresh folder; see Server."""
     folder = tmp_path / "served"
     folder.mkdir()
     server = Server(folder)

@@ -1,15 +1,13 @@
-"""What the tests of the recipes share: scripts run as users run them, and fairseq's own parsers."""
+"""Helpers of the recipes' tests: run scripts as users do, parse commands with fairseq's parsers."""
 
 import fcntl
 import os
 import shlex
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-from fairseq import checkpoint_utils, options
-from fairseq_cli.train import cli_main as fairseq_train
+from fairseq import options
 
 import mixhead_plugin
 
@@ -28,7 +26,7 @@ PARSERS = {
 
 
 def script(line, check=True, cwd=ROOT, timeout=300, **environment):
-    """Run a line of shell with more variables in its environment; the finished process, its output as text."""
+    """Run a line of shell with more variables in its environment; return the finished process."""
     environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
     result = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout
@@ -38,7 +36,7 @@ def script(line, check=True, cwd=ROOT, timeout=300, **environment):
 
 
 def wait_until_unlocked(path, timeout=20):
-    """Until nobody holds the lock on a file; what was killed does so for a moment after its pipes have ended."""
+    """Wait until nobody holds the lock on a file; a killed process holds it for a moment longer than its pipes."""
     deadline = time.monotonic() + timeout
     with path.open() as file:
         while True:
@@ -50,29 +48,21 @@ def wait_until_unlocked(path, timeout=20):
 
 
 def dry_run(line, **environment):
-    """fairseq's commands, each a list of words, that a line of shell would run."""
+    """Return the fairseq commands that a line of shell would run, each as a list of words."""
     output = script(line, DRY_RUN=1, **environment).stdout
     commands = [shlex.split(command) for command in output.splitlines() if command.startswith("fairseq-")]
     assert commands, line
     return commands
 
 
-def train_here(command, monkeypatch):
-    """Run train.sh's command in this process, which has imported everything."""
-    # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's
-    monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
-    monkeypatch.setattr(sys, "argv", command)
-    fairseq_train()
-
-
 def parse(command):
-    """The namespace that fairseq makes of a command; a flag or value that it does not know ends in SystemExit."""
+    """Return fairseq's namespace for a command; an unknown flag or value raises SystemExit."""
     parser = PARSERS[Path(command[0]).name]()
     return options.parse_args_and_arch(parser, input_args=command[1:])
 
 
 def refusal(result):
-    """The one line in which a script refused what the user wants."""
+    """Return the one line in which a script refused its input."""
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
     (line,) = (line for line in result.stderr.splitlines() if ": error: " in line)

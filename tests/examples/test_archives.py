@@ -1,4 +1,4 @@
-"""Archives: fetched from a server on loopback, checked, unpacked, refused."""
+"""Archives are fetched from a server on loopback, checked, unpacked or refused."""
 
 import bz2
 import gzip
@@ -28,7 +28,7 @@ def archive(server):
 
 
 def refusal(capsys, function, *arguments, **settings):
-    """The one line that `function` ends the program with."""
+    """Return the one line with which `function` ends the program."""
     with pytest.raises(SystemExit) as ended:
         function(*arguments, **settings)
     assert ended.value.code == 1

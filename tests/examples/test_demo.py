@@ -1,4 +1,4 @@
-"""The demo, far too short to learn anything."""
+"""The demo runs, far too short to learn anything."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ def run(*arguments, data=None):
 
 @pytest.fixture
 def text(tmp_path):
-    """A little of the demo's corpus as a user's own text."""
+    """Return a folder with a little of the demo's corpus as a user's own text."""
     folder = tmp_path / "text"
     folder.mkdir()
     for language in ("de", "en"):

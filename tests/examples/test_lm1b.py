@@ -1,4 +1,4 @@
-"""The One Billion Word recipe, on an archive of the same layout that is made here."""
+"""The One Billion Word recipe works on a small archive of the same layout."""
 
 import hashlib
 import io
@@ -20,7 +20,9 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from lm1b import prepare, shards
-from recipes import dry_run, parse, script, train_here
+from recipes import dry_run, parse, script
+
+from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "examples" / "lm1b"
@@ -29,7 +31,7 @@ TRAINING = [f"training-monolingual.tokenized.shuffled/news.en-{i:05}-of-00100" f
 HELD_OUT = [f"heldout-monolingual.tokenized.shuffled/news.en.heldout-{i:05}-of-00050" for i in range(3)]
 LINES = 150
 
-# Spaces that are none to the benchmark, and words that are symbols to fairseq.
+# Characters that the benchmark does not treat as spaces, and words that are symbols to fairseq.
 ODD = ["a\u00a0b", "line\u2028end", "na\u00efve", "\u2014", "<unk>", "</s>", "<pad>", "madeupword0000"]
 COMMON = ["the", "of", ",", ".", "market", "said", "a", "in", "shares", "year", *ODD]
 
@@ -66,7 +68,7 @@ EXPECTED = {
 
 
 def pack(path: Path, corpus: dict[str, list[str]]) -> None:
-    """The archive: folders, files in no order, and some that nobody asked for."""
+    """Write the archive: folders, files in no order, and some that the recipe must skip."""
     extra = {"README": ["words"], "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"]}
     files = {**extra, **dict(reversed(corpus.items()))}
     with tarfile.open(path, "w:gz") as archive:
@@ -89,7 +91,7 @@ def environment(plain_environment, tmp_path):
 
 @pytest.fixture
 def archive(tmp_path, environment):
-    """A local one; its sum is as published."""
+    """Return a local archive, whose checksum becomes the published one."""
     folder = tmp_path / "archives"
     folder.mkdir()
     path = folder / prepare.ARCHIVE.file
@@ -113,7 +115,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def decoded(folder: Path, name: str) -> list[list[str]]:
-    """The lines of a set as fairseq reads them."""
+    """Return the lines of a set as fairseq reads them."""
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     return [[dictionary[i] for i in line] for line in load_indexed_dataset(str(folder / name), None)]
 
@@ -142,7 +144,7 @@ def test_words_that_occur_three_times_the_most_frequent_first(archive):
 
 
 def test_plain_text_becomes_what_fairseq_preprocess_makes_of_it(tmp_path, environment):
-    """Byte for byte; odd spaces are left out, at which fairseq cuts words."""
+    """Compare byte for byte, without the odd spaces at which fairseq cuts words."""
     plain = tmp_path / "plain"
     plain.mkdir()
     lines = [" ".join(word for word in line.split(" ") if word not in ODD) or "." for line in TEXT["train"]]
@@ -174,7 +176,7 @@ def test_plain_text_becomes_what_fairseq_preprocess_makes_of_it(tmp_path, enviro
 
 
 def test_subwords_hold_the_whole_text(archive):
-    # fewer characters in the sample than in the text: the others are bytes
+    # Characters of the text that the sample lacks become bytes.
     assert run("--form", "subword", "--subwords", "320", "--sample", "40") == 0
     folder = data() / "subword"
     dictionary = Dictionary.load(str(folder / "dict.txt"))
@@ -195,7 +197,7 @@ def test_subwords_hold_the_whole_text(archive):
 
 
 def interrupt(monkeypatch, name: str, after: int) -> list[str]:
-    """Ctrl-C in the work on a shard, when its folder has been begun; the shards worked on, ever."""
+    """Press Ctrl-C in the work on a shard, after its folder was begun; return the list of all shards worked on."""
     real, seen = getattr(shards, name), []
 
     def work(shard, folder, *rest):
@@ -233,9 +235,6 @@ def test_the_published_counts(archive, capsys):
     assert run("--any-counts", "--form", "word", expected=published) == 0
 
 
-# ---- processes and memory --------------------------------------------------------------------------------------------
-
-
 # ---- training and evaluation -----------------------------------------------------------------------------------------
 
 LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
@@ -262,7 +261,7 @@ def test_a_part_of_the_set_has_no_perplexity(lines, tokens, reason):
 
 
 def command(step: str, *arguments: str, **environment) -> list[str]:
-    """What a script would run."""
+    """Return the command that a script would run."""
     (words,) = dry_run(shlex.join([str(RECIPE / f"{step}.sh"), *arguments]), **environment)
     return words
 
@@ -303,12 +302,12 @@ def figure(line: str, name: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", TINY)
-def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path, monkeypatch):
+def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
     run("--form", form, *(["--subwords", "320"] if form == "subword" else []))
     statistics = json.loads((data() / form / "statistics.json").read_text())["valid"]
     tokens, number = statistics["tokens"], statistics["words"]
     flags = f"{TINY[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
-    train_here(command("train", *flags.split(), "--warmup-updates", "1", SAVE=tmp_path / "save"), monkeypatch)
+    run_here(*command("train", *flags.split(), "--warmup-updates", "1", SAVE=tmp_path / "save"))
     window = "--gen-subset valid --context-window 8 --tokens-per-sample 32"
     result = script(f"{RECIPE}/evaluate.sh {window}", SAVE=tmp_path / "save")
     lines = result.stdout.splitlines()[1:]

@@ -1,4 +1,4 @@
-"""examples/low_rank_bottleneck: the theorems as checks, and heads of growing size fitted to random matrices."""
+"""examples/low_rank_bottleneck checks the theorems and fits heads of growing size to random matrices."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ SMALL = "--positions 4 --heads 2 --sizes 1 3 --seeds 2 --iterations 6".split()
 
 @pytest.fixture(scope="module")
 def matrices():
-    """X [2, 6, 9] of full row rank and P [2, 3, 6, 6], positive, rows sum to 1."""
+    """Return X [2, 6, 9] of full row rank and P [2, 3, 6, 6], positive, whose rows sum to 1."""
     generator = torch.Generator().manual_seed(0)
     embedding = torch.randn(2, 6, 9, generator=generator, dtype=torch.float64)
     return embedding, torch.randn(2, 3, 6, 6, generator=generator, dtype=torch.float64).softmax(-1)

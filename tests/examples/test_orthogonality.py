@@ -1,4 +1,4 @@
-"""examples/wikitext2/orthogonality.py, which measures what the sweep's table says."""
+"""examples/wikitext2/orthogonality.py measures the penalty of the sweep's table."""
 
 import sys
 
@@ -6,15 +6,16 @@ import pytest
 import torch
 from wikitext2 import orthogonality
 
-from tests.commands import LM_SIZES, train
+from tests.commands import LM_SIZES, PLUGIN, TRAINING
+from tests.helpers import run_here
 
 
-@pytest.fixture(scope="module")
-def checkpoint(text_data, tmp_path_factory):
-    save = tmp_path_factory.mktemp("mixed")
-    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--head-mixing", "position-independent"]
-    train(text_data, "mixhead_transformer_lm", save, *LM_SIZES, *flags, updates=1)
-    return save / "checkpoint_last.pt"
+@pytest.fixture
+def checkpoint(text_data, tmp_path):
+    flags = [*LM_SIZES, *TRAINING, "--user-dir", PLUGIN, "--task", "language_modeling", "--tokens-per-sample", "16"]
+    flags += ["--arch", "mixhead_transformer_lm", "--head-mixing", "position-independent", "--max-update", "1"]
+    run_here("fairseq-train", text_data, *flags, "--save-dir", tmp_path)
+    return tmp_path / "checkpoint_last.pt"
 
 
 def test_it_is_the_mean_over_the_attentions(checkpoint, text_data, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""examples/position_probe: who can see places is shown at random weights, and what training makes of it is counted."""
+"""examples/position_probe shows which attentions can see positions, at random weights and after training."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""How a preparation starts and ends: alone in its folder, and nothing left of it after a signal."""
+"""A preparation works alone in its folder and leaves nothing there after a signal."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from recipes import EXAMPLES
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
-# fairseq-preprocess at work, with a process of its own
+# A fairseq-preprocess at work, with a child process
 WORKER = """#!/bin/sh
 while [ "$1" != --destdir ]; do shift; done
 mkdir "$2"
@@ -51,17 +51,17 @@ def data(tmp_path, plain_environment):
 
 
 def hear_signals():
-    for number in ENDINGS:  # the tests may be run where they are ignored, as in the background of a script
+    for number in ENDINGS:  # a script's background process ignores them
         signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
 def at_work(data):
-    """Starts a preparation, and waits until it is at `work` and has made `file`."""
+    """Start a preparation, and wait until it is at `work` and has made `file`."""
     programs = []
 
     def started(work, file):
-        # what it starts writes to the same pipe: it ends when all of them have ended
+        # Its children write to the same pipe, which ends when all of them have ended.
         command = [sys.executable, "-c", PROGRAM, work]
         program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
         programs.append(program)
@@ -78,7 +78,7 @@ def at_work(data):
 
 
 def refusal(capsys, function, *arguments):
-    """The one line that `function` ends the program with."""
+    """Return the one line with which `function` ends the program."""
     with pytest.raises(SystemExit) as ended:
         function(*arguments)
     assert ended.value.code == 1
@@ -95,7 +95,7 @@ def enter():
 def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, data):
     program = at_work("preprocess", "lines.unfinished/dict.txt")
     program.send_signal(number)
-    _, log = program.communicate(timeout=20)  # of the 100 seconds of its children
+    _, log = program.communicate(timeout=20)  # its children sleep for 100 seconds
     assert program.returncode == 128 + number
     assert log.splitlines()[1:] == [f"prepare: interrupted by {number.name}; run again to go on"]
     assert list(data.iterdir()) == []
@@ -105,7 +105,7 @@ def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
         assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refusal(capsys, enter)
-    (data / LOCK).touch()  # left by one that was killed
+    (data / LOCK).touch()  # a killed preparation leaves it
     enter()
     assert list(data.iterdir()) == []
 

@@ -1,23 +1,25 @@
-"""Every command of every recipe, as its README gives it, through fairseq's own parsers; and what recipe.sh promises."""
+"""fairseq's parsers take the commands of every recipe's README, and recipe.sh keeps its promises."""
 
 import re
 import shlex
+from dataclasses import fields
 
 import pytest
 import sweep
 import torch
 from common.average import average, last_checkpoints
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
+from omegaconf import OmegaConf
 from recipes import EXAMPLES, ROOT, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
-SCRIPT = re.compile(r"(?:examples/(?:\w+/(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])")
+SCRIPT = re.compile(
+    r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])"
+)
 
-HYDRA = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's use of hydra is of version 1.0
-
-# What starts a script on many GPUs, without them: the environment of the first process.
+# Replacements for programs that start a script on many GPUs; they set the environment of the first process.
 LAUNCHERS = {
     "torchrun": """#!/usr/bin/env bash
 while [[ $1 == -* ]]; do
@@ -56,7 +58,7 @@ def launchers(tmp_path, plain_environment):
 
 
 def commands_of(text):
-    """The commands with a script of the recipes in them: indented or fenced, or as code in a table or a sentence."""
+    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a sentence."""
     fenced = r"(?ms)^```\w*\n(.*?)^```$"
     indented = r"(?m)(?:^    .*\n)+"
     blocks = [*re.findall(fenced, text), *re.findall(indented, re.sub(fenced, "", text))]
@@ -66,11 +68,12 @@ def commands_of(text):
     return [line for line in lines if SCRIPT.search(line)]
 
 
-READMES = [EXAMPLES / "README.md", *sorted(EXAMPLES.glob("*/README.md"))]
+READMES = sorted(EXAMPLES.rglob("README.md"))
+LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", "wikitext2")  # of many commands
 
 
 def dry_runs(lines):
-    """Run lines of shell dry in one shell: the status of each, and fairseq's commands that it prints."""
+    """Run lines of shell dry in one shell; return the status of each and the fairseq commands that it prints."""
     whole = "\n".join(f"(\n{line}\n); echo ends: $?" for line in lines)
     found, commands = [], []
     for printed in script(whole, DRY_RUN=1).stdout.splitlines():
@@ -89,12 +92,17 @@ def taken(command):
         return None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", READMES, ids=[path.parent.name for path in READMES])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.parent.name, marks=pytest.mark.slow if path.parent.name in LONG else ())
+        for path in READMES
+    ],
+)
 def test_fairseq_takes_every_command_of_a_readme(path, launchers, capfd):
     commands = list(dict.fromkeys(commands_of(path.read_text())))
     scripts = [command for command in commands if "sweep.py" not in command]
-    for command in set(commands).difference(scripts):  # the commands of its runs: test_sweep.py
+    for command in set(commands).difference(scripts):  # test_sweep.py checks the commands of its runs
         args, extra = sweep.arguments(shlex.split(command)[1:])
         assert sweep.runs(sweep.grid_of(ROOT / args.grid, extra), args.seeds, args.only)
     for command, (status, found) in zip(scripts, dry_runs(scripts), strict=True):
@@ -102,7 +110,7 @@ def test_fairseq_takes_every_command_of_a_readme(path, launchers, capfd):
     if not (path.parent / "train.sh").exists():
         return
     assert all(f"{path.parent.name}/{name}.sh" in " ".join(scripts) for name in ("prepare", "train", "evaluate"))
-    # in tables flags stand for what is added to one of the scripts
+    # In tables, flags alone are added to one of the scripts.
     tables = r"(?m)(?<=`)(?:[A-Z]+=\S+ )*--[^`\n]+ [^`\n]+(?=`.*\|$)"
     for flags in dict.fromkeys(re.findall(tables, path.read_text())):
         variables, _, words = flags.partition("--")
@@ -114,7 +122,7 @@ def test_fairseq_takes_every_command_of_a_readme(path, launchers, capfd):
 
 
 def flag(command, name):
-    """The last value of a flag, the one that counts."""
+    """Return the last value of a flag, the one that counts."""
     return command[len(command) - 1 - command[::-1].index(name) + 1]
 
 
@@ -122,7 +130,7 @@ GPUS = (0, 1, 2, 4, 8)
 
 
 def trainings(line):
-    """train.sh's command for each number of GPUs."""
+    """Return train.sh's command for each number of GPUs."""
     return {gpus: found for gpus, (_, (found,)) in zip(GPUS, dry_runs(f"GPUS={gpus} {line}" for gpus in GPUS))}
 
 
@@ -138,7 +146,7 @@ def test_the_tokens_of_an_update_do_not_depend_on_the_gpus(recipe):
 
 @pytest.mark.parametrize("recipe, rows", [("wikitext103", 60), ("wikitext2", 32), ("lm1b", 224)])
 def test_the_rows_of_a_text_with_memory_are_shared_and_rounded_up(recipe, rows):
-    """The rows go on from update to update: fewer of them, and more windows an update, is another training."""
+    """Check the number of rows: fewer of them, with more windows an update, would be another training."""
     for gpus, command in trainings(f"MODEL=transformer-xl examples/{recipe}/train.sh").items():
         assert "--update-freq" not in command and "--max-tokens" not in command
         assert int(flag(command, "--batch-size")) == -(-rows // max(1, gpus))
@@ -202,16 +210,16 @@ def test_a_set_or_checkpoint_that_is_not_there_is_refused_before_fairseq_starts(
 
 
 def ranks(command, monkeypatch, gpus):
-    """What fairseq itself makes of a command on a machine with GPUs: its part of the configuration."""
+    """Return the distributed configuration that fairseq infers from a command on a machine with GPUs."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    cfg = convert_namespace_to_omegaconf(parse(command)).distributed_training
+    args = vars(parse(command))  # the whole configuration takes seconds
+    cfg = OmegaConf.create({f.name: args[f.name] for f in fields(DistributedTrainingConfig) if f.name in args})
     if cfg.distributed_init_method is None:  # as in fairseq's call_main
         distributed_utils.infer_init_method(cfg)
     return cfg
 
 
-@HYDRA
 def test_torchrun_gives_every_process_its_rank(monkeypatch):
     for rank, local in ((0, 0), (13, 5)):
         environment = {"WORLD_SIZE": 16, "RANK": rank, "LOCAL_RANK": local, "MASTER_ADDR": "first", "MASTER_PORT": 1}
@@ -222,10 +230,9 @@ def test_torchrun_gives_every_process_its_rank(monkeypatch):
         assert flag(command, "--update-freq") == "2"
 
 
-@HYDRA
 @pytest.mark.parametrize("per_node", [1, 4])
 def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, launchers):
-    """A task for each of two machines, whose four processes fairseq starts; or a task for each of eight GPUs."""
+    """Start one task on each of two machines, whose four processes fairseq starts; or one for each of eight GPUs."""
     tasks = 2 * per_node
     for task in (0, tasks - 1):
         environment = {

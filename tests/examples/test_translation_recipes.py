@@ -1,4 +1,4 @@
-"""IWSLT14 and Multi30k: from the archive to BLEU, on small archives of the same layout and on the real Multi30k."""
+"""IWSLT14 and Multi30k go from the archive to BLEU, on small archives and on the real Multi30k."""
 
 import gzip
 import io
@@ -94,7 +94,7 @@ TALK = {  # lines of a talk that are no sentences
     "de": ["<url>http://x</url>", "<keywords>talks, Geld</keywords>", "<talkid>1</talkid>"],
     "en": ["<url>http://x</url>", "<keywords>talks, money</keywords>", "<talkid>1</talkid>"],
 }
-# Of the 70 pairs of the training text these are dropped.
+# These of the 70 pairs of the training text are dropped.
 DIRTY = {20: ("Eins zwei drei vier.", "One."), 30: ("Ja.", ""), 41: ("Wort " * 176, "word " * 176)}
 
 
@@ -106,7 +106,7 @@ def training_pairs(pairs):
 
 
 def write_archive(path, pairs, leave_out=()):
-    """de-en.tgz as the campaign packed it."""
+    """Write de-en.tgz as the campaign packed it."""
     files = {"README": "IWSLT 2014\n", "train.en": "not this\n"}
     train = training_pairs(pairs)
     for side, language in enumerate(("de", "en")):
@@ -269,7 +269,7 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
 @pytest.mark.slow
 def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save", "VARIANT": variant}
-    # fairseq has no BLEU to choose by where not one word of two sentences is right
+    # Without one right word, fairseq has no BLEU to choose by.
     settings["SELECT"] = "bleu" if variant == "bpe" else "loss"
     flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--subwords", variant]
     recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
@@ -289,7 +289,7 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
 @needs_multi30k
 @pytest.mark.slow
 def test_multi30k_for_real(tmp_path):
-    """All three scripts on the first pairs of the training text."""
+    """Run all three scripts on the first pairs of the training text."""
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save"}
     vocabulary = 1000
     for path in (REAL / "multi30k").iterdir():
@@ -300,7 +300,7 @@ def test_multi30k_for_real(tmp_path):
     dictionaries = [(tmp_path / "data" / "binary" / f"dict.{language}.txt").read_text() for language in ("de", "en")]
     assert dictionaries[0] == dictionaries[1]
     used = [line for line in dictionaries[0].splitlines() if not line.startswith("madeupword")]
-    assert 0.95 * vocabulary < len(used) <= vocabulary - 3  # sentencepiece has three that stand for no text
+    assert 0.95 * vocabulary < len(used) <= vocabulary - 3  # sentencepiece has three control symbols
 
     trained = recipe("multi30k_de_en/train.sh", *TINY, **settings)
     assert "num_updates 3 " in trained.stdout + trained.stderr

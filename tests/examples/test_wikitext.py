@@ -1,4 +1,4 @@
-"""WikiText-2 and WikiText-103: preparation from archives of the same layout, and all three scripts on the real text."""
+"""WikiText-2 and WikiText-103 are prepared from archives of the same layout, trained on and evaluated."""
 
 import io
 import re
@@ -14,9 +14,11 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from recipes import ROOT, dry_run, script, train_here
+from recipes import ROOT, dry_run, script
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
+
+from tests.helpers import run_here
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -27,7 +29,7 @@ TINY = """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --dec
 
 
 def article(title, *sections):
-    """As WikiText writes it: blank lines around the titles, spaces around everything."""
+    """Return an article as WikiText writes it: blank lines around the titles, spaces around everything."""
     lines = [f" = {title} = ", " "]
     for section in sections:
         lines += [" ", f" = = {section} = = ", " ", f" The {section} of {title} is <unk> , 1 @,@ 024 \u2013 so . ", " "]
@@ -35,7 +37,7 @@ def article(title, *sections):
 
 
 TEXTS = {
-    # with a line of text that looks like a title
+    # One line of text looks like a title.
     "train": " \n".join(
         ["", article("A", "x", "y") + " Key : Pld \n = Played ; L = \n", article("B"), article("C", "z")]
     ),
@@ -46,17 +48,16 @@ TEXTS = {
 
 @pytest.fixture
 def corpus(request, server):
-    """The description of a corpus whose archive has TEXTS and is served on loopback."""
-    name = request.param
-    stock = CORPORA[name]
-    with zipfile.ZipFile(server.folder / stock.archive.file, "w") as archive:
-        archive.writestr(f"{stock.name}/", b"")
+    """Return the description of a corpus whose archive has TEXTS and is served on loopback."""
+    published = CORPORA[request.param]
+    with zipfile.ZipFile(server.folder / published.archive.file, "w") as archive:
+        archive.writestr(f"{published.name}/", b"")
         for split, text in TEXTS.items():
-            archive.writestr(f"{stock.name}/wiki.{split}.tokens", text)
-    digest = archives.sha256(server.folder / stock.archive.file)
+            archive.writestr(f"{published.name}/wiki.{split}.tokens", text)
+    digest = archives.sha256(server.folder / published.archive.file)
     counts = {"train": {"lines": 26, "tokens": 97, "types": 25}, "valid": {"lines": 8}, "test": {"lines": 16}}
-    archive = stock.archive._replace(urls=(f"{server.url}/{stock.archive.file}",), sha256=digest)
-    return stock._replace(archive=archive, counts=counts)
+    archive = published.archive._replace(urls=(f"{server.url}/{published.archive.file}",), sha256=digest)
+    return published._replace(archive=archive, counts=counts)
 
 
 def articles_of(text):
@@ -70,13 +71,13 @@ def prepare(corpus, data, monkeypatch, *flags):
 
 
 def preprocess_here(destination, workers, flags):
-    """fairseq-preprocess without the seconds that it takes to start."""
+    """Run fairseq-preprocess without the seconds that it takes to start."""
     parser = options.get_preprocessing_parser()
     fairseq_preprocess(parser.parse_args([*flags, "--destdir", str(destination), "--workers", str(workers)]))
 
 
 def test_the_counts_are_those_of_the_authors():
-    """An <eos> ends every line and is a type: the words alone are fewer by the lines."""
+    """Count the <eos> at the end of every line as a token and a type, as the authors do."""
     assert [WIKITEXT2.counts[split]["tokens"] for split in TEXTS] == [2_088_628, 217_646, 245_569]
     assert [WIKITEXT103.counts[split]["tokens"] for split in TEXTS] == [103_227_021, 217_646, 245_569]
     assert (WIKITEXT2.counts["train"]["types"], WIKITEXT103.counts["train"]["types"]) == (33_278, 267_735)
@@ -106,7 +107,7 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
     words = Dictionary.load(str(data / breaks / "dict.txt"))
     for split, lines in ends.items():
         binary = data_utils.load_indexed_dataset(str(data / breaks / split), words)
-        # an empty line is a bare </s>
+        # An empty line is a bare </s>.
         assert [words.string(line) for line in binary] == [" ".join(line.split()) for line in lines]
         assert all(line[-1] == words.eos() for line in binary)
     assert [asked for _, asked in server.requests] == [
@@ -154,7 +155,7 @@ def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, cap
 
 @pytest.fixture
 def own_text(tmp_path):
-    """Text of a user's own in the layout of WikiText-2, prepared by the script itself."""
+    """Prepare a user's own text, in the layout of WikiText-2, by the script itself; return its folder."""
     with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
         for split, text in TEXTS.items():
             archive.writestr(f"wikitext-2/wiki.{split}.tokens", text * (40 if split == "train" else 4))
@@ -167,7 +168,7 @@ def losses(log):
 
 
 def torchrun():
-    """The words that start a script in two processes, which find each other where nobody else listens."""
+    """Return the words that start a script in two processes, on a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"torchrun --no-python --nproc-per-node 2 --master-port {free.getsockname()[1]} "
@@ -201,28 +202,23 @@ TINY_SYNTHESIZER = f"""{TINY} --adaptive-input-cutoff 4,8 --adaptive-softmax-cut
     --max-tokens 32 --max-update 2 --update-freq 1 --warmup-updates 1 --lr 0.01"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "corpus, model, train, evaluate",
     [
-        pytest.param("wikitext103", "transformer-xl", TINY_XL, "--tokens-per-sample 8", marks=pytest.mark.slow),
-        pytest.param(
-            "wikitext103",
-            "synthesizer",
-            TINY_SYNTHESIZER,
-            "--tokens-per-sample 8 --context-window 4",
-            marks=pytest.mark.slow,
-        ),
+        ("wikitext103", "transformer-xl", TINY_XL, "--tokens-per-sample 8"),
+        ("wikitext103", "synthesizer", TINY_SYNTHESIZER, "--tokens-per-sample 8 --context-window 4"),
     ],
     indirect=["corpus"],
 )
 def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, tmp_path, monkeypatch):
-    """The memory of the evaluation is another than that of the training, as its authors have it."""
+    """Check, too, that evaluation has a longer memory than training, as its authors have it."""
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
     prepare(corpus, tmp_path / "data", monkeypatch)
     recipe = corpus.name.replace("-", "")
     environment = {"MODEL": model, "SAVE": tmp_path / "save", "OMP_NUM_THREADS": 1, "GPUS": 0}
     (command,) = dry_run(f"examples/{recipe}/train.sh {' '.join(train.split())}", **environment)
-    train_here(command, monkeypatch)
+    run_here(*command)
     result = script(f"examples/{recipe}/evaluate.sh {evaluate}", **environment)
     *title, last = result.stdout.splitlines()
     assert last == f"perplexity = {re.search(r'Perplexity: (.+)', result.stderr)[1]}"
@@ -231,7 +227,7 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
         return
     assert title == ["test: 50 of 58 tokens are predicted, all but the first of every 8"]
     assert "'mem_len': 640" in result.stderr
-    # hardly trained, it knows little more than how many words there are
+    # A hardly trained model knows little more than the number of words.
     words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
     assert 0.3 * words < float(last.rpartition(" = ")[2]) < 3 * words
 
@@ -240,7 +236,7 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
 
 
 def figures_of(tmp_path, monkeypatch, *flags):
-    """What evaluate.sh lets read a Transformer-XL's log, in this process; its exit status."""
+    """Let the program of evaluate.sh read a Transformer-XL's log, in this process; return its exit status."""
     log = b"Evaluated 58 tokens in 0.1s\nLoss (base 2): 3.0000, Perplexity: 8.01\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(log)))
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "data" / "lines"), "--task", "truncated_bptt_lm", *flags])
@@ -249,7 +245,7 @@ def figures_of(tmp_path, monkeypatch, *flags):
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeypatch, capsys):
-    """As many targets as truncated_bptt_lm really has, for windows that fill the text and that do not."""
+    """Compare with the targets of truncated_bptt_lm, for windows that fill the text and that do not."""
     monkeypatch.setattr(wikitext, "preprocess", preprocess_here)
     prepare(corpus, tmp_path / "data", monkeypatch)
     for window in (1, 8, 29, 64):
@@ -282,6 +278,6 @@ def test_the_whole_text_becomes_what_fairseq_makes_of_it(tmp_path):
     for split, counts in WIKITEXT2.counts.items():
         binary = data_utils.load_indexed_dataset(str(tmp_path / "lines" / split), words)
         assert (len(binary), int(binary.sizes.sum())) == (counts["lines"], counts["tokens"])
-    # of the authors' types, </s> and <unk> are not listed; one word pads the number to a multiple of 8
+    # Of the authors' types, </s> and <unk> are not listed; one word pads the number to a multiple of 8.
     listed = [line.split()[0] for line in (tmp_path / "lines" / "dict.txt").read_text().splitlines()]
     assert len([word for word in listed if not word.startswith("madeupword")]) == 33_278 - 2

@@ -1,8 +1,10 @@
-"""Models and values that several tests share."""
+"""Provide models and values to the tests of the models."""
 
+import itertools
 from argparse import Namespace
 from types import SimpleNamespace
 
+import pytest
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
@@ -16,19 +18,27 @@ from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import SCOPES
 
-# Every entry of every table once; all pairs are for the tests of the modules.
+# Every entry of every table once. The tests of the modules have all pairs.
+# A scope alone changes nothing and is refused, so all have a normalizer.
+POSITIONS = [{"relative_position": name} for name in RELATIVE_POSITIONS] + [{"relative_gain": 3}, {"head_dim": 5}]
+SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
 ENTRIES = [
     *({"attention_normalizer": name} for name in NORMALIZERS),
-    *({"head_mixing": name} for name in HEAD_MIXINGS),
-    *({"attention_scope": name} for name in SCOPES),
-    *({"relative_position": name} for name in RELATIVE_POSITIONS),
-    {"relative_gain": 3},
-    {"head_dim": 5},
+    *({"attention_normalizer": "l2", "head_mixing": name} for name in HEAD_MIXINGS),
+    *SCOPED,
+    *POSITIONS,
 ]
 
 
+def once(**axes):
+    """Parametrise a test so that every value of every axis occurs in at least one case, without all pairs."""
+    rows = max(len(list(values)) for values in axes.values())
+    columns = [list(itertools.islice(itertools.cycle(values), rows)) for values in axes.values()]
+    return pytest.mark.parametrize(", ".join(axes), [*zip(*columns)])
+
+
 def shown(flags):
-    """The name of a case in the output of pytest."""
+    """Return the name of a case in the output of pytest."""
     return "-".join(f"{name}={value}".replace(" ", "") for name, value in flags.items()) or "plain"
 
 
@@ -65,7 +75,7 @@ def command(arch, *flags, task=None):
 
 
 def yaml(arch, **flags):
-    """The model's config as fairseq-hydra-train completes it."""
+    """Return the model's config as fairseq-hydra-train completes it."""
     task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
     if "_xl" in arch:
         task.update(_name="truncated_bptt_lm", batch_size=4)
@@ -78,7 +88,7 @@ def yaml(arch, **flags):
 
 
 def dictionary_size(types):
-    """Symbols of fairseq's dictionary for a corpus of so many types, its unknown word and end of line among them."""
+    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among them."""
     return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
 
 
@@ -106,14 +116,13 @@ def task_of(size):
 
 
 def in_real_size(arch, vocabulary, **flags):
-    """A model of `arch` that takes no memory."""
-    args = Namespace(arch=arch, **flags)
+    """Return a model of `arch` on the meta device."""
+    args = Namespace(arch=arch, **{"tokens_per_sample": 512, "max_target_positions": 512, **flags})
     ARCH_CONFIG_REGISTRY[arch](args)
     with torch.device("meta"):
         return build_model(args, task_of(vocabulary))
 
 
 def parameters(arch, vocabulary, **flags):
-    """The number of parameters of the model in its real size."""
-    model = in_real_size(arch, vocabulary, tokens_per_sample=512, max_target_positions=512, **flags)
-    return sum(p.numel() for p in model.parameters())
+    """Return the number of parameters of the model in its real size."""
+    return sum(p.numel() for p in in_real_size(arch, vocabulary, **flags).parameters())

@@ -1,4 +1,4 @@
-"""What is decoded is the model that was trained: in every entry of the tables, by steps, reordered, and by search."""
+"""Decoding computes the trained model for every entry of the tables: by steps, reordered, and by beam search."""
 
 import pytest
 import torch
@@ -8,44 +8,39 @@ from fairseq.sequence_generator import SequenceGenerator
 from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.options import SCOPES
 from tests.helpers import VOCABULARY, build, dictionary, shake, tokens
-from tests.models.cases import ENTRIES, attentions, shown, step_by_step
+from tests.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
 from tests.xl import build_xl, log_probs
-
-# A scope alone changes nothing and is refused.
-every_entry = pytest.mark.parametrize(
-    "flags", [{"attention_normalizer": "l2", **flags} for flags in ENTRIES], ids=shown
-)
 
 
 def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@every_entry
+@pytest.mark.parametrize("flags", ENTRIES, ids=shown)
 def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(flags):
-    model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).eval()
+    model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).double().eval()
     source, prefix = tokens(padded=True), tokens(length=4)
     encoder_out = model.encoder(source)
     steps, state = step_by_step(model.decoder, prefix, encoder_out)
-    close(steps, model.decoder(prefix, encoder_out=encoder_out)[0])
+    torch.testing.assert_close(steps, model.decoder(prefix, encoder_out=encoder_out)[0])
     if "cross" not in SCOPES[flags.get("attention_scope", "all")]:
-        return  # fairseq's own cross-attention reorders no hypotheses that are not of a beam
+        return  # fairseq's own cross-attention reorders only the hypotheses of a beam
     order = torch.tensor([2, 0, 0])
     model.decoder.reorder_incremental_state_scripting(state, order)
     encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
     longer = torch.cat([prefix[order], tokens(length=1)], 1)
     step = model.decoder(longer, encoder_out=encoder_out, incremental_state=state)[0]
-    close(step, model.decoder(longer, encoder_out=encoder_out)[0][:, -1:])
+    torch.testing.assert_close(step, model.decoder(longer, encoder_out=encoder_out)[0][:, -1:])
 
 
 def test_a_language_model_by_steps_is_the_full_pass():
-    model = shake(build("mixhead_transformer_lm")).eval()
+    model = shake(build("mixhead_transformer_lm")).double().eval()
     prefix = tokens(length=6)
-    close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
+    torch.testing.assert_close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
 
 
 def steps_of_long_text(model, words):
-    """Logits of the first and last steps; the state goes through all of them."""
+    """Return the logits of every step."""
     state, found = {}, []
     with torch.no_grad():
         for t in range(1, words.size(1) + 1):
@@ -71,7 +66,7 @@ def test_1500_steps_of_transformer_xl_are_the_full_pass():
 
 
 def assert_scores_are_those_of_the_full_pass(models):
-    """Beam search over `models` as an ensemble."""
+    """Search with `models` as an ensemble; compare the scores of every hypothesis."""
     words = dictionary()
     source = tokens(padded=True).flip(1)  # translation pads its sources on the left
     source[:, -1] = words.eos()
@@ -88,7 +83,8 @@ def assert_scores_are_those_of_the_full_pass(models):
             close(hypothesis["positional_scores"], scores.gather(2, target[..., None])[0, :, 0])
 
 
-@every_entry
+# Neither normalizer nor mixing changes what a search keeps of a hypothesis; the steps above have all of them.
+@pytest.mark.parametrize("flags", [*SCOPED, *POSITIONS], ids=shown)
 def test_beam_search_scores_its_hypotheses_as_the_full_pass_does(flags):
     assert_scores_are_those_of_the_full_pass([shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).eval()])
 
@@ -109,7 +105,7 @@ def test_a_search_keeps_the_keys_of_a_sentence_once_not_once_a_beam():
 
 
 def test_equal_sentences_are_no_beams():
-    """An earlier search had a beam of 4; now 4 equal sentences come, which part: sampling ends them one by one."""
+    """After a search with a beam of 4, sample 4 equal sentences, whose lengths become different."""
     model = shake(build("mixhead_transformer")).eval()
     source = tokens(batch=1).repeat(4, 1)
     sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}}
@@ -125,7 +121,7 @@ def test_equal_sentences_are_no_beams():
 
 
 def test_mixing_matters_to_these_tests():
-    """Unmixed decoding of the same parameters, as in the published code, is far away."""
+    """Check that unmixed decoding of the same parameters, as in the published code, is far away."""
     model = shake(build("mixhead_transformer")).eval()
     source, prefix = tokens(), tokens(length=5)
     full = model(source, None, prefix)[0]

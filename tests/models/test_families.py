@@ -1,5 +1,6 @@
-"""Every architecture is there in every family, and a family presets flags and nothing else."""
+"""Every architecture exists in every family, and a family presets flags and nothing else."""
 
+import itertools
 import re
 
 import pytest
@@ -11,15 +12,14 @@ from mixhead_plugin.models import ARCHITECTURES
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES, SCOPES
 from tests.helpers import TINY, build, shake, task, tokens
-from tests.models.cases import attentions, command, forward, yaml
+from tests.models.cases import attentions, command, forward, once, yaml
 
 UPSTREAM = [name for model in ("transformer", "transformer_lm", "roberta") for name in ARCH_MODEL_INV_REGISTRY[model]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_architecture_is_there_in_every_family(family):
+def test_every_architecture_is_there_in_every_family():
     assert set(UPSTREAM) | {"transformer_xl", "synthesizer_lm"} < set(ARCHITECTURES)
-    for name, entry in ARCHITECTURES.items():
+    for family, (name, entry) in itertools.product(FAMILIES, ARCHITECTURES.items()):
         assert ARCH_MODEL_REGISTRY[f"{family}_{name}"] is entry.model
         assert f"{family}_{name}" in ARCH_CONFIG_REGISTRY
         if name in UPSTREAM:
@@ -46,8 +46,7 @@ def test_a_family_is_its_preset(family, upstream):
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("upstream", TINY)
+@once(family=FAMILIES, upstream=TINY)
 def test_any_flag_overrides_the_preset(family, upstream):
     flags = dict(attention_normalizer="relu2", head_mixing="position-independent", head_dim=5, value_init_scale=0.1)
     attention = attentions(build(f"{family}_{upstream}", **flags))[0]
@@ -56,17 +55,17 @@ def test_any_flag_overrides_the_preset(family, upstream):
     assert (attention.head_dim, attention.value_init_scale) == (5, 0.1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("arch", ["transformer_lm", "transformer_xl", "synthesizer_lm"])
-def test_a_yaml_file_gets_the_preset_of_the_family(arch, family):
-    # Width and heads are the same in the command line's defaults.
-    model = build_model(yaml(f"{family}_{arch}"), task())
-    typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
-    for attention in attentions(model):
-        assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
-        assert attention.head_mixing_kind == typed.head_mixing == expected(family, "head_mixing")
-        if family == "fixhead":
-            assert attention.head_dim == typed.head_dim == 48
+def test_a_yaml_file_gets_the_preset_of_the_family(arch):
+    for family in FAMILIES:
+        with torch.device("meta"):
+            model = build_model(yaml(f"{family}_{arch}"), task())
+        typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
+        for attention in attentions(model):
+            assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
+            assert attention.head_mixing_kind == typed.head_mixing == expected(family, "head_mixing")
+            if family == "fixhead":
+                assert attention.head_dim == typed.head_dim == 48
 
 
 def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
@@ -81,8 +80,7 @@ def test_the_command_line_trains_in_bf16_without_a_tpu():
     assert command("mixhead_transformer", "--bf16").tpu is False
 
 
-@pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
-@pytest.mark.parametrize("upstream", TINY)
+@once(upstream=TINY, mixing=["position-independent", "position-wise"])
 def test_an_untrained_mixhead_model_is_fairseqs_model_of_the_same_seed(upstream, mixing):
     models = build(f"mixhead_{upstream}", head_mixing=mixing), build(upstream)
     sentences = tokens(padded=True)

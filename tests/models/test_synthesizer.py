@@ -1,4 +1,4 @@
-"""The Synthesizer as a language model of fairseq."""
+"""The Synthesizer is a language model of fairseq."""
 
 import re
 from argparse import Namespace
@@ -13,11 +13,10 @@ from fairseq.sequence_generator import SequenceGenerator
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
-from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, run, train
-from tests.covering import covering
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, losses, run, train
 from tests.criterions.cases import criterion, lm_batch
-from tests.helpers import OWN, build, dictionary, shake, task, tokens
-from tests.models.cases import attentions
+from tests.helpers import OWN, build, dictionary, run_here, shake, task, tokens
+from tests.models.cases import attentions, once
 
 ARCH = "mixhead_synthesizer_lm"
 LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
@@ -90,7 +89,7 @@ def test_rows_of_padding_alone_do_no_harm():
     assert model(batch)[0][:2].isfinite().all()
 
 
-@covering(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
+@once(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
 def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_time(synthesizer, mixing):
     model = shake(build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)).eval()
     words = dictionary()
@@ -125,7 +124,7 @@ def test_torchscript_exports_the_decoder():
 
 
 def test_evaluation_refuses_what_it_would_leave_out():
-    """fairseq-eval-lm skips inputs that are too long, with a warning alone, and prints a perplexity."""
+    """Refuse where fairseq-eval-lm would only warn, skip long inputs and print a perplexity."""
     asked = task()
     asked.args = SimpleNamespace(tokens_per_sample=1024)
     asked.eval_lm_dataloader = lambda dataset, context_window=0: ("batches", context_window)
@@ -145,29 +144,27 @@ FLAGS = [*LM_TASK, *LM_SIZES, "--criterion", "orthogonal_cross_entropy", "--orth
 @pytest.fixture(scope="module")
 def trained(text_data, tmp_path_factory):
     save = tmp_path_factory.mktemp("synthesizer")
-    return save / "checkpoint_last.pt", train(text_data, ARCH, save, *FLAGS, "--dropout", "0.2", updates=6)
+    flags = ["--user-dir", PLUGIN, "--arch", ARCH, "--save-dir", save, "--max-update", "6", *TRAINING, *FLAGS]
+    return save / "checkpoint_last.pt", run_here("fairseq-train", text_data, *flags, "--dropout", "0.2")
 
 
-def evaluate(data, path, *flags, check=True):
-    arguments = [data, "--user-dir", PLUGIN, "--path", path, *flags, "--max-tokens", "400", *WHOLE_SETS]
-    return run("fairseq-eval-lm", *arguments, check=check)
-
-
-def perplexity(result):
-    return float(re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1])
+def evaluation(data, path, *flags):
+    return ["fairseq-eval-lm", data, "--user-dir", PLUGIN, "--path", path, *flags, "--max-tokens", "400", *WHOLE_SETS]
 
 
 def test_training_and_evaluation_have_the_same_loss(text_data, trained):
-    path, result = trained
-    assert '"orthogonal_loss"' in result.stdout + result.stderr
+    path, log = trained
+    assert '"orthogonal_loss"' in log
     state = torch.load(path, weights_only=True)
-    found = perplexity(evaluate(text_data, path, "--tokens-per-sample", "16", "--gen-subset", "valid"))
-    assert found == pytest.approx(2 ** state["extra_state"]["val_loss"], rel=2e-3)
+    log = run_here(*evaluation(text_data, path, "--tokens-per-sample", "16", "--gen-subset", "valid"))
+    assert float(re.search(r"Perplexity: ([\d.]+)", log)[1]) == pytest.approx(
+        2 ** state["extra_state"]["val_loss"], rel=2e-3
+    )
 
 
 @pytest.mark.slow
 def test_evaluation_in_blocks_that_are_too_long_ends_with_one_line(text_data, trained):
-    result = evaluate(text_data, trained[0], check=False)
+    result = run(*evaluation(text_data, trained[0]), check=False)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert result.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: --tokens-per-sample 1024: ")
 

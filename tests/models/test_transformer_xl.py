@@ -1,4 +1,4 @@
-"""Transformer-XL: the model of the paper, whose memory is the text before and nothing else."""
+"""Transformer-XL is the model of the paper; its memory holds the text before and nothing else."""
 
 from argparse import Namespace
 from types import SimpleNamespace
@@ -16,32 +16,30 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import distance_encodings, segment_mask
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import FAMILIES
-from tests.covering import covering
 from tests.helpers import VOCABULARY, dictionary, task
 from tests.models.cases import (
-    LM1B,
     WIKITEXT2,
-    WIKITEXT103,
     assert_as_precise,
     attentions,
     command,
     in_real_size,
+    once,
     parameters,
     task_of,
     yaml,
 )
 from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text
 
-every_variant = covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])
+every_entry = once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])
 
 
 def variant(normalizer="softmax", mixing="position-wise", **flags):
-    """In double precision and in evaluation."""
+    """Return a model in double precision and in evaluation."""
     return build_xl(attention_normalizer=normalizer, head_mixing=mixing, **flags).double().eval()
 
 
 def by_definition(model, tokens, span=None):
-    """Log-probabilities of a whole text, one layer after the other; attention and softmax have tests of their own."""
+    """Return the log-probabilities of a whole text, layer by layer; attention and softmax have tests of their own."""
     decoder = model.decoder
     x = decoder.embed_tokens(tokens).transpose(0, 1)
     n = x.size(0)
@@ -59,9 +57,9 @@ def by_definition(model, tokens, span=None):
 # ---- the text before -------------------------------------------------------------------------------------------------
 
 
-@every_variant
+@every_entry
 def test_a_text_is_the_same_in_one_window_and_in_many(normalizer, mixing, same_length):
-    """With a memory that holds as much as each token sees."""
+    """Compare them where the memory holds as much as each token sees."""
     model = variant(normalizer, mixing, mem_len=6 if same_length else 30, same_length=same_length)
     tokens = text(23)
     expected = by_definition(model, tokens, span=6 if same_length else None)
@@ -114,7 +112,7 @@ def batches(made, split):
 def test_batches_say_which_window_of_their_text_they_are(text_data):
     made = bptt_task(text_data)
     build_for(made)
-    model = build_for(made, "l2_transformer_xl")  # a second model numbers them no second time
+    model = build_for(made, "l2_transformer_xl")  # a second model must not number them again
     found = batches(made, "train")
     assert [batch["net_input"]["window"] for batch in found] == list(range(len(found)))
     assert all(batch["net_input"]["src_lengths"].tolist() == [8, 8, 8] for batch in found[:-1])
@@ -138,7 +136,7 @@ def test_what_fills_no_row_is_said_and_nothing_at_all_is_refused(text_data, capl
 
 
 def test_a_checkpoint_of_two_workers_is_validated_by_one(text_data):
-    """fairseq-validate sets the task up by `from_checkpoint`, with the worker of the training."""
+    """Set up the task as fairseq-validate does: by `from_checkpoint`, with the worker of the training."""
     saved = bptt_task(text_data, data_parallel_rank=0, data_parallel_size=2)
     saved.load_dataset("valid")
     again = TruncatedBPTTLMTask.setup_task(saved.cfg, from_checkpoint=True)
@@ -154,7 +152,7 @@ def step_by_step(model, tokens, state):
     return model.get_normalized_probs((torch.cat(steps, 1), None), log_probs=True)
 
 
-@every_variant
+@every_entry
 def test_step_by_step_is_the_full_pass(normalizer, mixing, same_length):
     model = variant(normalizer, mixing, same_length=same_length, mem_len=5)
     tokens, state = text(8), {}
@@ -218,7 +216,7 @@ def test_the_initialisation_is_that_of_the_published_code():
     for values, mean, std in [
         (layer.self_attn.q_proj.weight, 0, 0.02),
         (layer.self_attn.position_proj.weight, 0, 0.02),
-        (layer.self_attn.v_proj.weight, 0, 0.01),  # of family l2: the factor comes after
+        (layer.self_attn.v_proj.weight, 0, 0.01),  # family l2 applies its factor afterwards
         (layer.self_attn.out_proj.weight, 0, 0.01),
         (layer.fc1.weight, 0, 0.02),
         (decoder.embed_tokens.bands[0].weight, 0, 0.02),
@@ -236,24 +234,9 @@ def test_the_initialisation_is_that_of_the_published_code():
 
 # ---- architectures ---------------------------------------------------------------------------------------------------
 
-COUNTS = {  # by recipe: vocabulary, parameters, the paper's millions, what Mixhead A and B add
-    "transformer_xl_wiki103": (WIKITEXT103, 151_111_237, 151, 1_600, 8_160),
-    "transformer_xl_wiki2": (WIKITEXT2, 40_296_111, 40, 1_600, 8_160),
-    "transformer_xl_lm1b": (LM1B, 294_452_099, 294, 1_152, 19_584),
-}
 
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_models_have_as_many_parameters_as_in_the_paper(name):
-    vocabulary, expected, paper, independent, wise = COUNTS[name]
-    base = parameters(f"mixhead_{name}", vocabulary, head_mixing="none")
-    assert base == expected and round(base / 1e6) == paper
-    assert parameters(f"mixhead_{name}", vocabulary, head_mixing="position-independent") == base + independent
-    assert parameters(f"mixhead_{name}", vocabulary, head_mixing="position-wise") == base + wise
-
-
-def test_the_published_code_has_exactly_as_many():
-    """Its vocabularies have <unk> and <eos>; fairseq's also <s> and <pad>, and are filled up to a multiple of 8."""
+def test_the_published_code_has_exactly_as_many_parameters():
+    """Use its vocabularies, which have <unk> and <eos>; fairseq adds <s>, <pad> and words up to a multiple of 8."""
     assert parameters("sigsoftmax_transformer_xl_wiki103", 267_735) == 151_107_538
     assert parameters("sigsoftmax_transformer_xl_lm1b", 793_471) == 294_452_082
 

@@ -1,4 +1,4 @@
-"""Transformer-XL in fairseq's real commands."""
+"""Transformer-XL in fairseq's commands."""
 
 import math
 import re
@@ -9,6 +9,7 @@ from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 
 from tests.commands import PLUGIN, logged, run, several, two_workers
+from tests.helpers import run_here
 from tests.xl import XL_SIZES
 
 TASK = ["--task", "truncated_bptt_lm", "--batch-size", "3", "--cpu", "--num-workers", "0"]
@@ -24,7 +25,7 @@ def losses(output):
 
 @pytest.fixture(scope="module")
 def outputs(text_data, tmp_path_factory):
-    """What every command says of a model with dropout that learns for more than one epoch, once in two parts."""
+    """Return the log of each command: a model with dropout is trained for more than one epoch, once in two parts."""
     folder = tmp_path_factory.mktemp("xl")
     flags = [text_data, *TRAINING, "--criterion", "adaptive_loss", "--dropout", "0.1", "--dropatt", "0.1"]
     of_model = [text_data, "--user-dir", PLUGIN, *TASK, "--path", folder / "parts" / "checkpoint_last.pt"]
@@ -34,11 +35,11 @@ def outputs(text_data, tmp_path_factory):
         "second": ["fairseq-train", *flags, "--save-dir", folder / "parts", "--max-update", "22"],
         "eval-lm": ["fairseq-eval-lm", *of_model, "--tokens-per-sample", WORDS, "--softmax-batch", "5"],
     }
-    return {"model": of_model, **dict(zip(commands, several(*commands.values()), strict=True))}
+    return {"model": of_model, **{name: run_here(*command) for name, command in commands.items()}}
 
 
 def test_training_resumed_within_an_epoch_goes_on_where_it_stopped(outputs):
-    """Validation and the saving of checkpoints in between included."""
+    """Compare all losses; validations and checkpoints lie in between."""
     assert losses(outputs["first"]) + losses(outputs["second"]) == losses(outputs["whole"])
     found = [float(loss) for loss in losses(outputs["whole"])]
     assert len(found) == 22 and sum(found[-5:]) < 0.8 * sum(found[:5])  # it learns
@@ -55,7 +56,7 @@ def test_a_checkpoint_has_memory_and_validates_as_in_training(outputs):
 
 
 def test_eval_lm_gives_the_perplexity_of_the_text(outputs, text_data):
-    """Each row of windows is one text here; fairseq's task scores all words of a window but the first."""
+    """Score each row of windows as one text; fairseq's task skips the first word of a window."""
     (model,), _ = checkpoint_utils.load_model_ensemble([str(outputs["model"][-1])])
     model.eval()
     lines = data_utils.load_indexed_dataset(f"{text_data}/test", Dictionary.load(f"{text_data}/dict.txt"))
@@ -86,7 +87,7 @@ def test_generate_and_interactive_continue_a_text(outputs):
 
 @pytest.mark.slow
 def test_two_workers_share_a_text_as_one_worker_has_it_and_resume(text_data, tmp_path):
-    """Twice two rows and once four are the same text: parameters agree if every worker's memory is its own text's."""
+    """Train on the same text, twice two rows and once four; each worker's memory must be of its own text."""
     flags = [text_data, *TRAINING, "--criterion", "cross_entropy", "--lr", "0.001"]
     shared = [*flags, "--batch-size", "2", "--save-dir", tmp_path / "two"]
     with_two = two_workers(*shared, "--max-update", "12")

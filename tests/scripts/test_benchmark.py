@@ -1,4 +1,4 @@
-"""Benchmarks: right before fast, every contender beside both yardsticks."""
+"""Benchmarks check results before they time them, and compare every contender with both yardsticks."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""Tables and pictures of runs, and the results that are committed."""
+"""Tables and pictures show the runs; the committed ones are those of the committed results."""
 
 import json
 import re
@@ -33,7 +33,7 @@ VALUES = {"softmax": [100.0, 110.0, 104.0], "A": [90.0, 101.0, 96.0], "new": [12
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Two rows of three seeds and one of two, as the sweep leaves them; other rows have no run."""
+    """Return a study of two rows with three seeds and one with two; other rows have no run."""
     for name in (*sweep.TRAINING, "SAVE", "CHECKPOINT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "toy.toml").write_text(GRID)

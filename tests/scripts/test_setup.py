@@ -1,4 +1,4 @@
-"""scripts/setup.sh and scripts/test.sh in a copy of the checkout, with a Python that only writes down what it is told.
+"""scripts/setup.sh and scripts/test.sh run in a copy of the checkout, with a Python that only records its calls.
 
 The probe of the interpreter is real; venv and pip are not, so nothing is installed and nothing is downloaded.
 """
@@ -21,7 +21,7 @@ SHELL_SCRIPTS = sorted(
 )
 TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sed sha256sum sleep tail timeout wc".split()
 
-# What stands in for the interpreter: `-m venv` makes a folder, everything else is the real one with `patch` applied.
+# Replaces the interpreter: `-m venv` makes a folder; everything else runs the real one with `patch` applied.
 PYTHON = """#!{bash}
 if [[ " $* " == *" -m venv "* ]]; then
     echo "$*" >>{calls}
@@ -34,7 +34,7 @@ else
     FAKE_PYTHON=$0 PYTHONPATH={patches} exec {real} "$@"
 fi
 """
-# What stands in for .venv/bin/python.
+# Replaces .venv/bin/python.
 VENV_PYTHON = """#!{bash}
 [[ "$*" == "-c " ]] && exit
 echo "$*" >>{calls}
@@ -77,7 +77,7 @@ class Checkout:
         return self.program(name, PYTHON.format(bash=BASH, real=f"'{sys.executable}'", **quoted))
 
     def patch(self, code):
-        """Python run in the interpreter before the probe, which must take it for what it passes itself off as."""
+        """Write Python code that runs in the interpreter before the probe and disguises it."""
         disguise = "import importlib.metadata, os, sys\nsys.executable = os.environ['FAKE_PYTHON']\n"
         no_torch = "importlib.metadata.version = lambda name: '1.0'\n"
         (self.patches / "sitecustomize.py").write_text(disguise + no_torch + code + "\n")
@@ -86,7 +86,7 @@ class Checkout:
         self.log.write_text("")
         return subprocess.Popen(
             [BASH, str(self.root / "scripts" / script), *arguments],
-            # PIP_NO_INDEX: should a fake be passed by, at least nothing is downloaded.
+            # PIP_NO_INDEX: nothing is downloaded even if a fake is bypassed.
             env={"PATH": str(self.bin), "HOME": str(self.root), "PIP_NO_INDEX": "1", **environment},
             cwd=self.root.parent,
             stdout=subprocess.PIPE,
@@ -114,7 +114,7 @@ class Checkout:
 
     @property
     def steps(self):
-        """The steps that the last run took, from what it asked of Python."""
+        """Return the steps that the last run took, from its calls of Python."""
         signs = {
             "venv": "-m venv ",
             "build tools": "build.txt",

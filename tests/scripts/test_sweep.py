@@ -1,4 +1,4 @@
-"""Grids of runs: trained, evaluated, resumed; with scripts that stand in for fairseq."""
+"""The sweep trains, evaluates and resumes the runs of a grid, with scripts in place of fairseq."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
 
 VARIABLES = (*grids.TRAINING, *grids.EVALUATION, "SAVE", "CHECKPOINT", "GPUS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
 
-# A recipe that says what it was called with, logs as fairseq does, and whose metric is the length of its flags.
+# A recipe that records its calls and logs as fairseq does; its metric is the length of its flags.
 TRAIN = """#!/usr/bin/env bash
 if [[ ${DRY_RUN:-} ]]; then echo "fairseq-train $DATA --save-dir $SAVE --recipe 1 $*"; exit; fi
 here=$(dirname "$0")
@@ -61,7 +61,7 @@ B = { train = "MODEL=mixed --mixing position-wise", evaluate = "--context-window
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """The folder of the toy recipe; the grid lies above it."""
+    """Return the folder of the toy recipe; the grid lies above it."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     folder = tmp_path / "examples" / "toy"
@@ -80,7 +80,7 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def calls(toy):
-    """What the scripts were called with since the last call of this."""
+    """Return a function for the calls of the scripts since its last call."""
 
     def calls(kind=""):
         path = toy / "calls"
@@ -253,7 +253,7 @@ def start(toy, tmp_path):
 
 
 def wait_for_the_end(tmp_path):
-    """Of the trainings and all that they started, which hold their folders' locks too."""
+    """Wait for the trainings and all their children, which hold the locks of the folders."""
     for path in (tmp_path / "out").glob("16_*/lock"):
         wait_until_unlocked(path, timeout=5)
 
@@ -316,9 +316,9 @@ GRIDS = sorted((EXAMPLES / "grids").rglob("*.toml"))
 
 @pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
 def test_fairseq_takes_every_command_of_a_grid(path):
-    """Flags come last in the scripts, so each command is the script's own with the run's flags behind."""
+    """Append the flags of each run to the script's own command, as the scripts do."""
     grid = grids.read_grid(path)
-    own, trained = {}, set()
+    own, parsed = {}, {}
     found = grids.runs(grid)
     for run in found:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
@@ -326,9 +326,9 @@ def test_fairseq_takes_every_command_of_a_grid(path):
             if (key := (name, *sorted(variables.items()))) not in own:
                 lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
                 (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
-            args = parse([*own[key], *command[1:]])
-            if name == "train":
-                trained.add(str((sorted(variables.items()), sorted(vars(args).items()))))
+            if (whole := (*key, *own[key], *command[1:])) not in parsed:
+                parsed[whole] = str((key, sorted(vars(parse([*own[key], *command[1:]])).items())))
+    trained = {arguments for whole, arguments in parsed.items() if whole[0] == "train"}
     assert len(trained) == len(found)  # no two runs train the same
     assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
     assert all(float(number.partition("±")[0]) > 0 for cell in grid.published.values() for number in cell.split("/"))

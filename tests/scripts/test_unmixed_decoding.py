@@ -1,4 +1,4 @@
-"""The published code's decoding, which small table 4 compares with: unmixed where it goes step by step."""
+"""Small table 4 compares with the published code's decoding, which does not mix step by step."""
 
 import importlib.util
 from argparse import Namespace

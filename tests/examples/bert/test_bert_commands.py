@@ -1,6 +1,5 @@
-"""fairseq's commands with `--user-dir examples/bert`: pre-training, and fine-tuning on sentences and on SQuAD."""
+"""fairseq's commands pre-train and fine-tune BERT with `--user-dir examples/bert`."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import List, NamedTuple
@@ -11,7 +10,8 @@ from bert.answers import predictions, read_spans
 from bert.squad_data import read_squad, score
 
 from tests import squad
-from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, several, two_workers
+from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, run, several, two_workers
+from tests.helpers import run_here
 from tests.topics import write_documents, write_kinds
 
 BERT = Path(__file__).resolve().parents[3] / "examples" / "bert"
@@ -19,15 +19,13 @@ COMMON = ["--user-dir", BERT, *ROBERTA_SIZES, *WHOLE_SETS, "--seed", "1", "--log
 COMMON += "--log-interval 1 --no-epoch-checkpoints --ddp-backend legacy_ddp --optimizer adam --lr 0.003".split()
 ALONE = ["--cpu", "--num-workers=0", "--disable-validation", "--save-interval=100"]
 NO_DROPOUT = as_flags(squad.DROPOUT)
-UNINSTALLED = """
+UNINSTALLED = f"""
 import sys
-sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
-if sys.argv[2:] == ["early"]:
-    sys.path.append(sys.argv[1].rpartition("/")[0])
-    import bert
-    assert "fairseq" not in sys.modules
 from argparse import Namespace
 from fairseq import utils
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+sys.path = [folder for folder in sys.path if folder != "{BERT.parents[1]}"]
+assert "mixhead_plugin" not in sys.modules
 utils.import_user_module(Namespace(user_dir=sys.argv[1]))
 import mixhead_plugin
 from fairseq.tasks import TASK_REGISTRY
@@ -35,11 +33,23 @@ print(mixhead_plugin.__file__, "bert_pretraining" in TASK_REGISTRY)
 """
 
 
+EARLY = """
+import sys
+sys.path.append(sys.argv[1].rpartition("/")[0])
+import bert
+assert "fairseq" not in sys.modules
+from argparse import Namespace
+from fairseq import tasks, utils
+utils.import_user_module(Namespace(user_dir=sys.argv[1]))
+print("bert_pretraining" in tasks.TASK_REGISTRY)
+"""
+
+
 class Training(NamedTuple):
-    """By a task and the criterion of its name."""
+    """The flags of a task, whose criterion has its name, and the scores that validation prints."""
 
     flags: List[str]
-    scores: List[str]  # in validation
+    scores: List[str]
 
 
 TRAININGS = {
@@ -50,14 +60,14 @@ TRAININGS = {
     "sentence_prediction": Training(
         ["--num-classes=2", "--init-token=0", "--max-positions=64", "--batch-size=16"], ["loss", "accuracy"]
     ),
-    # five batches an epoch, of which one of two workers has two
+    # Of the five batches of an epoch, the second of two workers has two.
     "squad": Training([*as_flags(squad.WINDOWS), "--batch-size=7"], ["loss", "exact_match", "f1"]),
 }
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """By task a folder."""
+    """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("trainings")
     documents = write_documents(folder)
     return {
@@ -80,17 +90,20 @@ def numbers(output, name="loss", kind="train_inner"):
     return [float(log[name if kind == "train_inner" else f"{kind}_{name}"]) for log in logged(output, kind)]
 
 
-@pytest.mark.parametrize("early", [[], ["early"]], ids=["by fairseq", "imported before fairseq"])
-def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(early, tmp_path):
-    line = [sys.executable, "-c", UNINSTALLED, BERT, *early]
-    found = subprocess.run(line, cwd=tmp_path, env={"PYTHONPATH": ""}, capture_output=True, text=True)
-    path, known = found.stdout.split()[-2:]
+def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(tmp_path):
+    (tmp_path / "program.py").write_text(UNINSTALLED)
+    path, known = run(tmp_path / "program.py", BERT, cwd=tmp_path).stdout.split()[-2:]
     assert (Path(path).parents[1], known) == (BERT.parents[1], "True")
+
+
+@pytest.mark.slow
+def test_the_user_dir_may_be_imported_before_fairseq():
+    assert run(sys.executable, "-c", EARLY, BERT, fresh=True).stdout.split()[-1] == "True"
 
 
 @pytest.fixture(scope="module")
 def outputs(data):
-    """The output of each command, by name; all in one process."""
+    """Return the log of each command, by name."""
     folder = data["squad"].parent
     begin = ["--cpu", "--num-workers=0", "--max-update=3"]
     valid = ["--user-dir", BERT, "--cpu", "--batch-size=7", "--log-format=json", *WHOLE_SETS]
@@ -104,7 +117,7 @@ def outputs(data):
         "squad": training(data, "squad", "squad", *begin, criterion="orthogonal_squad"),
         "answers": [*answers, "--path", answering, "--nbest-file", folder / "spans"],
     }
-    return dict(zip(commands, several(*commands.values()), strict=True))
+    return {name: run_here(*command) for name, command in commands.items()}
 
 
 @pytest.mark.parametrize("name", ["pretraining", "squad"])
@@ -136,7 +149,7 @@ def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, d
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TRAININGS)
 def test_training_resumed_goes_on_where_it_stopped(task, data):
-    """With dropout, the mixing at a rate of its own, and for SQuAD a worker process that reads ahead."""
+    """Train with dropout, with the mixing at its own rate and, for SQuAD, with a worker process that reads ahead."""
     flags = [*ALONE, "--dropout=0.2", "--attention-dropout=0.2", "--mixing-lr-scale=4"]
     parts = training(data, task, f"{task}.parts", *flags, *(["--num-workers=1"] if task == "squad" else []))
     whole = training(data, task, f"{task}.whole", *flags, "--max-update=8")
@@ -148,13 +161,10 @@ def test_training_resumed_goes_on_where_it_stopped(task, data):
         assert torch.equal(value, expected[name]), name
 
 
-# what the parameters are kept in; with amp they stay in float32
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TRAININGS)
 def test_two_workers_train_as_one(task, data):
-    # without Adam, which makes much of the rounding of gradients near 0
+    # Adam would enlarge the rounding of gradients near 0.
     flags = ["--cpu", "--optimizer=sgd", "--lr=0.1", "--max-update=6", "--num-workers=0", *NO_DROPOUT]
     one, two = f"{task}.one", f"{task}.two"
     (alone,) = several(training(data, task, one, *flags, "--update-freq=2"))

@@ -1,4 +1,4 @@
-"""BERT: token types, pooler and heads; sizes and counts of the papers; that mixing starts as the stock model."""
+"""BERT has its token types, pooler and heads, and the sizes and counts of the papers."""
 
 import itertools
 from argparse import Namespace
@@ -27,7 +27,7 @@ def build(arch="mixhead_bert_base", seed=1, **flags):
 
 
 def pairs():
-    """[CLS] a [SEP] b [SEP], of different lengths"""
+    """Return rows of [CLS] a [SEP] b [SEP], of different lengths."""
     rows = [[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]]
     return torch.tensor(rows)
 
@@ -42,7 +42,7 @@ class Vocabulary:
         return PAD
 
 
-# By architecture: how many parameters it has, and how many millions the paper prints (tables 1, 2A, 2B, 3A).
+# The parameters of each architecture, and the millions that the paper prints (tables 1, 2A, 2B, 3A).
 COUNTS = {
     "bert_base": (110_107_964, 110),  # as BERT's authors say
     "bert_large": (336_228_156, 336),
@@ -65,8 +65,8 @@ COUNTS = {
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
-    """Embeddings, pooler and both heads of pre-training included."""
-    for module in (stock, roberta, bert):  # it copies values, and nothing here has any
+    """Count the embeddings, the pooler and both heads of pre-training, too."""
+    for module in (stock, roberta, bert):  # it copies values, which the meta device lacks
         monkeypatch.setattr(module, "init_bert_params", lambda module: None)
     args = Namespace(arch=f"fixhead_{name}", tokens_per_sample=128)
     if BERT_ARCHITECTURES[name].head_dim is None:
@@ -148,7 +148,7 @@ def with_heads(**heads):
 
 
 def test_without_heads_every_parameter_is_trained():
-    """Data parallel training refuses parameters without a gradient."""
+    """Check the gradients, without which data parallel training refuses a parameter."""
     model = build()
     model(pairs(), masked_tokens=pairs().gt(4))[0].log_softmax(-1)[:, 5].sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []

@@ -1,4 +1,4 @@
-"""The published BERT goes in and comes back; the judge is Hugging Face's `transformers`, here without any download."""
+"""The published BERT is converted and converted back; `transformers` judges, without any download."""
 
 import shutil
 
@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from mixhead_plugin.modules.attention import MixheadAttention
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of the hydra that fairseq uses
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's hydra warns
 
 # The special words stand where BERT has them, among words that are never used.
 WORDS = "[PAD] [unused0] [UNK] [CLS] [SEP] [MASK] [unused1] the ##s a # é 1 cat".split()
@@ -21,7 +21,7 @@ TOLERANCE = dict(rtol=1e-5, atol=1e-5)
 
 
 def shaken(model, seed=0):
-    """Biases and layer norms away from 0 and 1, which would hide a mistake; the row of [PAD] as in published ones."""
+    """Move biases and layer norms away from 0 and 1, which would hide a mistake."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -50,7 +50,7 @@ def ours(folder):
 
 
 def sentences():
-    """Two pairs of their words, the second one padded; token types and attention mask"""
+    """Return two pairs of their words, the second one padded, with token types and attention mask."""
     rows = [[3, 7, 8, 13, 4, 9, 5, 11, 4], [3, 12, 4, 10, 4, 0, 0, 0, 0]]
     types = [[0, 0, 0, 0, 0, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0, 0, 0, 0]]
     ids = torch.tensor(rows)
@@ -64,7 +64,7 @@ def our_indices(ids, task):
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
-    """A BERT of theirs, its folder, and that of the conversion."""
+    """Return a BERT of theirs, and the folder with it and its conversion."""
     model, folder = theirs(), tmp_path_factory.mktemp("bert")
     write(model, folder / "theirs")
     assert convert("to-fairseq", folder / "theirs", folder / "ours") == 0
@@ -108,7 +108,7 @@ def test_there_and_back_is_the_same_model(pretrained, tmp_path):
 
 @torch.no_grad()
 def test_old_names_and_files_go_in(tmp_path):
-    """pytorch_model.bin with gamma and beta, and the other name of the bias of the words."""
+    """Convert pytorch_model.bin with gamma and beta, and the other name of the bias of the words."""
     model = theirs()
     folder = write(model, tmp_path / "theirs")
     (folder / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""The GLUE recipe, on archives of the same layout that are made here."""
+"""The GLUE recipe works on small archives of the same layout."""
 
 import json
 import os
@@ -27,7 +27,7 @@ WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
 SPLITS = {"train": 40, "dev": 9, "test": 7, "dev_matched": 9, "dev_mismatched": 8, "test_matched": 7}
 SPLITS |= {"test_mismatched": 6, "AX": 5}
-COLUMNS = {  # of the labelled files and of the others, as the archives have them
+COLUMNS = {  # the columns of the labelled files and of the others
     "CoLA": ("", "index sentence"),
     "SST-2": ("sentence label", "index sentence"),
     "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
@@ -53,7 +53,7 @@ def sentence(dice):
 
 
 def table(name, split, number):
-    """A file of a task. What is good is the task's last label, or half of the similarities; what is bad is another."""
+    """Return a file of a task: texts that end in 'good' have the last label or a large similarity."""
     task, dice = TASKS[name], random.Random(f"{name} {split}")
     labelled = split.startswith(("train", "dev"))
     columns = COLUMNS[name][not labelled].split()
@@ -81,7 +81,7 @@ def mrpc(number, first):
 
 
 def pack(folder, **changes):
-    """All archives; `changes` are other contents of their files, by name with _ for what cannot stand in a name."""
+    """Write all archives; `changes` are other contents of files, by name with _ in place of other signs."""
     folder.mkdir(exist_ok=True)
     for name, task in TASKS.items():
         if name == "MRPC":
@@ -103,7 +103,7 @@ def pack(folder, **changes):
 
 
 def pretrained_bert(folder, weights=True):
-    """A vocabulary and, unless told otherwise, a tiny model for it, as fairseq saves it."""
+    """Write a vocabulary and, with `weights`, a tiny model for it, as fairseq saves it."""
     folder.mkdir()
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
     (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in VOCABULARY[5:]))
@@ -117,7 +117,7 @@ def pretrained_bert(folder, weights=True):
         model = build_model(args, task)
         history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
         iterator = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
-        # tensors alone, as of a stock model: they go into every family
+        # Tensors alone, as from fairseq's model, load into every family.
         state = {"model": dict(model.state_dict()), "args": args, "cfg": None, "optimizer_history": history}
         state["extra_state"] = {"train_iterator": iterator}
         torch.save(state, folder / "model.pt")
@@ -143,7 +143,7 @@ def archives(tmp_path_factory):
 
 @pytest.fixture
 def bert(archives, tmp_path, environment):
-    """A pre-trained model without weights; the archives are in place."""
+    """Return a pre-trained model without weights; put the archives in place."""
     environment.setenv("ARCHIVES", str(archives))
     return pretrained_bert(tmp_path / "pretrained", weights=False)
 
@@ -157,7 +157,7 @@ def run(*arguments):
 
 
 def read_by_fairseq(name, subset, model="bert"):
-    """The examples as fairseq's task puts them together with the flags of train.sh: (tokens, label)."""
+    """Return the examples (tokens, label) of fairseq's task with the flags of train.sh."""
     (command,) = dry_run("examples/bert/glue/train.sh", VARIANT=name, MODEL=model)
     args = parse(command)
     fields = {key: getattr(args, key) for key in ("data", "num_classes", "init_token", "separator_token", "seed")}
@@ -215,7 +215,7 @@ def test_fairseq_reads_every_task(bert, capsys):
                 index = (data() / "bert" / name / f"{subset}.index").read_text().split()
                 assert index == [str(i) for i in range(len(examples))]
     assert [label for _, (label,) in read_by_fairseq("STS-B", "valid")[:4]] == pytest.approx([0, 0.5, 0.64, 1])
-    # MRPC's validation set comes out of its training file
+    # MRPC's validation set is a part of its training file.
     assert [len(read_by_fairseq("MRPC", subset)) for subset in ("train", "valid", "test")] == [16, 4, 7]
     assert [len(read_by_fairseq("MNLI", subset)) for subset in TASKS["MNLI"].files] == [40, 9, 8, 7, 6, 5]
 
@@ -233,7 +233,7 @@ def test_the_pieces_are_berts_and_the_classes_are_in_the_order_of_the_table(bert
 
 
 def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
-    """Byte pairs with merges, as GPT-2's files have them."""
+    """Compare byte pairs with merges, as GPT-2's files have them."""
     folder, dice = tmp_path, random.Random(1)
     merges = ["t h", "th e", "\u0120 the", "\u0120 c", "a t", "\u0120c at", "\u00c3 \u00a9", "! !"]
     vocabulary = {letter: number for number, letter in enumerate(bytes_to_unicode().values())}
@@ -312,7 +312,7 @@ def test_the_metrics_are_in_percent_and_nan_where_there_is_none():
 
 @pytest.mark.slow
 def test_the_three_commands(pretrained, tmp_path):
-    """With several processes that cut the text; a task with classes and one with similarities."""
+    """Cut the text in several processes; train a task with classes and one with similarities."""
     big = {f"RTE_{split}": table("RTE", split, 1100) for split in ("train", "dev")}
     os.environ["ARCHIVES"] = str(pack(tmp_path / "own", **big))
     script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {pretrained} --tasks RTE STS-B")

@@ -1,4 +1,4 @@
-"""BERT's pre-training recipe: its text, its vocabulary, its two phases, and where its model goes."""
+"""BERT's pre-training recipe prepares text and vocabulary, trains in two phases and exports its model."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from bert.pretraining.vocabulary import learn
 from bert.wordpiece import SPECIAL, wordpiece, write_dictionary
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from recipes import dry_run, parse, refusal, script, train_here
+from recipes import dry_run, parse, refusal, script
 
+from tests.helpers import run_here
 from tests.squad import content
 
 TINY = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-attention-heads 2 --head-dim 8
@@ -38,7 +39,7 @@ WORDS = "the a cat cats dog dogs sleeping sleeps runs running under over old old
 
 
 def own(path, documents=24, seed=0):
-    """A file in BERT's format, of made-up sentences, with empty lines that are none too many."""
+    """Write a file in BERT's format, of made-up sentences, with several empty lines between documents."""
     dice = random.Random(seed)
     texts = [
         "\n".join(" ".join(dice.choices(WORDS, k=dice.randint(4, 9))).capitalize() + "." for _ in range(6))
@@ -49,19 +50,13 @@ def own(path, documents=24, seed=0):
 
 
 def refuses(capsys, *arguments):
-    """The one line in which prepare.sh refuses."""
+    """Return the one line in which prepare.sh refuses its arguments."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         prepare.main([str(argument) for argument in arguments])
     assert ended.value.code == 1
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
     return line.removeprefix("prepare: error: ")
-
-
-def ends(function, *arguments):
-    with pytest.raises(SystemExit) as ended:
-        function(*arguments)
-    assert ended.value.code == 1
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -80,7 +75,7 @@ def test_a_paragraph_is_cut_into_its_sentences():
     assert " ".join(sentences(paragraph)) == " ".join(paragraph.split())
 
 
-# As the archive has it: a space on either side of every line.
+# The archive has a space on either side of every line.
 WIKITEXT = "".join(
     f" {line} \n"
     for line in """
@@ -101,7 +96,7 @@ Four .
 
 
 def test_one_of_so_many_documents_is_held_out(tmp_path):
-    """One of every ten is held out, at changing positions."""
+    """Hold out one of every ten, at changing positions."""
     text = tmp_path / "text"
     text.write_text("".join(f"{number}\n\n" for number in range(1000)))
     held = [int(line) for split, line in own_text([text], 10).lines() if split == "valid" and line]
@@ -130,7 +125,7 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
 
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
-    """Documents, sentences and pieces come back from the binary set; what WikiText has left out is unknown."""
+    """Read documents, sentences and pieces back from the binary set; <unk> of WikiText stays unknown."""
     with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
         for split in ("train", "valid", "test"):
             archive.writestr(f"wikitext-2/wiki.{split}.tokens", WIKITEXT)
@@ -182,10 +177,10 @@ def test_the_phases_are_the_papers(variant, values):
         assert (args.encoder_embed_dim, args.encoder_attention_heads, args.head_dim) == (512, 8, 128)
 
 
-def train(variant, monkeypatch, *flags):
+def train(variant, *flags):
     begin.main(str(Path(os.environ["DATA"]) / "binary"), os.environ["SAVE"], str(variant))
     (command,) = dry_run(f"VARIANT={variant} examples/bert/pretraining/train.sh {' '.join([*TINY, *flags])}")
-    train_here(command, monkeypatch)
+    run_here(*command)
 
 
 def state(path):
@@ -193,19 +188,19 @@ def state(path):
 
 
 @pytest.mark.slow
-def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, capsys):
-    """Prepared, trained twice, exported; then squad and glue take it, its tensors and its numbers of pieces."""
+def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
+    """Prepare, train twice, export; then squad and glue take the tensors and the numbers of the pieces."""
     prepare.main(["--text", str(own(tmp_path / "text")), "--hold-out", "6", "--learn-vocab", "70", "--workers", "1"])
-    train(128, monkeypatch, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
+    train(128, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
     capsys.readouterr()
-    train(512, monkeypatch, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
+    train(512, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
     assert capsys.readouterr().err.startswith(
         f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
     )
     first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
     assert first["optimizer_history"][-1]["num_updates"] == 3
     assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
-    for name, value in first["model"].items():  # hardly trained, the second is the first, its pooler and heads too
+    for name, value in first["model"].items():  # the second has hardly trained: pooler and heads are the first's
         torch.testing.assert_close(second["model"][name], value, rtol=0, atol=1e-6)
     assert any(name.startswith("classification_heads.next_sentence.") for name in second["model"])
 
@@ -224,7 +219,7 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, monkeypatch, c
     windows = "--max-seq-length 40 --doc-stride 16 --max-query-length 16 --max-update 1 --num-workers 0 --lr 1e-30"
     line = f"examples/bert/squad/train.sh --arch fixhead_bert_base {' '.join(sizes)} {windows} --warmup-updates 0"
     (command,) = dry_run(line, **places)
-    train_here(command, monkeypatch)
+    run_here(*command)
     tuned = state(tmp_path / "answers" / "checkpoint_last.pt")["model"]
     layers = [name for name in tuned if ".layers." in name or ".embed_" in name or ".segment_" in name]
     assert len(layers) > 12

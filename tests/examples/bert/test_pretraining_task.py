@@ -1,4 +1,4 @@
-"""Pre-training of BERT: what the pairs are, that their order is reproducible, and fairseq's real commands."""
+"""BERT's pre-training task makes the pairs and masks of the paper, in a reproducible order."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def vocabulary(size=4000):
 
 
 def documents(number=40, seed=0):
-    """Lines of words that are all different, so that a word tells where it stood; an empty line after each document"""
+    """Return lines of words that are all different, so that a word tells its place; empty lines end documents."""
     rng, lines, word = random.Random(seed), [], 4
     for _ in range(number):
         for _ in range(rng.choice([1, 2, 5, 9])):
@@ -51,7 +51,7 @@ def dataset(lines=None, length=LENGTH, seed=1, **flags):
 
 
 def whole(item):
-    """The tokens of a pair before masking, A and B"""
+    """Return the tokens of a pair before masking, A and B."""
     tokens = torch.where(item["target"].ne(PAD), item["target"], item["tokens"]).tolist()
     assert tokens[0] == BOS and tokens[-1] == EOS and tokens.count(EOS) == 2
     middle = tokens.index(EOS)
@@ -59,7 +59,7 @@ def whole(item):
 
 
 def sites(lines):
-    """By word, its document"""
+    """Return the document of each word."""
     found, document = {}, 0
     for line in lines:
         document += len(line) == 1
@@ -103,7 +103,7 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
 
 @pytest.mark.parametrize("longest_document, length", [(40, 64), (6, 64)])
 def test_neither_length_nor_ending_tells_whether_b_follows(longest_document, length):
-    """Sentences end with a full stop, as text has it; of documents of many spans, and of a few sentences alone."""
+    """Use sentences with full stops, in documents of many spans and in documents of a few sentences."""
     rng, lines, stop = random.Random(0), [], 5
     for _ in range(32000 // (longest_document * 24)):
         for _ in range(rng.randint(2, longest_document)):
@@ -118,7 +118,7 @@ def test_neither_length_nor_ending_tells_whether_b_follows(longest_document, len
             _, b = whole(item)
             lengths[item["relation"]].append(len(b))
             stops[item["relation"]].append(b[-1] == stop)
-    # the share that the best rule of one threshold gets right is half of 1 + this
+    # The best rule of one threshold is right in half of 1 + this difference.
     grid = np.arange(length)
     shares = [np.searchsorted(np.sort(lengths[kind]), grid) / len(lengths[kind]) for kind in (FOLLOWS, RANDOM)]
     assert np.abs(shares[0] - shares[1]).max() < 0.1
@@ -172,7 +172,7 @@ def new_task():
 
 
 def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
-    """As fairseq trains: the task is asked for batches in every epoch."""
+    """Ask the task for batches in every epoch, as fairseq's training does."""
 
     def iterator(task, found, epoch, workers):
         return task.get_batch_iterator(found, max_sentences=8, seed=1, num_workers=workers, epoch=epoch)

@@ -1,4 +1,4 @@
-"""From logits to the n best answers of a question."""
+"""Logits become the n best answers of a question."""
 
 import math
 
@@ -9,7 +9,7 @@ from bert.squad_data import Answer, Question, Squad, SquadError
 
 
 def every_span(logits, starts, ends, longest):
-    """The definition: all spans that may be, by the sum of both log-probabilities."""
+    """Return all allowed spans, sorted by the sum of both log-probabilities: the definition."""
     scores = logits.log_softmax(0)
     tokens = range(len(logits))
     found = [
@@ -60,7 +60,7 @@ SQUAD = Squad(["in Oslo"], [Question(name, "where?", 0, (Answer("Oslo", 3),)) fo
 
 
 def batch(*names):
-    """Of the first and the second of two windows of "a", and the only one of "b" """
+    """Return a batch of windows by name: "a1" and "a2" of question "a", and "b", the only one of its question."""
     windows = {"a1": (0, 2), "a2": (1, 2), "b": (0, 1)}
     return {"question_ids": [name[0] for name in names], "windows": [windows[name] for name in names]}
 

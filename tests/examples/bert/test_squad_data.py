@@ -1,4 +1,4 @@
-"""SQuAD's files, and the metrics on the cases that the official evaluation decides in its own way."""
+"""SQuAD's metrics are those of the official evaluation."""
 
 import math
 from fractions import Fraction
@@ -15,7 +15,7 @@ from bert.squad_data import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-# Prediction, gold answer, exact match, F1: worked out by hand from the definition.
+# Prediction, gold answer, exact match, F1, computed by hand from the definition.
 CASES = [
     ("The Eiffel Tower!", "eiffel tower", 1, 1),  # articles, punctuation, case
     ("a  b\t\nc", "B C", 1, 1),  # an article between words, white space
@@ -38,13 +38,13 @@ def test_the_metrics_of_a_pair(prediction, gold, exact, overlap):
 
 
 def letters_left(answer):
-    """In lower case, without ASCII's signs: four blocks of its table."""
+    """Return the letters in lower case, without ASCII's signs: four blocks of its table."""
     signs = [*range(33, 48), *range(58, 65), *range(91, 97), *range(123, 127)]
     return [letter for letter in answer.lower() if ord(letter) not in signs]
 
 
 def words_left(answer):
-    """A run of letters and digits that spells an article is a gap; whatever else stands between gaps is a word."""
+    """Return the words: what stands between gaps. A run of letters and digits that spells an article is a gap."""
     words, word, run = [], [], []
     for letter in [*letters_left(answer), " "]:
         if letter.isalnum():
@@ -63,7 +63,7 @@ def words_left(answer):
 
 
 def by_hand(prediction, gold):
-    """Exact match, and F1 as twice the pairs of equal words, each word in one pair, by the words of both."""
+    """Return exact match, and F1: twice the pairs of equal words, divided by the words of both."""
     ours, theirs = words_left(prediction), words_left(gold)
     alone, pairs = list(theirs), 0
     for word in ours:
@@ -73,8 +73,8 @@ def by_hand(prediction, gold):
     return int(ours == theirs), Fraction(2 * pairs, len(ours) + len(theirs)) if pairs else 0
 
 
-# What the definition treats in its own way, often enough to meet: articles, whole, glued and beside accents that are no
-# letters; signs of ASCII and others; letters that lower case makes two of; white space of all kinds.
+# Cases that the definition treats in its own way: articles, whole, glued and beside accents that are no
+# letters; signs of ASCII and others; letters that become two in lower case; white space of all kinds.
 PARTS = "a an the A The AN than Oslo oslo OSLO in 3 _ - . ' $ -the- a_b".split()
 PARTS += "“ ” — é É e\u0301 a\u0301 ß İ Σ 東 京 ² ½ \u0f0b \u200b".split()
 PARTS += [" ", "  ", "\t", "\n", "\u00a0", "\u2003", "\x1c", "\x85", ""]
@@ -93,7 +93,7 @@ def test_the_metrics_are_those_of_the_definition_letter_by_letter(prediction, go
 @THOROUGH
 @given(st.lists(st.tuples(st.none() | ANSWERS, st.lists(ANSWERS, max_size=3)), max_size=4))
 def test_the_score_is_the_mean_over_questions_of_the_best_over_answers(rows):
-    """None is a question without a prediction; one without answers is not asked."""
+    """Take None for a question without a prediction; a question without answers does not count."""
     asked = [question(str(number), *gold) for number, (_, gold) in enumerate(rows)]
     given_answers = {str(number): prediction for number, (prediction, _) in enumerate(rows) if prediction is not None}
     best = []

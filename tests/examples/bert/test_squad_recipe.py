@@ -1,4 +1,4 @@
-"""SQuAD's recipe, from files in the published layout to the official metrics."""
+"""SQuAD's recipe goes from files in the published layout to the official metrics."""
 
 import json
 from argparse import Namespace
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 
 @pytest.fixture
 def source(tmp_path):
-    """A tiny BERT of masked words, as convert_bert.py leaves one; and the published files, of other content."""
+    """Write a tiny BERT as convert_bert.py does, and files in the published layout; return the model's folder."""
     folder = tmp_path / "model"
     folder.mkdir()
     dictionary().save(str(folder / "dict.txt"))

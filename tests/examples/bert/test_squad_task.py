@@ -1,4 +1,4 @@
-"""The task of SQuAD: its flags, its loss, its scores, and the head that it gives to a model."""
+"""The task of SQuAD checks its flags, computes loss and scores, and gives a model its head."""
 
 import math
 from argparse import Namespace
@@ -98,7 +98,7 @@ def test_windows_of_unknown_answers_count_for_nothing(prepared):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_model_of_masked_words_lends_all_but_its_head_and_every_parameter_learns(arch, prepared, caplog):
-    """A pre-trained checkpoint loads strictly; so does one with a span head, which is then kept."""
+    """Load a pre-trained checkpoint strictly, and one with a span head, which the model keeps."""
     model = model_of(prepared, arch)
     lender = model_of(prepared, arch)
     lender.encoder.lm_head = build("roberta_base", **SIZES).encoder.lm_head

@@ -1,4 +1,4 @@
-"""Windows of a question's context, what they are asked to find, and where their tokens come from."""
+"""Windows cover a question's context; each knows its target and where its tokens come from."""
 
 import json
 
@@ -34,7 +34,7 @@ def asked(context, *answers, text="who?"):
 
 
 def test_every_token_has_most_context_in_one_window():
-    """The rule as Devlin et al. state it, token by token."""
+    """Apply the rule of Devlin et al. token by token."""
     found = [(0, 10), (3, 10), (6, 8)]
     for token in range(14):
         scores = [
@@ -63,7 +63,7 @@ def test_a_window_is_cls_question_sep_context_sep():
 
 
 def test_answers_point_back_to_their_exact_characters(squad):
-    """Through accents, ideographs, punctuation, repeated spaces, tabs, and characters beyond the basic plane."""
+    """Check accents, ideographs, punctuation, repeated spaces, tabs, and characters beyond the basic plane."""
     data = windows(squad)
     assert data.unlocated == 0
     for number, question in enumerate(squad.questions):
@@ -77,7 +77,7 @@ def test_answers_point_back_to_their_exact_characters(squad):
 
 
 def test_windows_are_those_of_the_tokeniser(squad):
-    """The library cuts a pair of texts into windows itself, with an overlap in place of our stride."""
+    """Let the library cut a pair of texts into windows, with an overlap in place of our stride."""
     data = windows(squad)
     tokeniser = wordpiece(dictionary(), lowercase=True)
     tokeniser.post_processor = processors.BertProcessing(("</s>", 2), ("<s>", 0))
@@ -103,7 +103,7 @@ def test_windows_are_those_of_the_tokeniser(squad):
             has_all = bool(edges) and edges[0][0] <= answer[0] and edges[1][1] >= answer[1]
             assert sample["target"].tolist() == ([covered[0], covered[-1]] if has_all else [0, 0])
             starts += sample["places"][sample["starts"]].tolist()
-        # every token of the context is a start in exactly one window
+        # Every token of the context is a start in exactly one window.
         everything = tokeniser.encode(context, add_special_tokens=False)
         assert sorted(starts) == sorted(map(list, characters_of(context, everything)))
 
