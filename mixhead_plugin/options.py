@@ -56,7 +56,7 @@ def _flag(name: str, default: Any, text: str) -> Any:
 
 @dataclass
 class AttentionOptions(FairseqDataclass):
-    """Add the flags of every plugin architecture to fairseq's."""
+    """The flags that every architecture of the plugin adds to fairseq's."""
 
     attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
     head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
@@ -93,7 +93,7 @@ class AttentionOptions(FairseqDataclass):
         return None if heads is None else heads[layer]
 
     def covers(self, site: str) -> bool:
-        """Return whether --attention-scope includes `site`, one of SCOPES['all']."""
+        """Return True if --attention-scope includes `site`, one of SCOPES['all']."""
         return site in SCOPES[self.attention_scope]
 
 
@@ -119,7 +119,7 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
 
 
 class AttentionShape(NamedTuple):
-    """Hold the sizes of the attention at one site, and the flags that set them."""
+    """The sizes of the attention at one site, and the flags that set them."""
 
     embed_flag: str
     embed_dim: int
@@ -131,8 +131,8 @@ class AttentionShape(NamedTuple):
 def as_namespace(args: Any) -> Any:
     """Return the flags that fairseq gives to `build_model` as one flat namespace.
 
-    fairseq's own converters drop the plugin's flags from a DictConfig. The result includes the flags of `common`, which
-    a YAML file keeps beside the model's. An interpolation without a value, as without a task, becomes None.
+    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags of `common` beside
+    the model's: the result has both. A reference to a value of the task becomes None if there is no task.
     """
     if OmegaConf.is_config(args):
         common = (args._get_parent() or {}).get("common", {})
@@ -150,7 +150,7 @@ def complete(args: Any, family: Optional[str] = None) -> None:
 
     If `family` is None, the model's name in `args` gives the family.
     """
-    name = _name(args)
+    name = model_name(args)
     preset = FAMILIES.get(family or str(ARCH_MODEL_NAME_REGISTRY.get(name, name)).partition("_")[0], {})
     for option in fields(AttentionOptions):
         if option.name in OPTION_NAMES and getattr(args, option.name, None) is None:
@@ -166,25 +166,32 @@ def _input_length(args: Any) -> int:
 
 
 # `model_options` returns this for fairseq's own models.
-STOCK_MODEL = Namespace()
+FAIRSEQ_MODEL = Namespace()
 
 
 def model_options(model: Any) -> Optional[Namespace]:
-    """Return the complete flags of a plugin model, STOCK_MODEL for fairseq's own, None for an unknown name."""
+    """Return the complete flags of a plugin model, FAIRSEQ_MODEL for fairseq's own, None for an unknown name."""
     registered = _registered(model)
     if not hasattr(registered, "attention_shapes"):
-        return None if registered is None else STOCK_MODEL
+        return None if registered is None else FAIRSEQ_MODEL
     args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
     complete(args)
     return args
 
 
-def _name(model: Any) -> Optional[str]:
+def most_heads(args: Any) -> int:
+    """Return the largest number of source heads of the plugin's attentions, by the complete flags of their model."""
+    shapes = _registered(args).attention_shapes(args)
+    covered = {site: shape for site, shape in shapes.items() if site in SCOPES[args.attention_scope]}
+    return max(source for site, shape in covered.items() for source, _ in _heads(args, site, shape))
+
+
+def model_name(model: Any) -> Optional[str]:
     return getattr(model, "arch", None) or getattr(model, "_name", None)
 
 
 def _registered(model: Any) -> Optional[type]:
-    return ARCH_MODEL_REGISTRY.get(_name(model)) or MODEL_REGISTRY.get(_name(model))
+    return ARCH_MODEL_REGISTRY.get(model_name(model)) or MODEL_REGISTRY.get(model_name(model))
 
 
 def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
@@ -264,12 +271,17 @@ def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> 
         raise OptionError(f"--scale-heads: needs --head-dim {shape.embed_dim / shape.num_heads:g}, not {args.head_dim}")
 
 
+def refuse_relative(args: Any, reason: str) -> None:
+    """Refuse --relative-position and --relative-gain."""
+    for name, off in (("relative_position", "none"), ("relative_gain", 0)):
+        if getattr(args, name) != off:
+            raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be {off} {reason}")
+
+
 def _check_relative(args: Any, covered: Dict[str, AttentionShape]) -> None:
     own = [shape for site, shape in covered.items() if site != "cross"]
-    for name, off in (("relative_position", "none"), ("relative_gain", 0)):
-        flag = f"{option_name(name)} {getattr(args, name)}"
-        if getattr(args, name) != off and not own:
-            raise OptionError(f"{flag}: must be {off}, --attention-scope {args.attention_scope} has no self-attention")
+    if not own:
+        refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
     for shape in own:
         if args.relative_position == "rotary" and _head_dim(args, shape) % 2:
             raise OptionError(f"--relative-position rotary: needs an even head size, not {_head_dim(args, shape)}")

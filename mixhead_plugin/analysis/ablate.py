@@ -3,9 +3,11 @@
   single  the model without this head (figure 3)
   only    the model with this head alone in its attention; all other attentions stay whole (figure 5)
 
-The score is the criterion's loss, and with --metric also accuracy or BLEU. Where heads mix, source heads and mixed
-heads are removed in turn: the weights of source heads are mixed, the outputs of mixed heads go to out_proj. The numbers
-are changes against the whole model, the baseline; red is worse. Each experiment scores once per head: see --limit.
+The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the changes from the whole
+model, the baseline; red is worse. Each experiment scores the model once per head: --limit saves time.
+
+Where heads mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj. Both kinds of
+heads are removed, one head at a time.
 
 Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json.
 
@@ -20,9 +22,8 @@ from tqdm import tqdm
 
 from mixhead_plugin.analysis import loading, output, scores
 from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import Head, HeadNumbers, all_heads, as_json, heat_maps, kinds, table, without
+from mixhead_plugin.analysis.heads import Head, HeadNumbers, all_heads, as_json, heat_maps, table, without
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.pruning import number_of_heads
 
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
 
@@ -34,7 +35,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def removed(experiment: str, head: Head, heads: Collection[Head]) -> list[Head]:
-    """Return the heads that an experiment on `head` removes."""
     if experiment == "single":
         return [head]
     return [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
@@ -66,16 +66,13 @@ def run(args: Namespace) -> None:
 def ablations(
     found: Mapping[str, MixheadAttention], experiment: str, score: Callable[[], dict[str, float]]
 ) -> dict[str, HeadNumbers]:
-    """Return what `score` gives in an experiment on each head, by metric."""
+    """Return the scores of an experiment on each head, by metric; `score` scores the model once."""
     measured: dict[str, HeadNumbers] = {}
     heads = all_heads(found)
     for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
         with without(found, removed(experiment, head, heads)):
             for metric, value in score().items():
-                if metric not in measured:
-                    measured[metric] = {
-                        name: {kind: torch.zeros(number_of_heads(a, kind)).double() for kind in kinds(a)}
-                        for name, a in found.items()
-                    }
-                measured[metric][head.attention][head.kind][head.index] = value
+                by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
+                before = by_kind.get(head.kind, torch.empty(0).double())
+                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])  # heads come by their index
     return measured

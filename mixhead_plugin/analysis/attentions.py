@@ -1,4 +1,4 @@
-"""Find the attentions of a model, their site and layer, and look at their heads."""
+"""Find the attentions of a model with their sites and layers, and look at their heads."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ class Where(NamedTuple):
 
 
 def attentions(model: nn.Module) -> dict[str, MixheadAttention]:
-    """Return the attentions of the plugin in `model` by name, in the order of the model; at least one."""
+    """Return the plugin's attentions in `model` by name; refuse a model without one."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
     if not found:
         raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
@@ -42,7 +42,7 @@ def where(name: str) -> Where:
 
 
 def by_site(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of all attentions, by site in the order of SITES, each in the order of the layers."""
+    """Return the names of all attentions by site; the sites are in the order of SITES, the names in that of layers."""
     names = sorted(attentions(model), key=where)
     sites = {site: [name for name in names if where(name).site == site] for site in SITES}
     return {site: there for site, there in sites.items() if there}
@@ -50,7 +50,7 @@ def by_site(model: nn.Module) -> dict[str, list[str]]:
 
 @contextmanager
 def hooked(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]) -> Iterator[None]:
-    """Call `see(name, attention, heads)` in each pass of each attention, within the context."""
+    """Within the context, call `see(name, attention, heads)` in each forward pass of each attention."""
 
     def hook(name: str, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
         see(name, attention, heads)

@@ -1,7 +1,7 @@
 """Draw learning curves of several trainings from their logs (mixhead figure 2).
 
-Reads what fairseq-train --log-format json logs: the file of --log-file, or captured output. The figure has a panel for
-each of --metrics, over the updates, and a colour for each run. Thin lines are the training, points the validations.
+A log comes from fairseq-train --log-format json: the file of --log-file, or captured output. The figure has a panel
+for each of --metrics, over the updates, and a colour for each run. Thin lines are the training, points the validations.
 Perplexity is on a logarithmic axis.
 
 Example: curves fairseq/train.log mixhead/train.log --labels fairseq,Mixhead
@@ -27,7 +27,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="A,B,...",
         help="panels: loss, nll_loss, ppl, bleu, accuracy, orthogonal_loss, ... (default: %(default)s)",
     )
-    parser.add_argument("--subset", default="valid", help="which set's validations (default: %(default)s)")
+    parser.add_argument("--subset", default="valid", help="the validation set to draw (default: %(default)s)")
 
 
 def run(args: Namespace) -> None:
@@ -48,12 +48,11 @@ def run(args: Namespace) -> None:
 
 
 def training_points(run: Run, metric: str) -> dict[int, float]:
-    """Return a metric over the training: as often as it was logged, else the means of the epochs."""
+    """Return the values of a metric that --log-interval logged, or else its means over the epochs."""
     return run.get(INNER, {}).get(metric) or run.get("train", {}).get(metric, {})
 
 
 def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
-    """Draw the metrics of all runs."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     def plot(panel: Any, points: dict[int, float], **look: Any) -> None:

@@ -1,4 +1,4 @@
-"""Read what fairseq-train --log-format json logs."""
+"""Read the logs of fairseq-train --log-format json."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ class Entry(NamedTuple):
     values: dict[str, float]
 
 
-# By series and metric: the values by update, ascending.
+# The values of a metric by update, ascending; by series and metric.
 Run = dict[str, dict[str, dict[int, float]]]
 
 
@@ -46,8 +46,7 @@ def read_line(line: str) -> Entry | None:
 def read_log(path: str | Path) -> Run:
     """Read the log of one training: the file of --log-file, or captured output; refuse one without fairseq's JSON.
 
-    The updates of an interrupted training go back to its last checkpoint. What was logged after that checkpoint the
-    first time is dropped.
+    An interrupted training repeats the updates after its last checkpoint. Only the repeated values are returned.
     """
     run: Run = {}
     last = 0

@@ -4,7 +4,7 @@ fairseq has no such model. This is fairseq's decoder-only Transformer with all i
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import numpy as np
 from fairseq.dataclass import FairseqDataclass
@@ -23,7 +23,7 @@ _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() 
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
-    """Add the flags of the Synthesizer to the plugin's others."""
+    """The flags of the Synthesizer."""
 
     synthesizer: str = field(
         default="dense",
@@ -52,12 +52,12 @@ class SynthesizerOptions(FairseqDataclass):
 
 @dataclass
 class SynthesizerConfig(SynthesizerOptions, TransformerConfig):
-    """Hold the nested config of the decoder; build it with `from_namespace` only."""
+    """The nested config of the decoder; build it with `from_namespace` only."""
 
 
 @dataclass
 class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageModelConfig):
-    """Hold the flat config of the language model."""
+    """The flat config of the language model."""
 
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
@@ -86,16 +86,16 @@ class SynthesizerDecoder(MixheadDecoder):
 
 
 class SynthesizerLanguageModel(TransformerLanguageModel):
-    """Give fairseq's decoder-only Transformer synthetic scores, for inputs up to a maximal length.
+    """fairseq's decoder-only Transformer with synthetic scores, for inputs up to a maximal length.
 
-    That length is --max-target-positions, or else --tokens-per-sample plus the token of --add-bos-token.
+    That length is --max-target-positions. By default it is --tokens-per-sample, plus 1 with --add-bos-token.
     """
 
     config = SynthesizerLanguageModelConfig
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        # Pruning, which --heads-per-layer describes, cannot cut these heads.
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+        # These heads cannot be pruned, so --heads-per-layer has no meaning here.
         return {site: shape._replace(layers=None) for site, shape in super().attention_shapes(args).items()}
 
     @classmethod
@@ -105,7 +105,7 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         if longest is None and not getattr(args, "tokens_per_sample", None):
             raise OptionError("--max-target-positions is missing: a synthesizer has scores only up to this position")
         # With --sample-break-mode eos, fairseq leaves out sentences that are too long.
-        cuts = getattr(args, "sample_break_mode", "eos") != "eos"
+        cuts = getattr(args, "sample_break_mode", "eos") != "eos"  # into blocks of --tokens-per-sample
         if longest is not None and cuts and longest < _longest_block(args):
             raise OptionError(
                 f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for --tokens-per-sample "
@@ -162,7 +162,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
 
 
 def refuse_longer_inputs(task: Any, max_length: int) -> None:
-    """Let fairseq-eval-lm refuse inputs that are too long; it would leave them out of the perplexity."""
+    """Make fairseq-eval-lm refuse inputs that are too long; fairseq would leave them out of the perplexity."""
     load = getattr(task, "eval_lm_dataloader", None)  # nothing else calls this method of the task
     if load is None:
         return
