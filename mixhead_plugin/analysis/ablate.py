@@ -15,14 +15,14 @@ Example: ablate checkpoint_best.pt --limit 20
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from tqdm import tqdm
 
 from mixhead_plugin.analysis import loading, output, scores
 from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import Head, HeadNumbers, all_heads, as_json, heat_maps, table, without
+from mixhead_plugin.analysis.heads import HeadNumbers, all_heads, as_json, heat_maps, table, without
 from mixhead_plugin.modules.attention import MixheadAttention
 
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
@@ -32,12 +32,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
     scores.add_arguments(parser)
     output.add_arguments(parser)
-
-
-def removed(experiment: str, head: Head, heads: Collection[Head]) -> list[Head]:
-    if experiment == "single":
-        return [head]
-    return [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
 
 
 def run(args: Namespace) -> None:
@@ -57,7 +51,7 @@ def run(args: Namespace) -> None:
             changes = {n: {k: v - baseline[metric] for k, v in by_kind.items()} for n, by_kind in values.items()}
             title = f"change of {scores.METRICS[metric]} {words}"
             worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
-            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(loaded.model, changes, title, worse_is_red)
+            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(changes, title, worse_is_red)
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
             results[experiment][metric] = as_json(values)
     output.write(args, "ablate", results, pictures)
@@ -70,7 +64,8 @@ def ablations(
     measured: dict[str, HeadNumbers] = {}
     heads = all_heads(found)
     for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
-        with without(found, removed(experiment, head, heads)):
+        others = [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
+        with without(found, [head] if experiment == "single" else others):
             for metric, value in score().items():
                 by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
                 before = by_kind.get(head.kind, torch.empty(0).double())

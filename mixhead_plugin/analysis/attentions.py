@@ -1,7 +1,7 @@
 """Find the attentions of a model with their sites and layers, and look at their heads."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -41,11 +41,12 @@ def where(name: str) -> Where:
     return Where("cross" if parts[-1] == "encoder_attn" else side, int(layer[1]))
 
 
-def by_site(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of all attentions by site; the sites are in the order of SITES, the names in that of layers."""
-    names = sorted(attentions(model), key=where)
-    sites = {site: [name for name in names if where(name).site == site] for site in SITES}
-    return {site: there for site, there in sites.items() if there}
+def by_site(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names of attentions by site; the sites are in the order of SITES, the names in that of the layers."""
+    sites: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (SITES.index(where(name).site), where(name).layer)):
+        sites.setdefault(where(name).site, []).append(name)
+    return sites
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.attentions import by_site, where
@@ -97,10 +97,9 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
     return [{"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind} for n, by_kind in values.items()]
 
 
-def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
+def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
     """Draw `values`, layer by head: a column of panels for each site, and a row for each kind of head."""
-    sites = {site: [values[name] for name in names if name in values] for site, names in by_site(model).items()}
-    sites = {site: layers for site, layers in sites.items() if layers}
+    sites = {site: [values[name] for name in names] for site, names in by_site(values).items()}
     kinds = shown_kinds(values)
     panels: list[list[tuple[str, Any] | None]] = [[] for _ in kinds]
     for row, kind in zip(panels, kinds, strict=True):

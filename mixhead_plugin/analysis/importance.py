@@ -77,7 +77,7 @@ def importance(
         sentences += batch["net_input"]["src_tokens"].shape[0]
     for name, by_kind in sums.items():
         if not all(total.isfinite().all() for total in by_kind.values()):
-            raise OptionError(f"the importance of the heads of {name} is not finite; are its parameters damaged?")
+            raise OptionError(f"the importances of the heads of {name} are not finite; are its parameters damaged?")
     means = {name: {kind: total / sentences for kind, total in by_kind.items()} for name, by_kind in sums.items()}
     return means, sentences
 
@@ -106,17 +106,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_normalization(parser: ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--normalize",
-        choices=list(NORMALIZATIONS),
-        default=default,
-        help="layer: divide the importances of each attention by their l2 norm, as Michel et al. do to compare heads "
-        "of different layers (default: %(default)s)",
-    )
+    text = "layer: divide the importances of each attention by their l2 norm, like Michel et al. (default: %(default)s)"
+    parser.add_argument("--normalize", choices=list(NORMALIZATIONS), default=default, help=text)
 
 
 def run(args: Namespace) -> None:
-    folders = [args.data, *([args.compare_data] if args.compare_data else [])]
+    folders = [args.data, args.compare_data] if args.compare_data else [args.data]
     subsets = args.subset.split(",")
     if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
@@ -131,10 +126,10 @@ def run(args: Namespace) -> None:
             label = f"{subset} of {data}" if len(folders) > 1 else subset
             shown[label] = NORMALIZATIONS[args.normalize](weights)
             print(f"{label}: importance of each head ({sentences} sentences)\n{table(shown[label])}")
-            pictures[f"importance-{len(shown)}"] = heat_maps(loaded.model, shown[label], title)
+            name = "importance" if len(shown) == 1 else "importance-2"
+            pictures[name] = heat_maps(shown[label], title)
             found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
             results["sets"].append({**found, "attentions": as_json(weights)})
-    pictures = {name.removesuffix("-1"): figure for name, figure in pictures.items()}
     if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():

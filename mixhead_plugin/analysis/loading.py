@@ -24,6 +24,7 @@ from mixhead_plugin.analysis.output import name_of
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 
+SAME_SETTINGS = "embed_dim num_heads kdim vdim add_zero_attn self_attention encoder_decoder_attention".split()
 DEFAULT_MAX_TOKENS = 4096
 SEED = 1
 
@@ -88,11 +89,7 @@ def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
 
 
 def load(
-    path: str,
-    data: str | None = None,
-    overrides: dict[str, Any] | None = None,
-    cpu: bool = False,
-    name: str | None = None,
+    path: str, data: str | None = None, overrides: dict | None = None, cpu: bool = False, name: str | None = None
 ) -> Loaded:
     """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its config."""
     changes = {**(overrides or {}), **({} if data is None else {"data": data})}
@@ -161,17 +158,11 @@ def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
         for name, original in list(parent.named_children()):
             if isinstance(original, MultiheadAttention) and not isinstance(original, MixheadAttention):
                 attention = MixheadAttention(
-                    original.embed_dim,
-                    original.num_heads,
-                    kdim=original.kdim,
-                    vdim=original.vdim,
                     dropout=original.dropout_module.p,
                     bias=original.q_proj.bias is not None,
                     add_bias_kv=original.bias_k is not None,
-                    add_zero_attn=original.add_zero_attn,
-                    self_attention=original.self_attention,
-                    encoder_decoder_attention=original.encoder_decoder_attention,
                     impl=impl,
+                    **{setting: getattr(original, setting) for setting in SAME_SETTINGS},
                 )
                 attention.load_state_dict(original.state_dict())
                 setattr(parent, name, attention)

@@ -1,6 +1,7 @@
 """Read the logs of fairseq-train --log-format json."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,10 +37,8 @@ def read_line(line: str) -> Entry | None:
     for name, value in stats.items():
         metric = name.removeprefix(prefix)
         if name.startswith(prefix) and metric not in (UPDATES, "epoch", "update"):
-            try:
+            with suppress(TypeError, ValueError):
                 values[metric] = float(value)  # fairseq writes most numbers as strings
-            except (TypeError, ValueError):
-                continue
     return Entry(prefix.removesuffix("_") or INNER, updates, values)
 
 

@@ -39,22 +39,24 @@ def distances(mixing: Tensor) -> Tensor:
 
 
 class Layer(NamedTuple):
-    """The mixing of one attention; means over the tokens where M depends on the position."""
+    """The mixing of one attention, as in mixing.json; where M depends on the position, means over the tokens."""
 
-    name: str
-    kind: str  # a key of HEAD_MIXINGS
+    place: str  # one of SITES
+    layer: int
+    head_mixing: str
     mixing: Tensor  # [Hs, Hm]
-    distances: Tensor  # [2], those of DISTANCES
+    from_identity: float
+    from_orthogonal: float
     tokens: int | None = None
 
 
-def over_tokens(loaded: Loaded, args: Namespace, names: list[str]) -> list[Layer]:
-    """Return the mixing of the attentions `names`, where M depends on the position, over the tokens of a set."""
+def over_tokens(loaded: Loaded, args: Namespace) -> dict[str, Layer]:
+    """Return the mixing of all attentions of a model, where M depends on the position, over the tokens of a set."""
     real: dict[str, Tensor] = {}  # the tokens of the batch that are not padding, by side, bool [B, Nq]
-    sums: dict[str, tuple[int, Tensor, Tensor]] = {}  # by attention: number of tokens, sums of M and its distances
+    sums: dict[str, tuple[int, Tensor, Tensor]] = {}  # by attention: number of tokens, sums of M and of its distances
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
-        if name in names:
+        if heads.mixing is not None:
             side = "encoder" if where(name).site == "encoder-self" else "decoder"
             mixing = heads.mixing[real[side]].double().cpu()  # [tokens, Hs, Hm]
             tokens, matrix, far = sums.get(name, (0, 0, 0))
@@ -69,10 +71,10 @@ def over_tokens(loaded: Loaded, args: Namespace, names: list[str]) -> list[Layer
             real.update(encoder=source.ne(pad), decoder=source.ne(pad) if read is None else read.ne(target_pad))
             loading.forward(loaded, batch["net_input"])
     found = attentions(loaded.model)
-    return [
-        Layer(name, found[name].head_mixing_kind, matrix / tokens, far / tokens, tokens)
+    return {
+        name: Layer(*where(name), found[name].head_mixing_kind, matrix / tokens, *(far / tokens).tolist(), tokens)
         for name, (tokens, matrix, far) in sums.items()
-    ]
+    }
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -86,24 +88,19 @@ def run(args: Namespace) -> None:
     if not mixing:
         kinds = ", ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.build)
         raise OptionError(f"{args.checkpoint}: has --head-mixing none; must be a model with one of {kinds}")
-    dependent = [name for name, a in mixing.items() if HEAD_MIXINGS[a.head_mixing_kind].reads_query]
-    layers = over_tokens(loaded, args, dependent) if dependent else []
-    for name, attention in mixing.items():
-        if name not in dependent:
-            matrix = attention.head_mixing.weight.detach().double().cpu()
-            layers.append(Layer(name, attention.head_mixing_kind, matrix, distances(matrix)))
-    layers.sort(key=lambda layer: list(mixing).index(layer.name))
+    (kind,) = {attention.head_mixing_kind for attention in mixing.values()}
+    if HEAD_MIXINGS[kind].reads_query:
+        layers = over_tokens(loaded, args)
+    else:
+        matrices = {name: a.head_mixing.weight.detach().double().cpu() for name, a in mixing.items()}
+        layers = {name: Layer(*where(name), kind, m, *distances(m).tolist()) for name, m in matrices.items()}
     results = {}
-    for name, kind, matrix, far, tokens in layers:
-        shape = "x".join(map(str, matrix.shape))
-        identity, orthogonal = far.tolist()
-        first = "rectangular" if math.isnan(identity) else f"from identity {identity:.3f}"
-        print(f"{where(name)}: M {shape}, {first}, from orthogonal {orthogonal:.3f}")
-        results[name] = {"place": where(name).site, "layer": where(name).layer, "head_mixing": kind}
-        results[name] |= {"mixing": matrix, **dict(zip(DISTANCES, far.tolist(), strict=True))}
-        results[name] |= {} if tokens is None else {"tokens": tokens}
-    sites = {site: [x for x in layers if x.name in names] for site, names in by_site(loaded.model).items()}
-    sites = {site: there for site, there in sites.items() if there}
+    for name, layer in layers.items():
+        shape = "x".join(map(str, layer.mixing.shape))
+        first = "rectangular" if math.isnan(layer.from_identity) else f"from identity {layer.from_identity:.3f}"
+        print(f"{where(name)}: M {shape}, {first}, from orthogonal {layer.from_orthogonal:.3f}")
+        results[name] = {key: value for key, value in layer._asdict().items() if value is not None}
+    sites = {site: [layers[name] for name in names] for site, names in by_site(layers).items()}
     with figures.style():
         pictures = {"mixing": draw_matrices(sites), "mixing_distances": draw_distances(sites)}
     output.write(args, "mixing", {"attentions": results}, pictures)
@@ -112,17 +109,17 @@ def run(args: Namespace) -> None:
 def draw_matrices(sites: dict[str, list[Layer]]) -> Any:
     """Draw M of each layer: a row of panels for each site and eight of its layers."""
     rows = [there[i : i + 8] for there in sites.values() for i in range(0, len(there), 8)]
-    panels = [[(str(where(layer.name)), layer.mixing.tolist()) for layer in row] for row in rows]
+    panels = [[(f"{layer.place} {layer.layer}", layer.mixing.tolist()) for layer in row] for row in rows]
     labels = {"xlabel": "mixed head i", "ylabel": "source head j"}
     return figures.heat_maps(panels, (2.0, 2.3), "mean of M[j, i]", "RdBu_r", square=True, **labels)
 
 
 def draw_distances(sites: dict[str, list[Layer]]) -> Any:
     figure, axes = figures.subplots(1, len(DISTANCES), (3.6, 3.2))
-    for i_distance, (panel, label) in enumerate(zip(axes[0], DISTANCES.values(), strict=True)):
+    for panel, (distance, label) in zip(axes[0], DISTANCES.items(), strict=True):
         for i, (site, there) in enumerate(sites.items()):
-            numbers = [where(layer.name).layer for layer in there]
-            values = [float(layer.distances[i_distance]) for layer in there]
+            numbers = [layer.layer for layer in there]
+            values = [getattr(layer, distance) for layer in there]
             panel.plot(numbers, values, **figures.line(i), marker="o", markersize=4, label=site)
         panel.set(xlabel="layer", ylabel=label)
         panel.set_ylim(0, 1.08 * panel.get_ylim()[1])

@@ -57,12 +57,8 @@ def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict
     """Write the pictures and <command>.json into --output, and print the names of the files."""
     files = [file for name, figure in pictures.items() for file in figures.save(figure, args.output, name)]
     flags = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, list, dict))}
-    versions = {
-        "mixhead_plugin": mixhead_plugin.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "fairseq": fairseq.__version__,
-    }
+    versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
+    versions["python"] = platform.python_version()
     content = _plain({"command": command, "versions": versions, "flags": flags, **results})
     Path(args.output).mkdir(parents=True, exist_ok=True)
     files.append(Path(args.output) / f"{command}.json")

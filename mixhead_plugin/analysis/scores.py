@@ -15,7 +15,6 @@ from mixhead_plugin.errors import OptionError
 
 Batches = Sequence[dict[str, Any]]  # fairseq's samples
 
-
 # The values of --metric, with their titles; the loss is better if it is lower.
 METRICS = {"loss": "loss (base 2)", "accuracy": "accuracy (%)", "bleu": "BLEU"}
 

@@ -30,8 +30,7 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     """Save the model with only the heads `kept` of each attention of `prunable`, without the optimizer's state."""
     found = prunable(loaded)
     smaller = cut_state(loaded.model.state_dict(), found, kept)
-    sites = {site: [kept[n] for n in names if n in found] for site, names in by_site(loaded.model).items()}
-    flags = pruned_flags(found, {site: layers for site, layers in sites.items() if layers})
+    flags = pruned_flags(found, {site: [kept[name] for name in names] for site, names in by_site(found).items()})
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")

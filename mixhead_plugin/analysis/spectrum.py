@@ -15,7 +15,6 @@ Shorter sentences are left out. Checkpoints are only comparable on the same data
 Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead --length 128
 """
 
-import itertools
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -63,21 +62,21 @@ def usual_length(loaded: Loaded, subset: str) -> int:
 
 
 def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, Tensor]]:
-    """Return the inputs of one window after another, at most `args.windows`, from random places of the set."""
+    """Yield the inputs of one window after another, at most `args.windows`, from random places of the set."""
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     pads = {"src_tokens": source.pad(), "prev_output_tokens": (target or source).pad()}
-
-    def cut() -> Iterator[dict[str, Tensor]]:
-        # One sentence at a time: those of a larger batch have similar lengths.
-        for batch in loading.batches(loaded, args.subset, batch_size=1, shuffle=True):
-            net_input = batch["net_input"]
-            tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
-            if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
-                if "src_lengths" in net_input:
-                    tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
-                yield tokens
-
-    return itertools.islice(cut(), args.windows)
+    left = args.windows
+    # Sentences of one batch would have similar lengths.
+    for batch in loading.batches(loaded, args.subset, batch_size=1, shuffle=True):
+        net_input = batch["net_input"]
+        tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
+        if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
+            if "src_lengths" in net_input:
+                tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
+            yield tokens
+            left -= 1
+            if left == 0:
+                return
 
 
 class Spectrum(NamedTuple):

@@ -92,6 +92,8 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     """
 
     config = SynthesizerLanguageModelConfig
+    decoder_config = SynthesizerConfig
+    decoder_type = SynthesizerDecoder
 
     @classmethod
     def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
@@ -122,11 +124,6 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         refuse_longer_inputs(task, args.max_target_positions)
         return model
 
-    @classmethod
-    def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> SynthesizerDecoder:
-        cfg = SynthesizerConfig.from_namespace(args)
-        return SynthesizerDecoder(cfg, dictionary, embed_tokens, no_encoder_attn=True)
-
 
 def _longest_block(args: Any) -> int:
     """Return the length of the longest input that the task cuts from a text."""
@@ -139,18 +136,13 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         raise OptionError(f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
     for option, name in _OWN_SIZES.items():
         value = getattr(options, option)
-        if value is None:
-            continue
-        if name != options.synthesizer:
-            raise OptionError(
-                f"{option_name(option)} {value}: must be left out with --synthesizer {options.synthesizer}, or used "
-                f"with --synthesizer {name}"
-            )
-        most = longest if option == "synthesizer_factor" else float("inf")
-        if not 1 <= value <= most:
-            raise OptionError(
-                f"{option_name(option)} {value}: must be at least 1; a factor at most the maximal length, {longest}"
-            )
+        flag = f"{option_name(option)} {value}"
+        if value is not None and name != options.synthesizer:
+            raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
+        if value is not None and value < 1:
+            raise OptionError(f"{flag}: must be at least 1")
+    if options.synthesizer_factor is not None and options.synthesizer_factor > longest:
+        raise OptionError(f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, {longest}")
     if options.relative_position != "none":
         raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
     if options.attention_impl == "triton" and kind.trained_bias:

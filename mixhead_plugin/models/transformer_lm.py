@@ -1,7 +1,7 @@
 """Transformer language model, adaptive inputs included: architectures `<family>_transformer_lm*`."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq import options as fairseq_options
 from fairseq.models import transformer_lm as upstream
@@ -24,6 +24,8 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
 
     config = TransformerLanguageModelConfig
     by_dataclass = True
+    decoder_config: ClassVar[type[TransformerConfig]] = TransformerConfig
+    decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
 
     @classmethod
     def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
@@ -48,11 +50,8 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
             cutoffs = args.adaptive_softmax_cutoff, args.adaptive_input_cutoff
             assert cutoffs[0] == cutoffs[1], "{} != {}".format(*cutoffs)
             assert args.decoder_input_dim == args.decoder_output_dim
-        return cls(cls.build_decoder(args, task.target_dictionary, cls.build_input(args, task.source_dictionary)))
-
-    @classmethod
-    def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> MixheadDecoder:
-        return MixheadDecoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens, no_encoder_attn=True)
+        cfg, embed_tokens = cls.decoder_config.from_namespace(args), cls.build_input(args, task.source_dictionary)
+        return cls(cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
 
     @classmethod
     def build_input(cls, args: Any, dictionary: Any) -> nn.Module:

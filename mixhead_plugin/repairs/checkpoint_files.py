@@ -73,13 +73,13 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
 
 def check_state(path: str, state: Any) -> None:
     """Refuse a checkpoint without tensors or config, with code in its config, or with weights that are not finite."""
+    foreign = f"{path}: not a checkpoint that fairseq-train wrote"
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
-        raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
+        raise OptionError(f"{foreign}: no tensors of a model")
     cfg = state.get("cfg")
-    foreign = f"{path}: not a checkpoint that fairseq-train wrote: no config of a model"
-    if cfg is not None and not isinstance(cfg, (dict, DictConfig)):
-        raise OptionError(foreign)
+    if not isinstance(cfg, (dict, DictConfig, type(None))):
+        raise OptionError(f"{foreign}: no config of a model")
     for part in ("cfg", "args"):
         for name, value in _values(state.get(part)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
@@ -87,7 +87,7 @@ def check_state(path: str, state: Any) -> None:
             if isinstance(value, str) and _COMPUTED.search(value):
                 raise OptionError(f"{path}: its {name} refers to a function; not loaded")
     if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
-        raise OptionError(foreign)
+        raise OptionError(f"{foreign}: no config of a model")
     check_finite(path, model)
 
 

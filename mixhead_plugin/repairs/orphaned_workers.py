@@ -11,7 +11,6 @@ import torch
 
 
 def apply() -> None:
-    # torch asks the system to send SIGINT to a worker when its parent ends.
     is_worker = multiprocessing.parent_process() is not None and torch.distributed.is_initialized()
     if is_worker and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
