@@ -1,4 +1,4 @@
-"""Define the plugin's flags and the families that preset them; check the flags before a model is built."""
+"""The plugin's flags, their check before a model is built, and the families that preset them."""
 
 import math
 from argparse import Namespace
@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # The head size is the input length (low-rank bottleneck paper, section 3.1).
     "fixhead": {"head_dim": TOKENS_PER_SAMPLE},
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
-    # Rows of l2 weights sum to at most sqrt(n). So the essay shrinks W_V and W_O; we chose the factor.
+    # A row of l2 weights sums to at most sqrt(n), therefore the essay shrinks W_V and W_O. We chose the factor.
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
 }
 
@@ -179,8 +179,7 @@ def model_options(model: Any) -> Namespace | None:
 
 def most_heads(args: Any) -> int:
     """Return the largest number of source heads of the plugin's attentions, by the complete flags of their model."""
-    shapes = _registered(args).attention_shapes(args)
-    covered = {site: shape for site, shape in shapes.items() if site in SCOPES[args.attention_scope]}
+    covered = _check_scope(args, _registered(args).attention_shapes(args))
     return max(source for site, shape in covered.items() for source, _ in _heads(args, site, shape))
 
 
@@ -289,7 +288,7 @@ def _check_learning_rate(args: Any) -> None:
     if not HEAD_MIXINGS[args.head_mixing].trained:
         raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing}; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
-        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads; else all parameters become one")
+        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart")
     # The first two round small steps to 0; the others rearrange the parameters.
     for name, value in (
         ("memory_efficient_fp16", True),
@@ -306,10 +305,10 @@ def _check_quantisation(args: Any, covered: dict[str, AttentionShape]) -> None:
     """Refuse a block size of quantisation noise that does not divide out_proj's inputs, heads * head size."""
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
-    block, flag = getattr(args, "quant_noise_pq_block_size", 8), "--quant-noise-pq-block-size"
+    flag, block = "--quant-noise-pq-block-size", getattr(args, "quant_noise_pq_block_size", 8)
     for heads in {mixed for site, shape in covered.items() for _, mixed in _heads(args, site, shape)}:
         if heads * args.head_dim % block:
-            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {block}, {flag}")
+            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {flag} {block}")
 
 
 def _check_implementation(args: Any, covered: dict[str, AttentionShape]) -> None:
@@ -344,7 +343,7 @@ def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[
 
 
 def _heads(args: Any, site: str, shape: AttentionShape) -> list[tuple[int, int]]:
-    """Return the numbers of source and mixed heads of each layer that differs."""
+    """Return the numbers of source and mixed heads of the layers at a site; one entry if they are all equal."""
     return parse_heads_per_layer(args.heads_per_layer).get(site, [(shape.num_heads, shape.num_heads)])
 
 

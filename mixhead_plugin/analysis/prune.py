@@ -147,8 +147,9 @@ def training_progress(loaded: Loaded) -> tuple[str, int]:
     iterator = loaded.history["extra_state"].get("train_iterator") or {}
     # Between two epochs, fairseq stores the number of the next one.
     epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
-    words = [f"epoch {epoch}"] * (epoch > 0) + [f"{updates:,} updates"]
-    return ", ".join(words) if updates else "", updates
+    if updates == 0:
+        return "", updates
+    return f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates", updates
 
 
 def worse_by(steps: Sequence[Step], metric: str) -> list[float]:

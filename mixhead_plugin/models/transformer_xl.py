@@ -130,8 +130,7 @@ class _NumberedWindows:
 def number_windows(task: Any) -> None:
     """Put the number of each window of the text into the `net_input` of this task's batches.
 
-    fairseq does not pass the number to the model. By it the model notices that a new epoch or set begins, and empties
-    its memory.
+    fairseq does not pass the number to the model, which empties its memory when a new epoch or set begins.
     """
     if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
         return

@@ -1,6 +1,6 @@
 """Refuse --write-checkpoints-asynchronously without the package iopath.
 
-fairseq logs that this flag needs iopath. It then ends with status 0 without training.
+fairseq logs that --write-checkpoints-asynchronously needs iopath. It then ends with status 0 without training.
 """
 
 from importlib.util import find_spec

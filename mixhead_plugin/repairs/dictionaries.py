@@ -1,6 +1,6 @@
 """Refuse a dictionary that is empty or has a negative count.
 
-fairseq trains and decodes with both. A failed copy may leave an empty dictionary.
+fairseq trains and decodes with an empty dictionary, as a failed copy may leave it, and with negative counts.
 """
 
 import os

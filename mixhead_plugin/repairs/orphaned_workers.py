@@ -1,7 +1,7 @@
-"""Let SIGINT end a worker, so that it ends with the process that started it.
+"""Let SIGINT end a worker, so that no worker outlives the process that started it.
 
-torch sends SIGINT to a worker whose parent has ended. A training in the background of a shell (`&`) ignores SIGINT:
-its workers go on, write checkpoints and keep the GPUs.
+When that process ends, torch sends SIGINT to its workers. Workers of a training in the background of a shell (`&`)
+ignore SIGINT. They go on, write checkpoints and keep the GPUs.
 """
 
 import multiprocessing

@@ -1,6 +1,6 @@
 """Refuse to train if the file of --restore-file, --finetune-from-model or --continue-once does not exist.
 
-fairseq trains from random weights if one of them is a folder, or if the file of the first or the last does not exist.
+fairseq trains from random weights if --restore-file or --continue-once is missing, or --finetune-from-model a folder.
 """
 
 import os

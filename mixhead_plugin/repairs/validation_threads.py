@@ -1,7 +1,7 @@
-"""End the thread of a validation that --max-valid-steps cut short, when the next validation begins.
+"""End the thread of a validation that was cut short when the next validation begins.
 
-fairseq leaves a thread, its data workers and about 40 open files behind each such validation. In the end the system has
-no more files to open, and the training dies.
+If --max-valid-steps cuts a validation short, fairseq leaves a thread, its data workers and about 40 open files behind.
+In the end the system can open no more files, and the training dies.
 """
 
 import queue
