@@ -266,7 +266,6 @@ def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> 
 
 
 def refuse_relative(args: Any, reason: str) -> None:
-    """Refuse --relative-position and --relative-gain."""
     for name, off in (("relative_position", "none"), ("relative_gain", 0)):
         if getattr(args, name) != off:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be {off} {reason}")

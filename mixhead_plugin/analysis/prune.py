@@ -147,9 +147,8 @@ def training_progress(loaded: Loaded) -> tuple[str, int]:
     iterator = loaded.history["extra_state"].get("train_iterator") or {}
     # Between two epochs, fairseq stores the number of the next one.
     epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
-    if updates == 0:
-        return "", updates
-    return f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates", updates
+    words = f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates"
+    return words if updates else "", updates
 
 
 def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
