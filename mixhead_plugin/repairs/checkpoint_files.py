@@ -35,8 +35,7 @@ EVALUATED = frozenset(
 # For ${name:...} omegaconf calls a function; ${name} only refers to another value.
 _COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
 _ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
-# fairseq saves this tensor only for its type, and never sets its value.
-_WITHOUT_VALUE = "_float_tensor"
+_WITHOUT_VALUE = "_float_tensor"  # fairseq uses only its type, and never sets its value
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")

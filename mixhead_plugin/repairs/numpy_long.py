@@ -1,6 +1,6 @@
 """Define np.compat.long as `int`.
 
-fairseq uses np.compat.long with --sample-break-mode eos, and to filter sentences by length. NumPy 2 has no such name.
+fairseq uses np.compat.long, which NumPy 2 lacks, for --sample-break-mode eos and to filter sentences by length.
 """
 
 from types import SimpleNamespace

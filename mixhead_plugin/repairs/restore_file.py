@@ -1,6 +1,7 @@
 """Refuse to train if the file of --restore-file, --finetune-from-model or --continue-once does not exist.
 
-fairseq trains from random weights if --restore-file or --continue-once is missing, or --finetune-from-model a folder.
+fairseq trains from random weights if the file of --restore-file or --continue-once does not exist, or if
+--finetune-from-model is a folder.
 """
 
 import os
