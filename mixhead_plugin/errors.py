@@ -1,4 +1,4 @@
-"""The exceptions of the plugin, and how a flag is called in them."""
+"""The exceptions of the plugin, and the names of flags in their messages."""
 
 import os
 import sys
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class OptionError(SystemExit, ValueError):
-    """A flag, a combination of flags, or a file named by one, that cannot be used; the message is one line.
+    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message is one line.
 
-    Nobody has to catch it: Python ends a program on a SystemExit with its line and status 1, as argparse ends one.
+    A program need not catch it: Python ends the program with this line and status 1, as after any SystemExit.
     `except ValueError` catches it too. MIXHEAD_TRACEBACK=1 shows where it was raised.
     """
 

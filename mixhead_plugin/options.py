@@ -1,9 +1,10 @@
-"""Define the plugin's flags and the families that preset them; check the flags before a model is built."""
+"""The plugin's flags, their check before a model is built, and the families that preset them."""
 
 import math
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
@@ -27,12 +28,12 @@ SCOPES = {
 TOKENS_PER_SAMPLE = II("task.tokens_per_sample")
 
 # A family presets the flags below in all its architectures, `<family>_<fairseq's architecture>`.
-FAMILIES: Dict[str, Dict[str, Any]] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "mixhead": {"head_mixing": "position-wise"},
     # The head size is the input length (low-rank bottleneck paper, section 3.1).
     "fixhead": {"head_dim": TOKENS_PER_SAMPLE},
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
-    # Rows of l2 weights sum to at most sqrt(n). So the essay shrinks W_V and W_O; we chose the factor.
+    # A row of l2 weights sums to at most sqrt(n), therefore the essay shrinks W_V and W_O. We chose the factor.
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
 }
 
@@ -56,7 +57,7 @@ def _flag(name: str, default: Any, text: str) -> Any:
 
 @dataclass
 class AttentionOptions(FairseqDataclass):
-    """Add the flags of every plugin architecture to fairseq's."""
+    """The flags that every architecture of the plugin adds to fairseq's."""
 
     attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
     head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
@@ -87,22 +88,22 @@ class AttentionOptions(FairseqDataclass):
         "'encoder-self=8,6;decoder-self=8:6,7:8;cross=4,4'; needs --head-dim",
     )
 
-    def heads_at(self, site: str, layer: int) -> Optional[Tuple[int, int]]:
+    def heads_at(self, site: str, layer: int) -> tuple[int, int] | None:
         """Return the numbers of source and mixed heads by --heads-per-layer, None if it does not name `site`."""
         heads = parse_heads_per_layer(self.heads_per_layer).get(site)
         return None if heads is None else heads[layer]
 
     def covers(self, site: str) -> bool:
-        """Return whether --attention-scope includes `site`, one of SCOPES['all']."""
+        """Return True if --attention-scope includes `site`, one of SCOPES['all']."""
         return site in SCOPES[self.attention_scope]
 
 
 OPTION_NAMES = tuple(f.name for f in fields(AttentionOptions) if not f.name.startswith("_"))
 
 
-def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]]]:
+def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
     """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text."""
-    found: Dict[str, List[Tuple[int, int]]] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
     for part in filter(str.strip, (text or "").split(";")):
         site, _, layers = (side.strip() for side in part.partition("="))
@@ -119,7 +120,7 @@ def parse_heads_per_layer(text: Optional[str]) -> Dict[str, List[Tuple[int, int]
 
 
 class AttentionShape(NamedTuple):
-    """Hold the sizes of the attention at one site, and the flags that set them."""
+    """The sizes of the attention at one site, and the flags that set them."""
 
     embed_flag: str
     embed_dim: int
@@ -131,8 +132,8 @@ class AttentionShape(NamedTuple):
 def as_namespace(args: Any) -> Any:
     """Return the flags that fairseq gives to `build_model` as one flat namespace.
 
-    fairseq's own converters drop the plugin's flags from a DictConfig. The result includes the flags of `common`, which
-    a YAML file keeps beside the model's. An interpolation without a value, as without a task, becomes None.
+    fairseq's own converters drop the plugin's flags from a DictConfig. A YAML file keeps the flags of `common` beside
+    the model's: the result has both. A reference to a value of the task becomes None if there is no task.
     """
     if OmegaConf.is_config(args):
         common = (args._get_parent() or {}).get("common", {})
@@ -145,12 +146,9 @@ def as_namespace(args: Any) -> Any:
     return args
 
 
-def complete(args: Any, family: Optional[str] = None) -> None:
-    """Set each missing flag of `args` (Namespace or DictConfig, changed in place) to the family's value.
-
-    If `family` is None, the model's name in `args` gives the family.
-    """
-    name = _name(args)
+def complete(args: Any, family: str | None = None) -> None:
+    """Set the missing flags of `args` in place to the family's values; by default the model's name gives the family."""
+    name = model_name(args)
     preset = FAMILIES.get(family or str(ARCH_MODEL_NAME_REGISTRY.get(name, name)).partition("_")[0], {})
     for option in fields(AttentionOptions):
         if option.name in OPTION_NAMES and getattr(args, option.name, None) is None:
@@ -166,32 +164,35 @@ def _input_length(args: Any) -> int:
 
 
 # `model_options` returns this for fairseq's own models.
-STOCK_MODEL = Namespace()
+FAIRSEQ_MODEL = Namespace()
 
 
-def model_options(model: Any) -> Optional[Namespace]:
-    """Return the complete flags of a plugin model, STOCK_MODEL for fairseq's own, None for an unknown name."""
+def model_options(model: Any) -> Namespace | None:
+    """Return the complete flags of a plugin model, FAIRSEQ_MODEL for fairseq's own, None for an unknown name."""
     registered = _registered(model)
     if not hasattr(registered, "attention_shapes"):
-        return None if registered is None else STOCK_MODEL
+        return None if registered is None else FAIRSEQ_MODEL
     args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
     complete(args)
     return args
 
 
-def _name(model: Any) -> Optional[str]:
+def most_heads(args: Any) -> int:
+    """Return the largest number of source heads of the plugin's attentions, by the complete flags of their model."""
+    covered = _check_scope(args, _registered(args).attention_shapes(args))
+    return max(source for site, shape in covered.items() for source, _ in _heads(args, site, shape))
+
+
+def model_name(model: Any) -> str | None:
     return getattr(model, "arch", None) or getattr(model, "_name", None)
 
 
-def _registered(model: Any) -> Optional[type]:
-    return ARCH_MODEL_REGISTRY.get(_name(model)) or MODEL_REGISTRY.get(_name(model))
+def _registered(model: Any) -> type | None:
+    return ARCH_MODEL_REGISTRY.get(model_name(model)) or MODEL_REGISTRY.get(model_name(model))
 
 
-def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
-    """Refuse values of the plugin's flags that cannot work or would silently have no effect.
-
-    `args` are all flags of the model, complete and flat; `shapes` are the attentions that it will have, by site.
-    """
+def check(args: Any, shapes: dict[str, AttentionShape]) -> None:
+    """Refuse complete flags that cannot work, or have no effect, in a model with the attentions `shapes`, by site."""
     for name, choices in CHOICES.items():
         if getattr(args, name) not in choices:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be one of {', '.join(choices)}")
@@ -215,7 +216,7 @@ def check(args: Any, shapes: Dict[str, AttentionShape]) -> None:
             raise OptionError(f"--{side}-xformers-att-config: must be left out, the plugin computes the attention")
 
 
-def _check_scope(args: Any, shapes: Dict[str, AttentionShape]) -> Dict[str, AttentionShape]:
+def _check_scope(args: Any, shapes: dict[str, AttentionShape]) -> dict[str, AttentionShape]:
     """Return the attentions that --attention-scope covers."""
     flag = f"--attention-scope {args.attention_scope}"
     covered = {site: shape for site, shape in shapes.items() if site in SCOPES[args.attention_scope]}
@@ -229,7 +230,7 @@ def _check_scope(args: Any, shapes: Dict[str, AttentionShape]) -> Dict[str, Atte
     return covered
 
 
-def _check_heads_per_layer(args: Any, covered: Dict[str, AttentionShape]) -> None:
+def _check_heads_per_layer(args: Any, covered: dict[str, AttentionShape]) -> None:
     per_layer = parse_heads_per_layer(args.heads_per_layer)
     flag = f"--heads-per-layer {args.heads_per_layer}"
     if per_layer and args.head_dim is None:
@@ -264,12 +265,16 @@ def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> 
         raise OptionError(f"--scale-heads: needs --head-dim {shape.embed_dim / shape.num_heads:g}, not {args.head_dim}")
 
 
-def _check_relative(args: Any, covered: Dict[str, AttentionShape]) -> None:
-    own = [shape for site, shape in covered.items() if site != "cross"]
+def refuse_relative(args: Any, reason: str) -> None:
     for name, off in (("relative_position", "none"), ("relative_gain", 0)):
-        flag = f"{option_name(name)} {getattr(args, name)}"
-        if getattr(args, name) != off and not own:
-            raise OptionError(f"{flag}: must be {off}, --attention-scope {args.attention_scope} has no self-attention")
+        if getattr(args, name) != off:
+            raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be {off} {reason}")
+
+
+def _check_relative(args: Any, covered: dict[str, AttentionShape]) -> None:
+    own = [shape for site, shape in covered.items() if site != "cross"]
+    if not own:
+        refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
     for shape in own:
         if args.relative_position == "rotary" and _head_dim(args, shape) % 2:
             raise OptionError(f"--relative-position rotary: needs an even head size, not {_head_dim(args, shape)}")
@@ -282,7 +287,7 @@ def _check_learning_rate(args: Any) -> None:
     if not HEAD_MIXINGS[args.head_mixing].trained:
         raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing}; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
-        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads; else all parameters become one")
+        raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart")
     # The first two round small steps to 0; the others rearrange the parameters.
     for name, value in (
         ("memory_efficient_fp16", True),
@@ -295,17 +300,17 @@ def _check_learning_rate(args: Any) -> None:
             raise OptionError(f"{flag}: must be 1 with {option_name(name)}{'' if value is True else f' {value}'}")
 
 
-def _check_quantisation(args: Any, covered: Dict[str, AttentionShape]) -> None:
+def _check_quantisation(args: Any, covered: dict[str, AttentionShape]) -> None:
     """Refuse a block size of quantisation noise that does not divide out_proj's inputs, heads * head size."""
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
-    block, flag = getattr(args, "quant_noise_pq_block_size", 8), "--quant-noise-pq-block-size"
+    flag, block = "--quant-noise-pq-block-size", getattr(args, "quant_noise_pq_block_size", 8)
     for heads in {mixed for site, shape in covered.items() for _, mixed in _heads(args, site, shape)}:
         if heads * args.head_dim % block:
-            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {block}, {flag}")
+            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {flag} {block}")
 
 
-def _check_implementation(args: Any, covered: Dict[str, AttentionShape]) -> None:
+def _check_implementation(args: Any, covered: dict[str, AttentionShape]) -> None:
     """Refuse an implementation that could not compute the first batch."""
     flag = f"--attention-impl {args.attention_impl}"
     if problem := implementation_problem(args.attention_impl):
@@ -313,24 +318,31 @@ def _check_implementation(args: Any, covered: Dict[str, AttentionShape]) -> None
         raise OptionError(f"{flag}: {problem}; usable here: {', '.join(usable)} (also by --model-overrides)")
     if args.attention_impl != "triton":
         return
-    problem = "needs a GPU, which --cpu excludes" if getattr(args, "cpu", False) else ""
-    mixes = HEAD_MIXINGS[args.head_mixing].build is not None
-    for site, shape in covered.items():
-        heads, head_dim = _heads(args, site, shape), _head_dim(args, shape)
-        most = max(source for source, _ in heads)
-        problem = problem or triton.variant_problem(args.attention_normalizer, most, head_dim, mixes)
-        if any(source != mixed for source, mixed in heads):
-            problem = problem or "has no kernel for different numbers of source and mixed heads"
-        if site != "cross" and args.relative_position == "t5":
-            problem = problem or "has no kernel for --relative-position t5"
-        if site != "cross" and args.relative_gain:
-            problem = problem or "has no kernel for --relative-gain"
-    if problem:
+    problem = next(_triton_problems(args, covered), None)
+    if problem is not None:
         raise OptionError(f"{flag}: {problem}; must be auto, blockwise or reference")
 
 
-def _heads(args: Any, site: str, shape: AttentionShape) -> List[Tuple[int, int]]:
-    """Return the numbers of source and mixed heads of each layer that differs."""
+def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[str]:
+    """Yield the reasons why the kernels cannot compute the model's attentions."""
+    if getattr(args, "cpu", False):
+        yield "needs a GPU, which --cpu excludes"
+    mixes = HEAD_MIXINGS[args.head_mixing].build is not None
+    for site, shape in covered.items():
+        heads = _heads(args, site, shape)
+        most = max(source for source, _ in heads)
+        if problem := triton.variant_problem(args.attention_normalizer, most, _head_dim(args, shape), mixes):
+            yield problem
+        if any(source != mixed for source, mixed in heads):
+            yield "has no kernel for different numbers of source and mixed heads"
+        if site != "cross" and args.relative_position == "t5":
+            yield "has no kernel for --relative-position t5"
+        if site != "cross" and args.relative_gain:
+            yield "has no kernel for --relative-gain"
+
+
+def _heads(args: Any, site: str, shape: AttentionShape) -> list[tuple[int, int]]:
+    """Return the numbers of source and mixed heads of the layers at a site; one entry if they are all equal."""
     return parse_heads_per_layer(args.heads_per_layer).get(site, [(shape.num_heads, shape.num_heads)])
 
 

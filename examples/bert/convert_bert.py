@@ -38,7 +38,7 @@ from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.options import STOCK_MODEL, model_options
+from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 
 State = Dict[str, Tensor]
@@ -292,7 +292,7 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     """Return all flags of a checkpoint's model; refuse a model that `transformers` does not have."""
     arch = getattr(model, "arch", None) or getattr(model, "_name", None)
     given = model_options(model)
-    if given is None or given is STOCK_MODEL or "encoder.segment_embeddings.weight" not in state:
+    if given is None or given is FAIRSEQ_MODEL or "encoder.segment_embeddings.weight" not in state:
         raise OptionError(f"{checkpoint}: --arch {arch}, must be an architecture *_bert*")
     ARCH_CONFIG_REGISTRY[arch](given)  # a YAML file has only the values that differ
     head_dim = given.encoder_embed_dim // given.encoder_attention_heads

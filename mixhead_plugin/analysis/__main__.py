@@ -12,16 +12,12 @@ import mixhead_plugin
 from mixhead_plugin.errors import OptionError
 
 PROGRAM = "python -m mixhead_plugin.analysis"
-# Each is a module with `add_arguments(parser)` and `run(args)`; the first line of its docstring is the summary.
+# Each is a module of this package; the first line of its docstring is the command's summary.
 COMMANDS = ("spectrum", "mixing", "curves", "importance", "ablate", "prune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command of `arguments`, by default the process's.
-
-    Raises:
-        SystemExit: status 2 for mistyped flags, 1 with a line for files and values that cannot be used
-    """
+    """Run the command in `arguments`, by default those of the process."""
     mixhead_plugin.register()
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -52,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 if __name__ == "__main__":
     sys.argv[0] = PROGRAM  # the name in front of an error, instead of __main__.py
-    # fairseq turns on even debugging messages, of every font for instance.
+    # fairseq switches on debug messages of all libraries; matplotlib has one for every font.
     for name in ("fairseq", "matplotlib", "PIL"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)  # fairseq pins without CUDA

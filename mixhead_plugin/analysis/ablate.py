@@ -3,9 +3,11 @@
   single  the model without this head (figure 3)
   only    the model with this head alone in its attention; all other attentions stay whole (figure 5)
 
-The score is the criterion's loss, and with --metric also accuracy or BLEU. Where heads mix, source heads and mixed
-heads are removed in turn: the weights of source heads are mixed, the outputs of mixed heads go to out_proj. The numbers
-are changes against the whole model, the baseline; red is worse. Each experiment scores once per head: see --limit.
+The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the changes from the whole
+model, the baseline; red is worse. Each experiment scores the model once per head: --limit saves time.
+
+Where heads mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj. Both kinds of
+heads are removed, one head at a time.
 
 Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json.
 
@@ -13,16 +15,15 @@ Example: ablate checkpoint_best.pt --limit 20
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from tqdm import tqdm
 
 from mixhead_plugin.analysis import loading, output, scores
 from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import Head, HeadNumbers, all_heads, as_json, heat_maps, kinds, table, without
+from mixhead_plugin.analysis.heads import HeadNumbers, all_heads, as_json, heat_maps, table, without
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.pruning import number_of_heads
 
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
 
@@ -31,13 +32,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
     scores.add_arguments(parser)
     output.add_arguments(parser)
-
-
-def removed(experiment: str, head: Head, heads: Collection[Head]) -> list[Head]:
-    """Return the heads that an experiment on `head` removes."""
-    if experiment == "single":
-        return [head]
-    return [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
 
 
 def run(args: Namespace) -> None:
@@ -57,7 +51,7 @@ def run(args: Namespace) -> None:
             changes = {n: {k: v - baseline[metric] for k, v in by_kind.items()} for n, by_kind in values.items()}
             title = f"change of {scores.METRICS[metric]} {words}"
             worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
-            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(loaded.model, changes, title, worse_is_red)
+            pictures[f"ablate-{experiment}-{metric}"] = heat_maps(changes, title, worse_is_red)
             print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
             results[experiment][metric] = as_json(values)
     output.write(args, "ablate", results, pictures)
@@ -66,16 +60,14 @@ def run(args: Namespace) -> None:
 def ablations(
     found: Mapping[str, MixheadAttention], experiment: str, score: Callable[[], dict[str, float]]
 ) -> dict[str, HeadNumbers]:
-    """Return what `score` gives in an experiment on each head, by metric."""
+    """Return the scores of an experiment on each head, by metric; `score` scores the model once."""
     measured: dict[str, HeadNumbers] = {}
     heads = all_heads(found)
     for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
-        with without(found, removed(experiment, head, heads)):
+        others = [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
+        with without(found, [head] if experiment == "single" else others):
             for metric, value in score().items():
-                if metric not in measured:
-                    measured[metric] = {
-                        name: {kind: torch.zeros(number_of_heads(a, kind)).double() for kind in kinds(a)}
-                        for name, a in found.items()
-                    }
-                measured[metric][head.attention][head.kind][head.index] = value
+                by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
+                before = by_kind.get(head.kind, torch.empty(0).double())
+                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])  # heads come by their index
     return measured

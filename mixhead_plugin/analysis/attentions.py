@@ -1,7 +1,7 @@
-"""Find the attentions of a model, their site and layer, and look at their heads."""
+"""Find the attentions of a model with their sites and layers, and look at their heads."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Where(NamedTuple):
 
 
 def attentions(model: nn.Module) -> dict[str, MixheadAttention]:
-    """Return the attentions of the plugin in `model` by name, in the order of the model; at least one."""
+    """Return the plugin's attentions in `model` by name; refuse a model without one."""
     found = {name: module for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
     if not found:
         raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
@@ -41,16 +41,17 @@ def where(name: str) -> Where:
     return Where("cross" if parts[-1] == "encoder_attn" else side, int(layer[1]))
 
 
-def by_site(model: nn.Module) -> dict[str, list[str]]:
-    """Return the names of all attentions, by site in the order of SITES, each in the order of the layers."""
-    names = sorted(attentions(model), key=where)
-    sites = {site: [name for name in names if where(name).site == site] for site in SITES}
-    return {site: there for site, there in sites.items() if there}
+def by_site(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names of attentions by site; the sites are in the order of SITES, the names in that of the layers."""
+    sites: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (SITES.index(where(name).site), where(name).layer)):
+        sites.setdefault(where(name).site, []).append(name)
+    return sites
 
 
 @contextmanager
 def hooked(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]) -> Iterator[None]:
-    """Call `see(name, attention, heads)` in each pass of each attention, within the context."""
+    """Within the context, call `see(name, attention, heads)` in each forward pass of each attention."""
 
     def hook(name: str, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
         see(name, attention, heads)

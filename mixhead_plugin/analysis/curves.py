@@ -1,7 +1,7 @@
 """Draw learning curves of several trainings from their logs (mixhead figure 2).
 
-Reads what fairseq-train --log-format json logs: the file of --log-file, or captured output. The figure has a panel for
-each of --metrics, over the updates, and a colour for each run. Thin lines are the training, points the validations.
+A log comes from fairseq-train --log-format json: the file of --log-file, or captured output. The figure has a panel
+for each of --metrics, over the updates, and a colour for each run. Thin lines are the training, points the validations.
 Perplexity is on a logarithmic axis.
 
 Example: curves fairseq/train.log mixhead/train.log --labels fairseq,Mixhead
@@ -21,13 +21,9 @@ NAMES = {"loss": "loss, bits", "nll_loss": "negative log-likelihood, bits", "ppl
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", metavar="LOG", help="logs of fairseq-train --log-format json, one for a run")
     output.add_arguments(parser, labels=True)
-    parser.add_argument(
-        "--metrics",
-        default="loss,ppl",
-        metavar="A,B,...",
-        help="panels: loss, nll_loss, ppl, bleu, accuracy, orthogonal_loss, ... (default: %(default)s)",
-    )
-    parser.add_argument("--subset", default="valid", help="which set's validations (default: %(default)s)")
+    text = "panels: loss, nll_loss, ppl, bleu, accuracy, orthogonal_loss, ... (default: %(default)s)"
+    parser.add_argument("--metrics", default="loss,ppl", metavar="A,B,...", help=text)
+    parser.add_argument("--subset", default="valid", help="the validation set to draw (default: %(default)s)")
 
 
 def run(args: Namespace) -> None:
@@ -47,13 +43,7 @@ def run(args: Namespace) -> None:
     output.write(args, "curves", {"runs": results}, {"curves": draw(runs, metrics, args.subset)})
 
 
-def training_points(run: Run, metric: str) -> dict[int, float]:
-    """Return a metric over the training: as often as it was logged, else the means of the epochs."""
-    return run.get(INNER, {}).get(metric) or run.get("train", {}).get(metric, {})
-
-
 def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
-    """Draw the metrics of all runs."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     def plot(panel: Any, points: dict[int, float], **look: Any) -> None:
@@ -66,7 +56,8 @@ def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
         for panel, metric in zip(axes[0], metrics, strict=True):
             for i, (label, run) in enumerate(runs.items()):
                 look = {**figures.line(i), "linewidth": 0.7, "alpha": 0.6, "label": f"{label}: training"}
-                plot(panel, training_points(run, metric), **look)
+                means = run.get("train", {}).get(metric, {})  # over the epochs
+                plot(panel, run.get(INNER, {}).get(metric) or means, **look)
                 look = {**figures.line(i), "linewidth": 1.8, "marker": "o", "markersize": 3}
                 plot(panel, run.get(subset, {}).get(metric, {}), **look, label=f"{label}: {subset}")
             panel.set(xlabel="updates", ylabel=NAMES.get(metric, metric))

@@ -1,4 +1,4 @@
-"""Define the style of all pictures; matplotlib is imported only when one is drawn."""
+"""The style of all pictures. matplotlib is imported only to draw one."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito's palette for the colour-blind, without its yellow. When it is used up, the line style changes.
+# Okabe and Ito's palette for the colour-blind, without yellow. After the last colour, the style of the line changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
 SEQUENTIAL = "viridis"
@@ -29,14 +29,13 @@ STYLE = {
 
 
 def style() -> AbstractContextManager[None]:
-    """Return the context to draw in."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
 def subplots(rows: int, columns: int, size: tuple[float, float], square: bool = False) -> tuple[Any, np.ndarray]:
-    """Return a figure and its axes [rows, columns] of `size` inches each; `square` is for axes of a fixed shape."""
+    """Return a figure and its axes [rows, columns], each of `size` inches; set `square` for axes of a fixed shape."""
     from matplotlib.figure import Figure
 
     layout = "compressed" if square else "constrained"
@@ -66,32 +65,32 @@ def heat_maps(
 ) -> Any:
     """Draw matrices in one scale of colours; other colours than SEQUENTIAL have 0 in their middle.
 
-    `panels` are rows of titles and matrices. The rows of a matrix may have different lengths. None is an empty panel.
+    `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have different lengths.
     """
     figure, axes = subplots(len(panels), max(map(len, panels)), size, square)
-    matrices = [[found and (found[0], ragged(found[1])) for found in row] for row in panels]
-    entries = np.concatenate([found[1].ravel() for row in matrices for found in row if found])
-    low, high = np.nanmin(entries), np.nanmax(entries)
+    drawn = [ragged(panel[1]) for row in panels for panel in row if panel is not None]
+    low, high = min(map(np.nanmin, drawn)), max(map(np.nanmax, drawn))
     if colours != SEQUENTIAL:
         high = max(-low, high, 1e-9)
         low = -high
-    for panel_row, row in zip(axes, matrices, strict=True):
-        for panel, found in itertools.zip_longest(panel_row, row):
-            if found is None:
-                panel.axis("off")
+    look = {"vmin": low, "vmax": high, "aspect": "equal" if square else "auto", "interpolation": "nearest"}
+    for axes_row, row in zip(axes, panels, strict=True):
+        for axis, panel in itertools.zip_longest(axes_row, row):
+            if panel is None:
+                axis.axis("off")
                 continue
-            aspect = "equal" if square else "auto"
-            image = panel.imshow(found[1], colours, vmin=low, vmax=high, aspect=aspect, interpolation="nearest")
-            integer_axis(panel.xaxis, ticks=4 if square else 8)
-            integer_axis(panel.yaxis)
-            panel.grid(False)
-            panel.set(title=found[0], **labels)
+            title, matrix = panel
+            image = axis.imshow(ragged(matrix), colours, **look)
+            integer_axis(axis.xaxis, ticks=4 if square else 8)
+            integer_axis(axis.yaxis)
+            axis.grid(False)
+            axis.set(title=title, **labels)
     figure.colorbar(image, ax=list(axes.flat), label=label, aspect=10 + 10 * len(panels), pad=0.03)
     return figure
 
 
 def legend_below(figure: Any, axes: np.ndarray) -> None:
-    """Draw one legend for all `axes`, in which each name stands once."""
+    """Draw one legend for all `axes`, with each name once."""
     handles: dict[str, Any] = {}
     for panel in axes.flat:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
@@ -100,7 +99,7 @@ def legend_below(figure: Any, axes: np.ndarray) -> None:
 
 
 def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return rows of different lengths as a matrix [rows, longest], filled up with NaN."""
+    """Return rows of different lengths as a matrix [rows, longest row], with NaN after the end of a row."""
     matrix = np.full((len(rows), max(map(len, rows))), np.nan)
     for i, row in enumerate(rows):
         matrix[i, : len(row)] = row

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.attentions import by_site, where
@@ -26,12 +26,10 @@ class Head(NamedTuple):
 
 
 def kinds(attention: MixheadAttention) -> tuple[str, ...]:
-    """Return the kinds of heads that `attention` has."""
     return tuple(KINDS) if attention.head_mixing is not None else ("mixed",)
 
 
 def all_heads(attentions: Mapping[str, MixheadAttention]) -> list[Head]:
-    """Return every head of every kind."""
     return [
         Head(name, kind, index)
         for name, attention in attentions.items()
@@ -42,19 +40,19 @@ def all_heads(attentions: Mapping[str, MixheadAttention]) -> list[Head]:
 
 def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> dict[str, KeptHeads]:
     """Return the heads of every attention that are not in `removed`."""
-    stays: dict[str, dict[str, list[int]]] = {name: {"source": [], "mixed": []} for name in attentions}
-    for head in all_heads(attentions):
-        if head not in removed:
-            stays[head.attention][head.kind].append(head.index)
-    return {
-        name: KeptHeads(tuple(by_kind[kinds(attentions[name])[0]]), tuple(by_kind["mixed"]))
-        for name, by_kind in stays.items()
-    }
+    kept = {}
+    for name, attention in attentions.items():
+        by_kind = {
+            kind: tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, kind, i) not in removed)
+            for kind in kinds(attention)
+        }
+        kept[name] = KeptHeads(by_kind.get("source", by_kind["mixed"]), by_kind["mixed"])
+    return kept
 
 
 @contextmanager
 def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> Iterator[None]:
-    """Give the attentions these gates, by name, within the context."""
+    """Within the context, give the attentions these gates, by name."""
     before = {name: attention.gates for name, attention in attentions.items()}
     try:
         for name, attention in attentions.items():
@@ -67,7 +65,7 @@ def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGa
 
 @contextmanager
 def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Iterator[None]:
-    """Mask the heads `removed` within the context."""
+    """Within the context, mask the heads `removed`."""
     kept = kept_heads(attentions, removed)
     with gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()}):
         yield
@@ -80,14 +78,13 @@ def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:
 
 
 def shown_kinds(values: HeadNumbers) -> dict[str, str]:
-    """Return the kinds in `values` with their titles; plain 'heads' where no heads mix."""
+    """Return the kinds of heads in `values` with their titles: 'heads' alone if no heads mix."""
     if not any("source" in by_kind for by_kind in values.values()):
         return {"mixed": "heads"}
     return KINDS
 
 
 def table(values: HeadNumbers, form: str = ".3g") -> str:
-    """Return a line of text for each attention and kind."""
     lines = []
     for name, by_kind in values.items():
         for kind, numbers in by_kind.items():
@@ -97,17 +94,12 @@ def table(values: HeadNumbers, form: str = ".3g") -> str:
 
 
 def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
-    """Return an entry for each attention."""
     return [{"name": n, "place": where(n).site, "layer": where(n).layer, **by_kind} for n, by_kind in values.items()]
 
 
-def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
-    """Draw layer by head, a column of panels for each site and a row for each kind of head.
-
-    Attentions that are not in `values` stay out; `label` says what the numbers are.
-    """
-    sites = {site: [values[name] for name in names if name in values] for site, names in by_site(model).items()}
-    sites = {site: layers for site, layers in sites.items() if layers}
+def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
+    """Draw `values`, layer by head: a column of panels for each site, and a row for each kind of head."""
+    sites = {site: [values[name] for name in names] for site, names in by_site(values).items()}
     kinds = shown_kinds(values)
     panels: list[list[tuple[str, Any] | None]] = [[] for _ in kinds]
     for row, kind in zip(panels, kinds, strict=True):
@@ -121,5 +113,5 @@ def heat_maps(model: nn.Module, values: HeadNumbers, label: str, colours: str = 
     height = min(max(1.1 + 0.25 * max(map(len, sites.values())), 1.7), 6.0)
     with figures.style():
         figure = figures.heat_maps(panels, (width, height), "", colours, xlabel="head", ylabel="layer")
-        figure.suptitle(label, fontsize=10)  # beside the colours of one low row it would be cut off
+        figure.suptitle(label, fontsize=10)  # as a label of the colour bar, one row of panels would cut it off
     return figure

@@ -5,8 +5,8 @@ The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for
 L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
 mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
-Two sets are compared: by --subset valid,test, or by --compare-data for the same set of other data. The command draws
-the importances on one over those on the other, and prints Pearson's r.
+To compare two sets, give --subset valid,test, or --compare-data for the same set of other data. The command draws the
+importances on one set over those on the other, and prints Pearson's r.
 
 Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
 `prune --importance importance.json` reads the first set.
@@ -32,7 +32,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.pruning import number_of_heads
 
-# fairseq's criteria: model, sample -> loss, sample size, what to log
+# A criterion of fairseq: model, batch -> loss, sample size, values to log
 Criterion = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any, Any]]
 
 
@@ -41,8 +41,8 @@ def sentence_gradients(
 ) -> HeadNumbers:
     """Return dL(x) / d xi_h for every sentence x of a batch and every head h, each [B, H].
 
-    Sentences do not see each other. So a gate for each sentence, [B, H], gets the gradient of that sentence's loss.
-    The model must be in evaluation mode and without --checkpoint-activations, which hide the gates.
+    Each sentence has a gate of its own, [B, H], which affects only that sentence's loss. The model must be in
+    evaluation mode and without --checkpoint-activations, which hide the gates.
     """
     rows = batch["net_input"]["src_tokens"].shape[0]
     ones = {}
@@ -53,7 +53,7 @@ def sentence_gradients(
     gates = {name: HeadGates(ones.get((name, "source")), ones[name, "mixed"]) for name in attentions}
     with torch.enable_grad(), gated(attentions, gates):
         loss = criterion(model, batch)[0]
-        # The loss of a classifier does not depend on attentions above the state that it reads: their gradients are 0.
+        # A classifier may not use the output of every attention: its gradient is then 0.
         gradients = torch.autograd.grad(loss, list(ones.values()), allow_unused=True, materialize_grads=True)
     found: HeadNumbers = {name: {} for name in attentions}
     for (name, kind), gradient in zip(ones, gradients, strict=True):
@@ -67,7 +67,7 @@ def importance(
     batches: Iterable[dict[str, Any]],
     attentions: Mapping[str, MixheadAttention],
 ) -> tuple[HeadNumbers, int]:
-    """Return I_h of every head in float64, and the number of sentences; arguments as in `sentence_gradients`."""
+    """Return I_h of every head, in float64, and the number of sentences."""
     sums: HeadNumbers = {name: {} for name in attentions}
     sentences = 0
     for batch in batches:
@@ -77,13 +77,13 @@ def importance(
         sentences += batch["net_input"]["src_tokens"].shape[0]
     for name, by_kind in sums.items():
         if not all(total.isfinite().all() for total in by_kind.values()):
-            raise OptionError(f"the importance of the heads of {name} is not finite; are its parameters damaged?")
+            raise OptionError(f"the importances of the heads of {name} are not finite; are its parameters damaged?")
     means = {name: {kind: total / sentences for kind, total in by_kind.items()} for name, by_kind in sums.items()}
     return means, sentences
 
 
 def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
-    """Divide each attention's and kind's importances by their l2 norm (Michel et al. 2019, section 4.1); 0 stays 0."""
+    """Divide the importances of each attention and kind by their l2 norm (Michel et al. 2019, section 4.1)."""
     return {
         name: {kind: w / w.norm() if w.any() else w for kind, w in by_kind.items()} for name, by_kind in weights.items()
     }
@@ -106,17 +106,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_normalization(parser: ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--normalize",
-        choices=list(NORMALIZATIONS),
-        default=default,
-        help="layer: divide the importances of each attention by their l2 norm, as Michel et al. do to compare heads "
-        "of different layers (default: %(default)s)",
-    )
+    text = "layer: divide the importances of each attention by their l2 norm, like Michel et al. (default: %(default)s)"
+    parser.add_argument("--normalize", choices=list(NORMALIZATIONS), default=default, help=text)
 
 
 def run(args: Namespace) -> None:
-    folders = [args.data, *([args.compare_data] if args.compare_data else [])]
+    folders = [args.data, args.compare_data] if args.compare_data else [args.data]
     subsets = args.subset.split(",")
     if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
@@ -131,10 +126,10 @@ def run(args: Namespace) -> None:
             label = f"{subset} of {data}" if len(folders) > 1 else subset
             shown[label] = NORMALIZATIONS[args.normalize](weights)
             print(f"{label}: importance of each head ({sentences} sentences)\n{table(shown[label])}")
-            pictures[f"importance-{len(shown)}"] = heat_maps(loaded.model, shown[label], title)
+            name = "importance" if len(shown) == 1 else "importance-2"
+            pictures[name] = heat_maps(shown[label], title)
             found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
             results["sets"].append({**found, "attentions": as_json(weights)})
-    pictures = {name.removesuffix("-1"): figure for name, figure in pictures.items()}
     if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():
@@ -144,7 +139,6 @@ def run(args: Namespace) -> None:
 
 
 def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, int]:
-    """Return the importances of all heads on one set, and the number of its sentences."""
     loaded.model.requires_grad_(False)  # only the gates need gradients
     unwrap_checkpoint(loaded.model)
     batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
@@ -152,7 +146,7 @@ def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, in
 
 
 def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNumbers:
-    """Read the importances of the attentions `found` on the first set, as the command writes them."""
+    """Read the importances of the attentions `found` on the first set in importance.json."""
     try:
         entries = {e["name"]: e for e in json.loads(Path(file).read_text(encoding="utf-8"))["sets"][0]["attentions"]}
         values = {
@@ -163,12 +157,12 @@ def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNum
             for name, attention in found.items()
         }
     except (ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise OptionError(f"--importance {file}: has not the importances of this model's heads") from error
+        raise OptionError(f"--importance {file}: does not have the importances of this model's heads") from error
     return values
 
 
 def correlation_figure(shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str) -> Any:
-    """Draw each head's importance on one set over that on the other; `r` is Pearson's, by kind of head."""
+    """Draw each head's importance on one set over its importance on the other; `r` is Pearson's r by kind of head."""
     (left_label, left), (right_label, right) = shown.items()
     with figures.style():
         figure, axes = figures.subplots(1, len(r), (3.4, 3.2))

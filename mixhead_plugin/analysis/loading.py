@@ -24,13 +24,14 @@ from mixhead_plugin.analysis.output import name_of
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 
+SAME_SETTINGS = "embed_dim num_heads kdim vdim add_zero_attn self_attention encoder_decoder_attention".split()
 DEFAULT_MAX_TOKENS = 4096
 SEED = 1
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A trained model and what belongs to it."""
+    """A trained model, its task and its config."""
 
     model: nn.Module  # in eval mode, on `device`; all its attentions are MixheadAttention
     task: FairseqTask
@@ -42,18 +43,18 @@ class Loaded:
 
     @cached_property
     def criterion(self) -> FairseqCriterion:
-        """Return the criterion that the model was trained with, in eval mode."""
+        """Return the criterion of the model's training, in eval mode."""
         return self.task.build_criterion(self.cfg.criterion).eval().to(self.device)
 
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
-    """Add the flags that commands on one or `several` checkpoints share, and with `batching` those of batches."""
+    """Add the flags for one checkpoint, or `several`, and its data; with `batching` also those for batches."""
     if several:
         parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="fairseq checkpoints (.pt)")
     else:
         parser.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint (.pt)")
     parser.add_argument("--data", metavar="DIR", help="binarised data (default: the folder that the checkpoint names)")
-    parser.add_argument("--subset", default="valid", help="which set of it (default: %(default)s)")
+    parser.add_argument("--subset", default="valid", help="set of the data (default: %(default)s)")
     if batching:
         size = parser.add_mutually_exclusive_group()
         text = f"tokens in a batch (default: {DEFAULT_MAX_TOKENS})"
@@ -74,7 +75,7 @@ def positive(text: str) -> int:
 
 
 def overrides(text: str) -> dict[str, Any]:
-    """Parse a dict in Python's notation, for argparse; no code in it is run."""
+    """Parse a dict in Python's notation, for argparse, without running code."""
     try:
         return dict(ast.literal_eval(text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
@@ -82,17 +83,13 @@ def overrides(text: str) -> dict[str, Any]:
 
 
 def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
-    """Load a checkpoint with the flags of `add_arguments`."""
+    """Load a checkpoint as the flags of `add_arguments` say."""
     utils.import_user_module(args)
     return load(path, args.data, args.model_overrides, args.cpu, name)
 
 
 def load(
-    path: str,
-    data: str | None = None,
-    overrides: dict[str, Any] | None = None,
-    cpu: bool = False,
-    name: str | None = None,
+    path: str, data: str | None = None, overrides: dict | None = None, cpu: bool = False, name: str | None = None
 ) -> Loaded:
     """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its config."""
     changes = {**(overrides or {}), **({} if data is None else {"data": data})}
@@ -105,7 +102,7 @@ def load(
 
 
 def batches_from(args: Namespace, loaded: Loaded) -> Iterator[dict[str, Any]]:
-    """Return `batches` with the flags of `add_arguments`."""
+    """Return the batches that the flags of `add_arguments` ask for."""
     return batches(loaded, args.subset, args.max_tokens, args.batch_size, args.limit)
 
 
@@ -119,8 +116,8 @@ def batches(
 ) -> Iterator[dict[str, Any]]:
     """Return the batches of a set on the model's device, at most `limit`.
 
-    fairseq sorts sentences by length. Therefore batches come in random order, the same each time, if `shuffle` or a
-    limit is given. A task whose windows go on from each other keeps them in order.
+    fairseq sorts sentences by length. With a limit, or with `shuffle`, batches come in a random order, the same in each
+    call. A task with consecutive windows of text keeps their order.
     """
     iterator = loaded.task.get_batch_iterator(
         dataset=load_subset(loaded, subset),
@@ -142,14 +139,13 @@ def batches(
 
 
 def load_subset(loaded: Loaded, subset: str) -> Any:
-    """Return a set as the task's dataset."""
     if subset not in loaded.task.datasets:
         loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
     return loaded.task.dataset(subset)
 
 
 def forward(loaded: Loaded, net_input: dict[str, Any]) -> None:
-    """Pass a batch through the attentions; if the model can, leave out the large projection to the vocabulary."""
+    """Pass a batch through the model, without the large projection to the vocabulary if the model can omit it."""
     model = loaded.model
     called = model.decoder.forward if isinstance(model, FairseqLanguageModel) else model.forward
     settings = {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}
@@ -157,22 +153,16 @@ def forward(loaded: Loaded, net_input: dict[str, Any]) -> None:
 
 
 def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
-    """Replace fairseq's attentions by MixheadAttention, which computes the same and calls hooks."""
+    """Replace fairseq's attentions by MixheadAttention, which computes the same and can call a hook."""
     for parent in list(model.modules()):
         for name, original in list(parent.named_children()):
             if isinstance(original, MultiheadAttention) and not isinstance(original, MixheadAttention):
                 attention = MixheadAttention(
-                    original.embed_dim,
-                    original.num_heads,
-                    kdim=original.kdim,
-                    vdim=original.vdim,
                     dropout=original.dropout_module.p,
                     bias=original.q_proj.bias is not None,
                     add_bias_kv=original.bias_k is not None,
-                    add_zero_attn=original.add_zero_attn,
-                    self_attention=original.self_attention,
-                    encoder_decoder_attention=original.encoder_decoder_attention,
                     impl=impl,
+                    **{setting: getattr(original, setting) for setting in SAME_SETTINGS},
                 )
                 attention.load_state_dict(original.state_dict())
                 setattr(parent, name, attention)

@@ -1,6 +1,7 @@
-"""Read what fairseq-train --log-format json logs."""
+"""Read the logs of fairseq-train --log-format json."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ class Entry(NamedTuple):
     values: dict[str, float]
 
 
-# By series and metric: the values by update, ascending.
+# The values of a metric by update, ascending; by series and metric.
 Run = dict[str, dict[str, dict[int, float]]]
 
 
@@ -36,18 +37,15 @@ def read_line(line: str) -> Entry | None:
     for name, value in stats.items():
         metric = name.removeprefix(prefix)
         if name.startswith(prefix) and metric not in (UPDATES, "epoch", "update"):
-            try:
+            with suppress(TypeError, ValueError):
                 values[metric] = float(value)  # fairseq writes most numbers as strings
-            except (TypeError, ValueError):
-                continue
     return Entry(prefix.removesuffix("_") or INNER, updates, values)
 
 
 def read_log(path: str | Path) -> Run:
     """Read the log of one training: the file of --log-file, or captured output; refuse one without fairseq's JSON.
 
-    The updates of an interrupted training go back to its last checkpoint. What was logged after that checkpoint the
-    first time is dropped.
+    An interrupted training repeats the updates after its last checkpoint. Only the repeated values are returned.
     """
     run: Run = {}
     last = 0

@@ -1,4 +1,4 @@
-"""Write the results of a command: pictures, and JSON beside them."""
+"""Write the results of a command as pictures and JSON."""
 
 import argparse
 import json
@@ -22,7 +22,6 @@ USUAL_NAMES = ("checkpoint_best", "checkpoint_last", "model", "log", "train", "t
 
 
 def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:
-    """Add --output and, for commands that compare inputs, --labels."""
     text = "folder for PNG, SVG and JSON (default: %(default)s)"
     parser.add_argument("--output", type=writable_folder, default="analysis", metavar="DIR", help=text)
     if labels:
@@ -30,40 +29,36 @@ def add_arguments(parser: ArgumentParser, labels: bool = False) -> None:
 
 
 def writable_folder(path: str) -> str:
-    """Parse a folder in which files can be written, for argparse; it need not exist yet."""
+    """Parse a folder for argparse, which may not exist yet; refuse one where files cannot be written."""
     absolute = Path(path).absolute()
     there = next(parent for parent in (absolute, *absolute.parents) if os.path.lexists(parent))
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{path}: {there} is not a folder that can be written in")
+        raise argparse.ArgumentTypeError(f"{path}: {there} is not a writable folder")
     return path
 
 
 def name_of(path: str) -> str:
-    """Return the stem of a file, or the name of its folder if the file is called as usual."""
+    """Return the name of a file without its suffix, or of its folder if the file has one of the USUAL_NAMES."""
     folder = Path(path).resolve().parent.name
     return folder if Path(path).stem in USUAL_NAMES and folder else Path(path).stem
 
 
 def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
-    """Return the names of the inputs: --labels, else `defaults`; refuse equal names."""
+    """Return the names of the inputs, --labels or else `defaults`; refuse equal names."""
     names = list(defaults) if args.labels is None else args.labels.split(",")
     if len(names) != len(defaults) or not all(names):
         raise OptionError(f"--labels {args.labels}: must be {len(defaults)} names, with commas between them")
     if len(set(names)) < len(names):
-        raise OptionError(f"--labels: two inputs have one name, {','.join(names)}; give each another: --labels A,B")
+        raise OptionError(f"--labels: two inputs have the same name, {','.join(names)}; name them by --labels A,B")
     return names
 
 
 def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict[str, Any]) -> None:
-    """Write `pictures`, by name, and <command>.json into --output, and print the names of the files."""
+    """Write the pictures and <command>.json into --output, and print the names of the files."""
     files = [file for name, figure in pictures.items() for file in figures.save(figure, args.output, name)]
     flags = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, list, dict))}
-    versions = {
-        "mixhead_plugin": mixhead_plugin.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "fairseq": fairseq.__version__,
-    }
+    versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
+    versions["python"] = platform.python_version()
     content = _plain({"command": command, "versions": versions, "flags": flags, **results})
     Path(args.output).mkdir(parents=True, exist_ok=True)
     files.append(Path(args.output) / f"{command}.json")

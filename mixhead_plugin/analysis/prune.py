@@ -1,15 +1,15 @@
 """Show the score without the least important heads, or write a smaller checkpoint (Michel et al. 2019, figures 7, 8).
 
-For one checkpoint, the figure shows its score over the heads removed, in steps of 10%. For several checkpoints of one
-training, it shows how much score each one loses.
+For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%. For several
+checkpoints of one training, it shows how much worse each score becomes.
 
 The importance comes from a pass over --importance-subset, or from --importance FILE. At least one head stays in each
 attention. Where heads mix, the same fraction of source and of mixed heads is removed. The weights of source heads are
 mixed; the outputs of mixed heads go to out_proj. Attentions outside --attention-scope do not change.
 
---fraction 0.4 --save pruned.pt cuts the heads off: it writes a checkpoint with smaller projections, and the numbers of
-heads in its config. fairseq-generate, fairseq-eval-lm and fairseq-train take it. It computes the same as the whole
-model with the removed heads masked. Parameters, time and score of both are printed.
+With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its projections are smaller,
+and its config has the numbers of heads. All commands of fairseq can use it. It computes the same as the whole model
+with the removed heads masked. The command prints the parameters, time and score of both.
 
 Writes prune.{png,svg,json}, or with --save the checkpoint and prune-save.json.
 
@@ -70,9 +70,9 @@ def run(args: Namespace) -> None:
 
 
 def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
-    """Return the `fraction` of all heads of each kind that weigh least.
+    """Return the least important `fraction` of the heads of each kind.
 
-    The `at_least` most important heads of each kind stay in each attention.
+    In each attention, the `at_least` most important heads of each kind stay.
     """
     chosen: list[Head] = []
     for kind in KINDS:
@@ -85,7 +85,7 @@ def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) ->
 
 
 def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
-    """Return the importances of removable heads, before --normalize; refuse an --at-least that keeps all heads."""
+    """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all heads."""
     found = smaller.prunable(loaded)
     if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
@@ -96,7 +96,7 @@ def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
 
 
 class Step(NamedTuple):
-    """Hold one point of a profile."""
+    """The score after some heads were removed."""
 
     fraction: float  # removed, of all heads
     removed: int
@@ -104,7 +104,7 @@ class Step(NamedTuple):
 
 
 def profiles(args: Namespace) -> None:
-    """Score each checkpoint while more and more heads are removed."""
+    """Score each checkpoint with fewer and fewer heads."""
     output.labels(args, args.checkpoints)  # refuse wrong names before the work
     entries, found = [], []
     for path in args.checkpoints:
@@ -112,7 +112,7 @@ def profiles(args: Namespace) -> None:
         weights = importances(args, loaded)
         found.append(steps(args, loaded, weights))
         words, updates = training_progress(loaded)
-        # The checkpoints of one training are known by their updates.
+        # Checkpoints of one training differ in their updates.
         label = words if words and len(args.checkpoints) > 1 else ", ".join(filter(None, [loaded.name, words]))
         entry = {"label": label, "path": path, "updates": updates, "importance": as_json(weights)}
         entries.append({**entry, "steps": [step._asdict() for step in found[-1]]})
@@ -127,7 +127,7 @@ def profiles(args: Namespace) -> None:
 
 
 def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
-    """Return the scores while more and more heads are removed, up to --at-least."""
+    """Return the scores of the model with fewer and fewer heads, down to --at-least."""
     found = smaller.prunable(loaded)
     number = len(all_heads(found))
     batches = list(loading.batches_from(args, loaded))
@@ -142,13 +142,13 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
 
 
 def training_progress(loaded: Loaded) -> tuple[str, int]:
-    """Return the epoch and updates of a checkpoint in words, and the number of updates."""
+    """Return words for the epoch and updates of a checkpoint, and the number of updates."""
     updates = loaded.history["optimizer_history"][-1]["num_updates"]
     iterator = loaded.history["extra_state"].get("train_iterator") or {}
     # Between two epochs, fairseq stores the number of the next one.
     epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
-    words = [f"epoch {epoch}"] * (epoch > 0) + [f"{updates:,} updates"]
-    return ", ".join(words) if updates else "", updates
+    words = f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates"
+    return words if updates else "", updates
 
 
 def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
@@ -158,7 +158,7 @@ def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
 
 
 def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
-    """Draw the scores of one checkpoint, or how much several lose; brackets hold the score of the whole model."""
+    """Draw the scores of one checkpoint, or how much worse those of several become."""
     title, several = scores.METRICS[metric], len(found) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
@@ -223,20 +223,17 @@ def check_target(args: Namespace) -> None:
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:
-    """Return the number of parameters, and of heads by kind."""
     kinds = [head.kind for head in all_heads(smaller.prunable(loaded))]
     found = {"parameters": sum(p.numel() for p in loaded.model.parameters()), "heads": kinds.count("mixed")}
     return {**found, "source heads": kinds.count("source")} if "source" in kinds else found
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Return the median time of a call."""
     threads = torch.get_num_threads()
     return Timer("function()", globals={"function": function}, num_threads=threads).blocked_autorange().median
 
 
 def comparison(report: dict[str, dict[str, Any]]) -> str:
-    """Return a table of the whole, the masked and the pruned model."""
     models = ("whole", "masked", "pruned")
     lines = [" " * 36 + "".join(f"{name:>12s}" for name in models)]
     for row in report["whole"]:

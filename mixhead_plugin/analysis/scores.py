@@ -1,4 +1,4 @@
-"""Score a model: by what its criterion logs, or by the BLEU of its translations."""
+"""Score a model by the values that its criterion logs, or by the BLEU of its translations."""
 
 import json
 import math
@@ -15,16 +15,14 @@ from mixhead_plugin.errors import OptionError
 
 Batches = Sequence[dict[str, Any]]  # fairseq's samples
 
-
 # The values of --metric, with their titles; the loss is better if it is lower.
 METRICS = {"loss": "loss (base 2)", "accuracy": "accuracy (%)", "bleu": "BLEU"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add --metric and the flags of BLEU."""
     parser.add_argument("--metric", choices=sorted(METRICS), default="loss", help="what is scored (default: loss)")
     group = parser.add_argument_group(
-        "translations", "for --metric bleu and for timing; by default what --eval-bleu used in training"
+        "translations", "for --metric bleu and for timing; the defaults are those of --eval-bleu in training"
     )
     group.add_argument("--beam", type=positive, help="beam size (default: 5)")
     group.add_argument("--lenpen", type=float, help="length penalty (default: 1)")
@@ -38,12 +36,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
-    """Return what the model's criterion logs of `batches`, as fairseq-validate does, but unrounded."""
+    """Return the values that fairseq-validate would log for `batches`, but unrounded."""
     with torch.no_grad():
         logs = [loaded.criterion(loaded.model, batch)[2] for batch in batches]
     with metrics.aggregate(new_root=True) as meters:
         type(loaded.criterion).reduce_metrics(logs)
-    # A derived meter, such as the accuracy of --report-accuracy, has no average but a function of the other meters.
+    # Some meters, such as the accuracy of --report-accuracy, have no average: fairseq derives them from other meters.
     return {
         name: float(meter.avg if hasattr(meter, "avg") else meters.get_smoothed_value(name))
         for name, meter in meters.items()
@@ -51,9 +49,9 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
 
 
 def score(loaded: Loaded, batches: Batches, args: Namespace, wanted: Sequence[str]) -> dict[str, float]:
-    """Return the model's scores on `batches`, by metric; refuse metrics that it lacks, and scores that are not finite.
+    """Return the model's scores on `batches`, by metric; refuse scores that are not finite.
 
-    The loss is the criterion's, base 2, for each token of language models and translations, else for each sentence.
+    The loss is the criterion's, in bits per token for language models and translation, per sentence for other tasks.
     """
     found = criterion_averages(loaded, batches) if set(wanted) != {"bleu"} else {}
     if "bleu" in wanted:
@@ -67,7 +65,7 @@ def score(loaded: Loaded, batches: Batches, args: Namespace, wanted: Sequence[st
 
 
 def generation_flags(loaded: Loaded, args: Namespace) -> Namespace:
-    """Return flags of fairseq's generator: the command's, else those of the training's --eval-bleu, else fairseq's."""
+    """Return the flags of fairseq's generator: those given, else those of --eval-bleu-args, else fairseq's defaults."""
     trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
     given = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b")}
     return Namespace(**{"beam": 5, **trained_with, **{name: x for name, x in given.items() if x is not None}})
@@ -84,7 +82,6 @@ def translate(loaded: Loaded, batches: Batches, flags: Namespace) -> list[list[t
 
 
 def bleu(loaded: Loaded, batches: Batches, args: Namespace) -> float:
-    """Return sacreBLEU of the translations by beam search."""
     if not translates(loaded):
         raise OptionError(f"--metric bleu: {type(loaded.task).__name__} does not translate")
     task = loaded.cfg.task
@@ -93,7 +90,7 @@ def bleu(loaded: Loaded, batches: Batches, args: Namespace) -> float:
     words = loaded.task.target_dictionary
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
-        # An unknown word must match no other: the names differ, as in fairseq.
+        # fairseq gives unknown words different names in hypothesis and reference, so that they never match.
         return words.string(tokens.int().cpu(), post_process, unk_string=unknown)
 
     hypotheses, references = [], []
@@ -104,5 +101,4 @@ def bleu(loaded: Loaded, batches: Batches, args: Namespace) -> float:
 
 
 def translates(loaded: Loaded) -> bool:
-    """Return whether the model has a beam search and references to compare with."""
     return hasattr(loaded.model, "encoder") and hasattr(loaded.model, "decoder")

@@ -1,4 +1,4 @@
-"""Write the checkpoint of a model without some of its heads, with smaller projections."""
+"""Write a checkpoint without some of the model's heads."""
 
 import copy
 import inspect
@@ -17,36 +17,30 @@ from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.pruning import KeptHeads, cut_state, pruned_flags
-from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions
+from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions, model_name
 
 
 def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
-    """Return the attentions in --attention-scope, by name; the model's flags can describe only their heads."""
+    """Return the attentions in --attention-scope by name: the model's flags describe only their heads."""
     scope = SCOPES[getattr(loaded.cfg.model, "attention_scope", "all")]
     return {name: attention for name, attention in attentions(loaded.model).items() if where(name).site in scope}
 
 
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
-    """Save the model without the heads that `kept` leaves out, and without the state of its optimizer.
-
-    `kept` has the heads that stay of each attention of `prunable`, by name. Refuse a model whose config cannot describe
-    the smaller one.
-    """
+    """Save the model with only the heads `kept` of each attention of `prunable`, without the optimizer's state."""
     found = prunable(loaded)
     smaller = cut_state(loaded.model.state_dict(), found, kept)
-    sites = {site: [kept[n] for n in names if n in found] for site, names in by_site(loaded.model).items()}
-    flags = pruned_flags(found, {site: layers for site, layers in sites.items() if layers})
+    flags = pruned_flags(found, {site: [kept[name] for name in names] for site, names in by_site(found).items()})
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
     # A task of another plugin may not know the argument.
     known = inspect.signature(loaded.task.build_model).parameters
     model = loaded.task.build_model(config, **({"from_checkpoint": True} if "from_checkpoint" in known else {}))
-    # nn.Module's method, because fairseq's compares the flags that are recorded in the state
-    nn.Module.load_state_dict(model, smaller)
+    nn.Module.load_state_dict(model, smaller)  # the model's own method would refuse other numbers of heads
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)
-    tensors = model.state_dict()  # with the record of the smaller attentions
+    tensors = model.state_dict()  # has the record of the smaller attentions
     for name, tensor in tensors.items():
         tensors[name] = tensor.to("cpu", state["model"][name].dtype if name in state["model"] else tensor.dtype)
     state["cfg"] = _plain(state["cfg"])
@@ -60,25 +54,21 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
 
 
 def training_flags(cut: Loaded, file: str) -> str:
-    """Return the flags that follow those of the whole model's training, to train `cut`, the model in `file`, on.
+    """Return the flags to train `cut`, the model in `file`, further; they follow those of the whole model's training.
 
-    --save-dir is a new folder: in the old one fairseq would go on with the whole model's checkpoint_last.pt.
+    --save-dir is a new folder, because in the old one fairseq would load the whole model's checkpoint_last.pt.
     """
     model, folder = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
-    flags = {"arch": _arch(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
+    flags = {"arch": model_name(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
     flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": folder}
     words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
     return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])
 
 
-def _arch(config: Any) -> str:
-    return getattr(config, "arch", None) or getattr(config, "_name", None)
-
-
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
-    """Return a copy of a model's config for the plugin's architecture, with `flags`."""
+    """Return a copy of a model's config with `flags`, for the plugin's architecture instead of fairseq's own."""
     if not hasattr(config, "attention_scope"):  # fairseq's own architecture
-        defaults, arch = AttentionOptions(), f"mixhead_{_arch(config)}"
+        defaults, arch = AttentionOptions(), f"mixhead_{model_name(config)}"
         names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
         flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
     config = copy.deepcopy(config)

@@ -1,21 +1,20 @@
 """Show how many dimensions the attention matrices have (mixhead figures 1 and 3; Roy and Vetterli 2007).
 
 The matrix of a head, [n, n] for a window of n tokens, has n singular values s_1 >= s_2 >= ... The first figure shows
-(s_1 + ... + s_k) / (s_1 + ... + s_n) over k for each layer (thin) and the mean of the layers (bold). The closer a
-curve is to the upper left corner, the lower the rank is. Shares are computed for each head and window, then averaged.
-Where heads mix, the curves are those of the mixed matrices. --source draws those of the source heads too.
+(s_1 + ... + s_k) / (s_1 + ... + s_n) over k for each layer (thin) and the mean of the layers (bold). A curve near the
+upper left corner means a low rank. Each curve is a mean over the heads and windows. Where heads mix, the curves are
+those of the mixed matrices. --source draws those of the source heads too.
 
 The second figure shows the effective rank of each head, exp(-sum_k p_k ln p_k) with p_k = s_k / sum s. It is n if all
-singular values are equal, and 1 if there is only one. Where heads mix, it shows the source heads beside the mixed
+singular values are equal, and 1 if only one is not 0. Where heads mix, it shows the source heads beside the mixed
 ones. Mixing raises the effective rank mechanically: a random mixing does too.
 
 A window is the first --length tokens of a sentence (of a block, for language models), on both sides of a translation.
-Shorter sentences are left out. Give all checkpoints the same data.
+Shorter sentences are left out. Checkpoints are only comparable on the same data.
 
 Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead --length 128
 """
 
-import itertools
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.reference import mix_heads
 
-CHUNK_BYTES = 256 * 2**20  # of float64 matrices that are decomposed at once
+CHUNK_BYTES = 256 * 2**20  # size of the float64 matrices that are decomposed at once
 NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
 
 
@@ -55,7 +54,7 @@ def effective_rank(values: Tensor) -> Tensor:
 
 
 def usual_length(loaded: Loaded, subset: str) -> int:
-    """Return the median length of the sentences; the shorter side of a translation counts."""
+    """Return the median length of the sentences; of a translation, the shorter side counts."""
     dataset = loading.load_subset(loaded, subset)
     if not hasattr(dataset, "size"):  # the windows of --task truncated_bptt_lm
         return int(loaded.cfg.task.tokens_per_sample)
@@ -63,32 +62,32 @@ def usual_length(loaded: Loaded, subset: str) -> int:
 
 
 def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, Tensor]]:
-    """Return inputs of one window each, at most `args.windows`, at random places of the set."""
+    """Yield the inputs of one window after another, at most `args.windows`, from random places of the set."""
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     pads = {"src_tokens": source.pad(), "prev_output_tokens": (target or source).pad()}
-
-    def cut() -> Iterator[dict[str, Tensor]]:
-        # One sentence at a time: those of a larger batch have similar lengths.
-        for batch in loading.batches(loaded, args.subset, batch_size=1, shuffle=True):
-            net_input = batch["net_input"]
-            tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
-            if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
-                if "src_lengths" in net_input:
-                    tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
-                yield tokens
-
-    return itertools.islice(cut(), args.windows)
+    left = args.windows
+    # Sentences of one batch would have similar lengths.
+    for batch in loading.batches(loaded, args.subset, batch_size=1, shuffle=True):
+        net_input = batch["net_input"]
+        tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
+        if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
+            if "src_lengths" in net_input:
+                tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
+            yield tokens
+            left -= 1
+            if left == 0:
+                return
 
 
 class Spectrum(NamedTuple):
-    """Hold the means of one attention over the windows."""
+    """The means of one attention over the windows."""
 
     curve: Tensor  # [n], mean also over the heads
     rank: Tensor  # [H]
 
 
 class Measured(NamedTuple):
-    """Hold the spectra of the heads of a checkpoint, or of its source heads."""
+    """The spectra of the heads of a checkpoint, or of its source heads."""
 
     checkpoint: str
     source: bool  # before mixing
@@ -105,8 +104,8 @@ class Measured(NamedTuple):
 
 
 def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
-    """Return the spectra of the heads of a model, then, where heads mix, those of its source heads."""
-    found: dict[bool, dict[str, dict[int, list[Spectrum]]]] = {False: {}, True: {}}
+    """Return the spectra of the heads of a model and, if heads mix, those of its source heads."""
+    found: dict[tuple[bool, str, int], list[Spectrum]] = {}  # by source or not, site and layer: one for each window
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         weights = heads.weights()  # [1, H, n, n]
@@ -115,9 +114,8 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
         for source, matrices in ((False, mix_heads(weights, heads.mixing)), (True, weights)):
             if not source or heads.mixing is not None:
                 values = singular_values(matrices)[0]  # [H, n]
-                layers = found[source].setdefault(where(name).site, {})
                 spectrum = Spectrum(cumulative(values).mean(0), effective_rank(values))
-                layers.setdefault(where(name).layer, []).append(spectrum)
+                found.setdefault((source, *where(name)), []).append(spectrum)
 
     number = 0
     with torch.no_grad(), hooked(loaded.model, see):
@@ -130,14 +128,10 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
     if not number:
         usual = usual_length(loaded, args.subset)
         raise OptionError(f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}")
-
-    def mean(spectra: list[Spectrum]) -> Spectrum:
-        return Spectrum(*(torch.stack(values).mean(0) for values in zip(*spectra, strict=True)))
-
-    means = {
-        source: {site: {layer: mean(spectra) for layer, spectra in layers.items()} for site, layers in sites.items()}
-        for source, sites in found.items()
-    }
+    means: dict[bool, dict[str, dict[int, Spectrum]]] = {False: {}, True: {}}
+    for (source, site, layer), spectra in found.items():
+        mean = Spectrum(*(torch.stack(values).mean(0) for values in zip(*spectra, strict=True)))
+        means[source].setdefault(site, {})[layer] = mean
     return [Measured(loaded.name, source, number, sites) for source, sites in means.items() if sites]
 
 
@@ -174,7 +168,6 @@ def run(args: Namespace) -> None:
 
 
 def as_json(measured: Measured) -> dict[str, Any]:
-    """Return all numbers."""
     return {
         "windows": measured.windows,
         "places": {
@@ -213,7 +206,7 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
 
 
 def draw_ranks(measured: list[Measured]) -> Any:
-    """Draw layer by head: a row of panels for each checkpoint, a column for each site; one row for a single site."""
+    """Draw layer by head: a row of panels for each checkpoint, and a column for each site if there are several."""
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
 
     def panel(m: Measured, site: str) -> tuple[str, Any] | None:

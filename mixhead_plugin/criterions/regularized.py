@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
-from mixhead_plugin.options import model_options
+from mixhead_plugin.options import FAIRSEQ_MODEL, model_options, most_heads
 
 
 def _flag(name: str) -> Any:
@@ -90,11 +90,16 @@ class RegularizedCriterion(FairseqCriterion):
 def _check_model(model: Any, weights: Mapping[str, float]) -> None:
     """Refuse model flags that give a penalty nothing to act on; a refusal in `forward` leaves a crash.pt."""
     options = model_options(model)
-    if options is None:
+    if options is None:  # a model that neither fairseq nor the plugin knows
         return
-    mixing = getattr(options, "head_mixing", None)  # None for a model of fairseq
     for name, weight in weights.items():
-        if mixing is None or (PENALTIES[name].on_mixing and not HEAD_MIXINGS[mixing].trained):
+        if options is FAIRSEQ_MODEL:
+            acts = False
+        elif PENALTIES[name].on_mixing:
+            acts = HEAD_MIXINGS[options.head_mixing].trained
+        else:
+            acts = most_heads(options) > 1
+        if not acts:
             _refuse(name, weight)
 
 

@@ -1,6 +1,7 @@
-"""Every architecture of the plugin, registered as `<family>_<name>`: fairseq's, and those of the papers."""
+"""The table of architectures, fairseq's and those of the papers; each is registered as `<family>_<name>`."""
 
-from typing import Any, Callable, Dict, NamedTuple, Type
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
@@ -20,15 +21,15 @@ from mixhead_plugin.models.transformer_xl import TransformerXLModel
 
 
 class Architecture(NamedTuple):
-    """The values that a name stands for; a flag of the user overrides each of them."""
+    """The flags that a name presets; the user's flags override them."""
 
-    model: Type[FamilyModel]
+    model: type[FamilyModel]
     upstream: Callable[[Any], None]  # fairseq's function, for the values that are not in `defaults`
-    defaults: Dict[str, Any]
+    defaults: dict[str, Any]
     source: str
 
     def __call__(self, args: Any) -> None:
-        """Give `args` (Namespace or DictConfig, changed in place) every value that it lacks."""
+        """Set the missing values of `args` (Namespace or DictConfig, changed in place)."""
         for name, default in self.defaults.items():
             if not hasattr(args, name):
                 setattr(args, name, default)
@@ -36,7 +37,7 @@ class Architecture(NamedTuple):
 
 
 def _config_alone(args: Any) -> None:
-    """Leave all values to the defaults of the model's dataclass."""
+    """Set nothing; the other values are the defaults of the model's dataclass."""
 
 
 def _translation(heads: int) -> Architecture:
@@ -44,21 +45,21 @@ def _translation(heads: int) -> Architecture:
     return Architecture(TransformerModel, transformer_iwslt_de_en, sides, f"mixhead table 4, h {heads}")
 
 
-def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> Dict[str, Any]:
+def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
     sizes = {"layers": layers, "attention_heads": heads, "embed_dim": embed_dim, "ffn_embed_dim": inner}
     return {f"decoder_{name}": size for name, size in sizes.items()}
 
 
-def _dropouts(residual: float, attention: float, activation: float) -> Dict[str, Any]:
+def _dropouts(residual: float, attention: float, activation: float) -> dict[str, Any]:
     return {"dropout": residual, "attention_dropout": attention, "activation_dropout": activation}
 
 
-def _xl(layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int) -> Dict[str, Any]:
+def _xl(layers: int, d_model: int, heads: int, head_dim: int, inner: int, mem_len: int) -> dict[str, Any]:
     sizes = {"n_layer": layers, "d_model": d_model, "n_head": heads, "d_head": head_dim, "d_inner": inner}
     return {**sizes, "mem_len": mem_len}
 
 
-MODELS: Dict[str, Type[FamilyModel]] = {
+MODELS: dict[str, type[FamilyModel]] = {
     "transformer": TransformerModel,
     "transformer_lm": TransformerLanguageModel,
     "roberta": RobertaModel,
@@ -75,16 +76,16 @@ ARCHITECTURES = {
         for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
     },
     "synthesizer_lm": Architecture(SynthesizerLanguageModel, _config_alone, {}, "fairseq's transformer_lm"),
-    # fairseq's `transformer_lm` normalises after each block, `base_lm_architecture` before it, as 16 layers need.
-    # The paper asks for strong regularisation without figures: the three dropouts are ours.
+    # `base_lm_architecture` normalises before each block, as 16 layers need; `transformer_lm` normalises after it.
+    # The paper asks for strong regularisation but gives no numbers: we chose the three dropouts.
     "transformer_lm_wiki2": Architecture(
         TransformerLanguageModel,
         base_lm_architecture,
         {**_decoder(16, 8, 512, 2048), **_dropouts(0.5, 0.2, 0.2), "share_decoder_input_output_embed": True},
         "mixhead table 2, vanilla Transformer",
     ),
-    # These are the sizes of fairseq's `transformer_lm_wiki103`, under a name that has them in YAML files too.
-    # 512 is the number of tokens, which --tokens-per-sample sets.
+    # fairseq's `transformer_lm_wiki103` has the same sizes, but not in YAML files. 512 is the number of tokens, which
+    # --tokens-per-sample sets.
     "transformer_lm_wiki103_512": Architecture(
         TransformerLanguageModel,
         transformer_lm_baevski_wiki103,
@@ -92,7 +93,7 @@ ARCHITECTURES = {
         "mixhead tables 1 and 7 to 10, Transformer-Baevski",
     ),
     # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's `transformer_lm_gbw`.
-    # The paper's count of parameters needs tied projections.
+    # With tied projections, the number of parameters is the paper's.
     "transformer_lm_gbw_512": Architecture(
         TransformerLanguageModel,
         transformer_lm_baevski_gbw,
@@ -106,21 +107,21 @@ ARCHITECTURES = {
         },
         "mixhead table 3, Transformer-Baevski",
     ),
-    # The maximal length, 512 too, comes from --tokens-per-sample.
+    # --tokens-per-sample sets the maximal length, 512 in the paper.
     "synthesizer_lm_wiki103": Architecture(
         SynthesizerLanguageModel,
         transformer_lm_baevski_wiki103,
         _decoder(16, 8, 1024, 4096),
         "mixhead table 1, Synthesizer",
     ),
-    # The sizes are those of the published code, as the counts of parameters show. The cutoffs are fairseq's.
+    # The sizes are those of the published code: the numbers of parameters agree. The cutoffs are fairseq's.
     "transformer_xl_wiki103": Architecture(
         TransformerXLModel,
         _config_alone,
         {**_xl(16, 410, 10, 41, 2100, mem_len=150), "dropout": 0.1},
         "mixhead table 1, Transformer-XL",
     ),
-    # The paper prints 40M parameters, from which the inner size follows, and no dropouts: they are ours, as above.
+    # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose them.
     "transformer_xl_wiki2": Architecture(
         TransformerXLModel,
         _config_alone,
@@ -133,7 +134,7 @@ ARCHITECTURES = {
         {**_xl(18, 1024, 8, 128, 4096, mem_len=32), "div_val": 4},
         "mixhead table 3, Transformer-XL",
     ),
-    # The head size is fixed in every family and for every number of heads, which the paper varies from 4 to 70.
+    # The head size is the same in every family and for every number of heads; the paper varies this from 4 to 70.
     "transformer_lm_lm1b": Architecture(
         TransformerLanguageModel,
         base_lm_architecture,
@@ -150,7 +151,7 @@ ARCHITECTURES = {
 
 for _name, _model in MODELS.items():
     _entries = {name: entry for name, entry in ARCHITECTURES.items() if entry.model is _model}
-    # For YAML files, each of ours has a dataclass; fairseq's have the defaults of their model's, as in fairseq.
+    # For YAML files, each architecture with `defaults` has a dataclass; fairseq's own share that of their model.
     _own = {name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults}
     register_families(_model, _name, {name: entry for name, entry in _entries.items() if name not in _own})
     for _architecture, _entry in _own.items():

@@ -1,11 +1,12 @@
-"""All models of the plugin share their flags, the loading of checkpoints, and a name in every family."""
+"""What all models of the plugin share: flags, the loading of checkpoints, and the registration in every family."""
 
 import re
 from argparse import Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import field, fields, make_dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Callable, ClassVar, Dict, Mapping, Optional, Type
+from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model, register_model_architecture
@@ -13,16 +14,16 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_mode
 from mixhead_plugin.modules.checkpoint import check_checkpoint
 from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, as_namespace, check, complete
 
-# Gives its argument, a Namespace or DictConfig, the values of an architecture that it lacks.
+# Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
 Architecture = Callable[[Any], None]
 
 
 class FamilyModel(BaseFairseqModel):
-    """Mixin before fairseq's model class. Families and architectures of a model share its class."""
+    """A mixin before fairseq's model class; a model has one class for all families and architectures."""
 
-    config: ClassVar[Type[AttentionOptions]]  # all flags of the model
-    by_dataclass: ClassVar[bool] = False  # whether fairseq configures the model by `config`, not by a Namespace
-    # The flags of its sizes; {side} is encoder or decoder.
+    config: ClassVar[type[AttentionOptions]]  # all flags of the model
+    by_dataclass: ClassVar[bool] = False  # True if fairseq configures the model by `config`, not by a Namespace
+    # The flags of the model's sizes; {side} is encoder or decoder.
     embed_flag: ClassVar[str] = "--{side}-embed-dim"
     heads_flag: ClassVar[str] = "--{side}-attention-heads"
 
@@ -31,14 +32,13 @@ class FamilyModel(BaseFairseqModel):
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True, with_prefix="")
 
     @classmethod
-    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: Optional[int] = None) -> AttentionShape:
+    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None) -> AttentionShape:
         """Return the shape of an attention of the encoder or decoder."""
-        return AttentionShape(
-            cls.embed_flag.format(side=side), embed_dim, cls.heads_flag.format(side=side), num_heads, layers
-        )
+        embed_flag, heads_flag = (flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag))
+        return AttentionShape(embed_flag, embed_dim, heads_flag, num_heads, layers)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         """Return the attentions of the model that the complete `args` describe, by site."""
         raise NotImplementedError
 
@@ -56,7 +56,7 @@ class FamilyModel(BaseFairseqModel):
         return args
 
     def load_state_dict(
-        self, state_dict: Dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
+        self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> Any:
         check_checkpoint(self, state_dict)
         prune_each_side_once(model_cfg if args is None else args, state_dict, self.state_dict())
@@ -64,7 +64,7 @@ class FamilyModel(BaseFairseqModel):
 
 
 def prune_each_side_once(cfg: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Adapt --*-layers-to-keep in `cfg`, by which fairseq prunes a checkpoint, to what is left to prune.
+    """Change --*-layers-to-keep in `cfg`, so that fairseq removes layers of `state` only if the model has fewer.
 
     A model that was built with fewer layers saves the flags too: fairseq would remove layers again. With one flag
     alone, it would also remove all layers of the other side. `own` is the state of the model that loads `state`.
@@ -83,10 +83,10 @@ def _layers(state: Mapping[str, Any], side: str) -> int:
     return len({found[1] for name in state if (found := re.match(rf"{side}.*?\.layers\.(\d+)\.", name))})
 
 
-def register_families(model: Type[FamilyModel], name: str, architectures: Dict[str, Architecture]) -> None:
-    """Register `model` with its architectures once per family, as `<family>_<name>`.
+def register_families(model: type[FamilyModel], name: str, architectures: dict[str, Architecture]) -> None:
+    """Register a model and its architectures in every family, as `<family>_<name>`.
 
-    `architectures` have names without the family; for a model by dataclass, `name` is one of them.
+    The names of `architectures` have no family. For a model that is configured by dataclass, `name` is one of them.
     """
     for family in FAMILIES:
         config = _config(model, f"{family}_{name}", family, architectures[name]) if model.by_dataclass else None
@@ -97,15 +97,12 @@ def register_families(model: Type[FamilyModel], name: str, architectures: Dict[s
                 ARCH_CONFIG_REGISTRY[f"{family}_{arch}"] = function  # fairseq has registered one that does nothing
             else:
                 register_model_architecture(f"{family}_{name}", f"{family}_{arch}")(function)
-    # fairseq takes the class's last dataclass for the command line, where `_prepare` gives the defaults.
+    # fairseq takes a command's defaults from this attribute, where register_model left the config of the last family.
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
 
 
-def _prepare(model: Type[FamilyModel], family: str, architecture: Architecture, args: Any) -> None:
-    """Complete `args` by the architecture and the family, then check them.
-
-    fairseq calls this for the command line, and before it builds a model that it does not configure by dataclass.
-    """
+def _prepare(model: type[FamilyModel], family: str, architecture: Architecture, args: Any) -> None:
+    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML without a dataclass."""
     architecture(args)
     complete(args, family)
     model.check_args(args)
@@ -113,8 +110,8 @@ def _prepare(model: Type[FamilyModel], family: str, architecture: Architecture, 
         args.tpu = False  # fairseq treats --bf16 as a request for a TPU
 
 
-def _config(model: Type[FamilyModel], name: str, family: str, architecture: Architecture) -> Type[AttentionOptions]:
-    """Return the model's dataclass with the defaults of an architecture in a family, which YAML files get."""
+def _config(model: type[FamilyModel], name: str, family: str, architecture: Architecture) -> type[AttentionOptions]:
+    """Return the dataclass `name` for YAML files: the model's, with the defaults of an architecture in a family."""
     values = Namespace()
     architecture(values)
     defaults = {**FAMILIES[family], **vars(values)}
@@ -125,4 +122,4 @@ def _config(model: Type[FamilyModel], name: str, family: str, architecture: Arch
             if value is False and type(f.default) is int:  # of --base-shuffle
                 value = 0
             changed.append((f.name, f.type, field(default=value, metadata=f.metadata)))
-    return make_dataclass(name, changed, bases=(model.config,))
+    return make_dataclass(name, changed, bases=(model.config,))  # fairseq reads the defaults of the class

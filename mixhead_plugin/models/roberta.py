@@ -1,9 +1,9 @@
 """RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and `<family>_xlm`."""
 
-from typing import Any, ClassVar, Dict, Type
+from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models.roberta import model as stock
+from fairseq.models.roberta import model as upstream
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
 from mixhead_plugin.errors import OptionError
@@ -14,32 +14,32 @@ from mixhead_plugin.modules.layers import MixheadEncoder
 from mixhead_plugin.options import AttentionOptions, AttentionShape
 
 
-class RobertaEncoder(stock.RobertaEncoder):
+class RobertaEncoder(upstream.RobertaEncoder):
     def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> MixheadEncoder:
         encoder = MixheadEncoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
 
-class RobertaModel(FamilyModel, stock.RobertaModel):
+class RobertaModel(FamilyModel, upstream.RobertaModel):
     """fairseq's RoBERTa with the plugin's attention."""
 
     config = AttentionOptions
-    encoder_type: ClassVar[Type[RobertaEncoder]] = RobertaEncoder
+    encoder_type: ClassVar[type[RobertaEncoder]] = RobertaEncoder
 
     def __init__(self, args: Any, encoder: RobertaEncoder):
         super().__init__(args, encoder)
         for module in self.modules():
             if isinstance(module, MixheadAttention):
-                module.scale_values()  # BERT's initialisation has undone it
+                module.scale_values()  # again, because init_bert_params has set the weights anew
 
     @staticmethod
     def add_args(parser: Any) -> None:
-        stock.RobertaModel.add_args(parser)
+        upstream.RobertaModel.add_args(parser)
         gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         shape = cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
         return {"encoder-self": shape}
 

@@ -4,7 +4,7 @@ fairseq has no such model. This is fairseq's decoder-only Transformer with all i
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 import numpy as np
 from fairseq.dataclass import FairseqDataclass
@@ -23,7 +23,7 @@ _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() 
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
-    """Add the flags of the Synthesizer to the plugin's others."""
+    """The flags of the Synthesizer."""
 
     synthesizer: str = field(
         default="dense",
@@ -52,12 +52,12 @@ class SynthesizerOptions(FairseqDataclass):
 
 @dataclass
 class SynthesizerConfig(SynthesizerOptions, TransformerConfig):
-    """Hold the nested config of the decoder; build it with `from_namespace` only."""
+    """The nested config of the decoder; build it with `from_namespace` only."""
 
 
 @dataclass
 class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageModelConfig):
-    """Hold the flat config of the language model."""
+    """The flat config of the language model."""
 
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
@@ -85,16 +85,18 @@ class SynthesizerDecoder(MixheadDecoder):
 
 
 class SynthesizerLanguageModel(TransformerLanguageModel):
-    """Give fairseq's decoder-only Transformer synthetic scores, for inputs up to a maximal length.
+    """fairseq's decoder-only Transformer with synthetic scores, for inputs up to a maximal length.
 
-    That length is --max-target-positions, or else --tokens-per-sample plus the token of --add-bos-token.
+    That length is --max-target-positions. By default it is --tokens-per-sample, plus 1 with --add-bos-token.
     """
 
     config = SynthesizerLanguageModelConfig
+    decoder_config = SynthesizerConfig
+    decoder_type = SynthesizerDecoder
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
-        # Pruning, which --heads-per-layer describes, cannot cut these heads.
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+        # These heads cannot be pruned, so --heads-per-layer has no meaning here.
         return {site: shape._replace(layers=None) for site, shape in super().attention_shapes(args).items()}
 
     @classmethod
@@ -104,7 +106,7 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         if longest is None and not getattr(args, "tokens_per_sample", None):
             raise OptionError("--max-target-positions is missing: a synthesizer has scores only up to this position")
         # With --sample-break-mode eos, fairseq leaves out sentences that are too long.
-        cuts = getattr(args, "sample_break_mode", "eos") != "eos"
+        cuts = getattr(args, "sample_break_mode", "eos") != "eos"  # into blocks of --tokens-per-sample
         if longest is not None and cuts and longest < _longest_block(args):
             raise OptionError(
                 f"--max-target-positions {longest}: must be at least {_longest_block(args)}, for --tokens-per-sample "
@@ -121,11 +123,6 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         refuse_longer_inputs(task, args.max_target_positions)
         return model
 
-    @classmethod
-    def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> SynthesizerDecoder:
-        cfg = SynthesizerConfig.from_namespace(args)
-        return SynthesizerDecoder(cfg, dictionary, embed_tokens, no_encoder_attn=True)
-
 
 def _longest_block(args: Any) -> int:
     """Return the length of the longest input that the task cuts from a text."""
@@ -138,18 +135,13 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         raise OptionError(f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
     for option, name in _OWN_SIZES.items():
         value = getattr(options, option)
-        if value is None:
-            continue
-        if name != options.synthesizer:
-            raise OptionError(
-                f"{option_name(option)} {value}: must be left out with --synthesizer {options.synthesizer}, or used "
-                f"with --synthesizer {name}"
-            )
-        most = longest if option == "synthesizer_factor" else float("inf")
-        if not 1 <= value <= most:
-            raise OptionError(
-                f"{option_name(option)} {value}: must be at least 1; a factor at most the maximal length, {longest}"
-            )
+        flag = f"{option_name(option)} {value}"
+        if value is not None and name != options.synthesizer:
+            raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
+        if value is not None and value < 1:
+            raise OptionError(f"{flag}: must be at least 1")
+    if options.synthesizer_factor is not None and options.synthesizer_factor > longest:
+        raise OptionError(f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, {longest}")
     if options.relative_position != "none":
         raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
     if options.attention_impl == "triton" and kind.trained_bias:
@@ -161,7 +153,7 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
 
 
 def refuse_longer_inputs(task: Any, max_length: int) -> None:
-    """Let fairseq-eval-lm refuse inputs that are too long; it would leave them out of the perplexity."""
+    """Make fairseq-eval-lm refuse inputs that are too long; fairseq would leave them out of the perplexity."""
     load = getattr(task, "eval_lm_dataloader", None)  # nothing else calls this method of the task
     if load is None:
         return

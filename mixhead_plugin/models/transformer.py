@@ -1,25 +1,23 @@
 """Encoder-decoder Transformer: architectures `<family>_transformer*`."""
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
-from fairseq.models.transformer import TransformerConfig as StockConfig
-from fairseq.models.transformer import TransformerModel as StockModel
+from fairseq.models import transformer as upstream
 
-from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape
+from mixhead_plugin.options import AttentionOptions, AttentionShape, refuse_relative
 
 
 @dataclass
-class TransformerConfig(AttentionOptions, StockConfig):
+class TransformerConfig(AttentionOptions, upstream.TransformerConfig):
     """fairseq's nested Transformer config plus the flags of the plugin; build it with `from_namespace` only."""
 
 
-class TransformerModel(FamilyModel, StockModel):
-    """fairseq's Transformer with the plugin's attention in encoder, decoder and between them."""
+class TransformerModel(FamilyModel, upstream.TransformerModel):
+    """fairseq's Transformer with the plugin's attention in the encoder, the decoder and between them."""
 
     config = TransformerConfig
 
@@ -30,7 +28,7 @@ class TransformerModel(FamilyModel, StockModel):
         super().add_args(parser)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         cfg = TransformerConfig.from_namespace(args)
         encoder = cls.shape("encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers)
         decoder = cls.shape("decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.decoder.layers)
@@ -40,14 +38,8 @@ class TransformerModel(FamilyModel, StockModel):
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        if not getattr(args, "cross_self_attention", False) or args.attention_scope in ("encoder", "cross"):
-            return
-        for name, off in (("relative_position", "none"), ("relative_gain", 0)):
-            if getattr(args, name) != off:  # padding of the source would count as distance
-                raise OptionError(
-                    f"{option_name(name)} {getattr(args, name)}: must be {off} with --cross-self-attention, whose keys "
-                    "have no distance"
-                )
+        if getattr(args, "cross_self_attention", False) and args.attention_scope not in ("encoder", "cross"):
+            refuse_relative(args, "with --cross-self-attention: the distance to the source is not defined")
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerModel":
@@ -63,7 +55,7 @@ class TransformerModel(FamilyModel, StockModel):
         return MixheadDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
     def set_beam_size(self, beam: int) -> None:
-        """Let attention to the encoder keep every sentence once instead of once a beam; beam search calls this."""
+        """Keep the encoder's output once for each sentence, not once for each beam; beam search calls this."""
         for module in self.decoder.modules():
             if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
                 module.set_beam_size(beam)

@@ -1,12 +1,10 @@
 """Transformer language model, adaptive inputs included: architectures `<family>_transformer_lm*`."""
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, ClassVar
 
 from fairseq import options as fairseq_options
-from fairseq.models.transformer_lm import DEFAULT_MAX_TARGET_POSITIONS
-from fairseq.models.transformer_lm import TransformerLanguageModel as StockModel
-from fairseq.models.transformer_lm import TransformerLanguageModelConfig as StockConfig
+from fairseq.models import transformer_lm as upstream
 from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
 from torch import nn
 
@@ -17,30 +15,33 @@ from mixhead_plugin.options import AttentionOptions, AttentionShape
 
 
 @dataclass
-class TransformerLanguageModelConfig(AttentionOptions, StockConfig):
+class TransformerLanguageModelConfig(AttentionOptions, upstream.TransformerLanguageModelConfig):
     """fairseq's flat language-model config plus the flags of the plugin."""
 
 
-class TransformerLanguageModel(FamilyModel, StockModel):
+class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     """fairseq's decoder-only Transformer with the plugin's attention."""
 
     config = TransformerLanguageModelConfig
     by_dataclass = True
+    decoder_config: ClassVar[type[TransformerConfig]] = TransformerConfig
+    decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
         shape = cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers)
         return {"decoder-self": shape}
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":
-        """Build as fairseq does, which has no hook for the decoder."""
+        """Build the model as fairseq's method does, which has no hook for the decoder."""
         args = cls.prepared(args)
         if args.decoder_layers_to_keep:
             args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
         if getattr(args, "max_target_positions", None) is None:
-            args.max_target_positions = getattr(args, "tokens_per_sample", None) or DEFAULT_MAX_TARGET_POSITIONS
+            length = getattr(args, "tokens_per_sample", None)
+            args.max_target_positions = length or upstream.DEFAULT_MAX_TARGET_POSITIONS
         if args.offload_activations:
             args.checkpoint_activations = True
         if args.tie_adaptive_weights:
@@ -49,15 +50,12 @@ class TransformerLanguageModel(FamilyModel, StockModel):
             cutoffs = args.adaptive_softmax_cutoff, args.adaptive_input_cutoff
             assert cutoffs[0] == cutoffs[1], "{} != {}".format(*cutoffs)
             assert args.decoder_input_dim == args.decoder_output_dim
-        return cls(cls.build_decoder(args, task.target_dictionary, cls.build_input(args, task.source_dictionary)))
-
-    @classmethod
-    def build_decoder(cls, args: Any, dictionary: Any, embed_tokens: nn.Module) -> MixheadDecoder:
-        return MixheadDecoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens, no_encoder_attn=True)
+        cfg, embed_tokens = cls.decoder_config.from_namespace(args), cls.build_input(args, task.source_dictionary)
+        return cls(cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
 
     @classmethod
     def build_input(cls, args: Any, dictionary: Any) -> nn.Module:
-        """Return the embedding of tokens: plain, adaptive (Baevski & Auli) or by characters."""
+        """Return the embedding of the tokens: plain, adaptive (Baevski & Auli) or by characters."""
         if getattr(args, "character_embeddings", False):
             return CharacterTokenEmbedder(
                 dictionary,

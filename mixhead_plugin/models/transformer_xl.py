@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Optional
 
 import torch
 from fairseq.dataclass import FairseqDataclass
@@ -16,10 +16,10 @@ from mixhead_plugin.modules.transformer_xl import TransformerXLDecoder
 from mixhead_plugin.options import AttentionOptions, AttentionShape
 
 try:  # this registers the task
-    from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as StockConfig
+    from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as UpstreamConfig
     from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask as OrderedTask
 except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
-    StockConfig, OrderedTask = FairseqDataclass, None
+    UpstreamConfig, OrderedTask = FairseqDataclass, None
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "di
 
 
 @dataclass
-class TransformerXLConfig(AttentionOptions, StockConfig):
-    """Add the plugin's flags to fairseq's config of Transformer-XL."""
+class TransformerXLConfig(AttentionOptions, UpstreamConfig):
+    """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
     head_dim: Optional[int] = field(
         default=None, metadata={"help": "size of one head, overrides --d-head (default: --d-head)"}
@@ -40,7 +40,7 @@ class TransformerXLConfig(AttentionOptions, StockConfig):
 
 
 class TransformerXLModel(FamilyModel, FairseqLanguageModel):
-    """Model language with a memory of the text before each window (Dai et al. 2019), and the plugin's attention."""
+    """A language model with a memory of the text before each window (Dai et al. 2019) and the plugin's attention."""
 
     config = TransformerXLConfig
     by_dataclass = True
@@ -48,7 +48,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     heads_flag = "--n-head"
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> Dict[str, AttentionShape]:
+    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         cfg = cls.config.from_namespace(args)
         return {"decoder-self": cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)}
 
@@ -93,8 +93,8 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         self.decoder.memory.reset()
 
 
-def _check_order(cfg: TransformerXLConfig, name: str, task: Type[FairseqTask]) -> None:
-    """Refuse a memory if windows do not come in the order of their text."""
+def _check_order(cfg: TransformerXLConfig, name: str, task: type[FairseqTask]) -> None:
+    """Refuse --mem-len for a task whose windows do not come in the order of their text."""
     if cfg.mem_len > 0 and not issubclass(task, OrderedTask):
         raise OptionError(
             f"--mem-len {cfg.mem_len}: --task {name} does not keep the windows of a text in order; must be 0 "
@@ -102,8 +102,8 @@ def _check_order(cfg: TransformerXLConfig, name: str, task: Type[FairseqTask]) -
         )
 
 
-def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> List[int]:
-    """Return --cutoffs below the size of the vocabulary, and that size."""
+def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> list[int]:
+    """Return those of --cutoffs that are below the size of the vocabulary, and that size."""
     cutoffs = [*(cutoff for cutoff in cfg.cutoffs if cutoff < vocabulary), vocabulary]
     if cfg.d_model < cfg.div_val ** (len(cutoffs) - 1):
         raise OptionError(
@@ -114,12 +114,12 @@ def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> List[int]:
 
 
 class _NumberedWindows:
-    """Collates a window as the task does, and tells the model its number."""
+    """Collate a window as the task does, and add its number to the batch."""
 
     def __init__(self, collate: Any):
         self.collate = collate
 
-    def __call__(self, items: List[Tuple[int, List[torch.Tensor]]]) -> Dict[str, Any]:
+    def __call__(self, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
         sample = self.collate(items)
         ((number, rows),) = items
         # fairseq-interactive asks for the lengths.
@@ -130,7 +130,7 @@ class _NumberedWindows:
 def number_windows(task: Any) -> None:
     """Put the number of each window of the text into the `net_input` of this task's batches.
 
-    fairseq does not pass the number to the model. Without it, memory would continue from one epoch or set to the next.
+    fairseq does not pass the number to the model, which empties its memory when a new epoch or set begins.
     """
     if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
         return
@@ -152,7 +152,7 @@ def number_windows(task: Any) -> None:
     task.eval_lm_dataloader = eval_lm_dataloader
 
 
-def _setup_task(cls: Type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
+def _setup_task(cls: type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
     """Set up the task; accept `from_checkpoint` of fairseq-validate, which fairseq's task does not."""
     if from_checkpoint:
         cfg.data_parallel_rank = cfg.data_parallel_size = None  # the checkpoint has those of its training

@@ -1,4 +1,4 @@
-"""Repair faults in fairseq: one file each, listed in REPAIRS. The variable MIXHEAD_REPAIRS chooses among them."""
+"""Repair faults of fairseq, one in each file. The environment variable MIXHEAD_REPAIRS chooses among them."""
 
 import os
 import textwrap
@@ -15,7 +15,7 @@ GROUPS = {
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
     "trap": "fairseq reports success without doing what was asked",
 }
-# Their files in this folder. Where two replace one function, the later one runs first.
+# The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
     "required": "safe_globals numpy_long",
     "data": """
@@ -24,11 +24,11 @@ _NAMES = {
     """,
     "trap": "restore_file no_worker torchrun_workers asynchronous_writing",
 }
-VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1"  # unless a file has VERSIONS of its own
+VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1"  # a file may define other VERSIONS
 
 
 class Repair(NamedTuple):
-    """Describe a fault of fairseq and its repair."""
+    """A fault of fairseq and its repair."""
 
     group: str  # a key of GROUPS
     module: ModuleType
@@ -38,7 +38,7 @@ class Repair(NamedTuple):
     issue: str  # in fairseq's repository, or ""
 
     def apply(self) -> None:
-        """Install the marked functions of the file, and call its `apply` if it has one."""
+        """Install the functions that the file marks by `replaces`, and call its `apply` if it has one."""
         for value in list(vars(self.module).values()):
             if hasattr(value, "replaces"):
                 install(value)
@@ -46,7 +46,7 @@ class Repair(NamedTuple):
 
 
 def _repair(group: str, name: str) -> Repair:
-    """Make the record of a file. Its docstring has two paragraphs: the remedy, and the fault."""
+    """Return the repair in a file, whose docstring has two paragraphs: the remedy, and the fault."""
     module = import_module(f"{__name__}.{name}")
     remedy, fault = module.__doc__.strip().split("\n\n")
     return Repair(group, module, remedy, fault, getattr(module, "VERSIONS", VERSIONS), getattr(module, "ISSUE", ""))

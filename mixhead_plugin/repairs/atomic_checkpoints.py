@@ -1,7 +1,7 @@
-"""Write each checkpoint under another name, and rename it once it is on the disk.
+"""Write each checkpoint under a temporary name, and rename it when it is on the disk.
 
-fairseq copies checkpoints onto checkpoint_best.pt and checkpoint_last.pt; a kill leaves partial files. It renames
-others before they are on the disk. After a failed attempt it appends the next one to the same file.
+fairseq copies a checkpoint onto checkpoint_best.pt and checkpoint_last.pt: a kill leaves a partial file. It renames
+other checkpoints before they are on the disk. If writing fails, it appends the next attempt to the same file.
 """
 
 import errno
@@ -22,7 +22,7 @@ from mixhead_plugin.repairs.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-# Errors of a network file system that may soon pass. A full disk is not among them.
+# Errors of a network file system that may soon pass, unlike a full disk.
 PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
 ATTEMPTS, PAUSE = 3, 2.5  # fairseq's number of attempts, and its seconds between them
 
@@ -49,8 +49,8 @@ def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
 
 
 def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file under another name, and rename it once it is on the disk."""
-    path = os.path.realpath(path)  # fairseq writes through a link, too
+    """Write a file under a temporary name, and rename it when it is on the disk."""
+    path = os.path.realpath(path)  # of a link, replace the file, as fairseq does
     part = f"{path}.tmp"  # a killed process leaves this file; the next one overwrites it
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -59,7 +59,7 @@ def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(part, path)
-            with suppress(OSError):  # some file systems cannot sync a folder, which holds the new name
+            with suppress(OSError):  # the folder holds the new name; some file systems cannot sync folders
                 folder = os.open(os.path.dirname(path), os.O_RDONLY)
                 os.fsync(folder)
                 os.close(folder)

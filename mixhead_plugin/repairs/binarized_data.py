@@ -1,4 +1,4 @@
-"""Compare the sizes of an .idx and its .bin, and their tokens with the dictionary, before a batch is read.
+"""Check that .idx, .bin and dictionary fit each other before the first batch.
 
 fairseq trains on damaged data until a batch needs bytes that the .bin lacks, or symbols that the dictionary lacks.
 """
@@ -12,11 +12,11 @@ from fairseq.data import indexed_dataset
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.replace import replaces
 
-MAGIC, HEAD = b"MMIDIDX\x00\x00", "<QBQ"  # of fairseq-preprocess's format, mmap
+MAGIC, HEAD = b"MMIDIDX\x00\x00", "<QBQ"  # of mmap, the format that fairseq-preprocess writes by default
 OTHER_MAGIC = (b"TNTIDX\x00\x00", b"HUFFIDX")  # of formats that are not checked
 AGAIN = "run fairseq-preprocess again"
 CHUNK = 1 << 20  # sentences at a time: LM1B has 30 million
-COMPARED = 1 << 27  # tokens, from the beginning, that are compared with the dictionary
+COMPARED = 1 << 27  # number of tokens, from the beginning, that are compared with the dictionary
 
 
 @replaces(indexed_dataset, "make_dataset")
@@ -28,7 +28,7 @@ def _make_dataset(original, path: str, impl: str, *args, **kwargs):
 
 
 def check(path: str, symbols: int | None = None) -> None:
-    """Refuse damaged `path`.idx and `path`.bin, and tokens of `symbols` or above."""
+    """Refuse damaged `path`.idx and `path`.bin, and tokens that a dictionary of `symbols` symbols lacks."""
     index, data = f"{path}.idx", f"{path}.bin"
     missing = [file for file in (index, data) if not os.path.isfile(file)]
     if len(missing) == 2:  # fairseq reports this

@@ -1,7 +1,7 @@
-"""Refuse hostile or damaged checkpoints, and files without a model, in one line that names the file.
+"""Refuse a checkpoint that is hostile, damaged or does not fit, in one line that names the file.
 
-fairseq passes strings of a checkpoint's config to eval(). It loads NaN weights, and the model writes nonsense.
-Its errors rarely name the damaged file.
+fairseq passes strings of a checkpoint's config to eval(). It loads NaN weights, and the model then writes nonsense. Its
+errors rarely name a damaged file, and never say which flag does not fit a checkpoint.
 """
 
 import ast
@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils
+from fairseq.trainer import Trainer
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.repairs.replace import replaces
 
-# Strings of a config that fairseq passes to Python's eval() when it builds a task, model, criterion or optimizer.
+# The flags that fairseq passes to Python's eval() when it builds a task, model, criterion or optimizer.
 EVALUATED = frozenset(
     """
     adaptive_input_cutoff adaptive_softmax_cutoff character_filters pretrained project_input gated_attention downsample
@@ -31,11 +32,10 @@ EVALUATED = frozenset(
     pipeline_decoder_devices
     """.split()
 )
-# omegaconf computes ${name:...} by a function; ${name} only refers to another value.
+# For ${name:...} omegaconf calls a function; ${name} only refers to another value.
 _COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
 _ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
-# fairseq saves this tensor for its type alone; its value is whatever the memory held.
-_WITHOUT_VALUE = "_float_tensor"
+_WITHOUT_VALUE = "_float_tensor"  # fairseq uses only its type, and never sets its value
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
@@ -50,24 +50,35 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
             f"{path}: holds other than tensors and plain values, or is not a checkpoint that fairseq-train wrote; "
             f"not loaded, as weights_only forbids it{f' ({found[1]})' if found else ''}"
         ) from error
-    except Exception as error:  # of any kind: damaged files fail in many ways, and errors rarely name the file
-        # The system's fault, not the file's; or overrides that may not fit the config.
-        if arg_overrides or getattr(error, "errno", None) not in (None, errno.EINVAL):  # torch seeks in a cut file
+    except Exception as error:  # damaged files fail in many ways
+        by_system = getattr(error, "errno", None) not in (None, errno.EINVAL)  # EINVAL: torch seeks in a cut file
+        if by_system or arg_overrides:  # overrides may not fit the config
             raise
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
     check_state(str(path), state)
     return state
 
 
+@replaces(Trainer, "load_checkpoint")
+def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
+    try:
+        return original(trainer, filename, *args, **kwargs)
+    except Exception as error:
+        refused = error.__context__  # fairseq replaces each error of a model's `load_state_dict` by its own
+        if isinstance(refused, CheckpointError):
+            raise OptionError(f"{filename}: {refused}") from error
+        raise
+
+
 def check_state(path: str, state: Any) -> None:
-    """Refuse content without tensors or config, with code in its config, or with weights that are not finite."""
+    """Refuse a checkpoint without tensors or config, with code in its config, or with weights that are not finite."""
+    foreign = f"{path}: not a checkpoint that fairseq-train wrote"
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not any(isinstance(value, torch.Tensor) for value in model.values()):
-        raise OptionError(f"{path}: not a checkpoint that fairseq-train wrote: no tensors of a model")
+        raise OptionError(f"{foreign}: no tensors of a model")
     cfg = state.get("cfg")
-    foreign = f"{path}: not a checkpoint that fairseq-train wrote: no config of a model"
-    if cfg is not None and not isinstance(cfg, (dict, DictConfig)):
-        raise OptionError(foreign)
+    if not isinstance(cfg, (dict, DictConfig, type(None))):
+        raise OptionError(f"{foreign}: no config of a model")
     for part in ("cfg", "args"):
         for name, value in _values(state.get(part)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
@@ -75,7 +86,7 @@ def check_state(path: str, state: Any) -> None:
             if isinstance(value, str) and _COMPUTED.search(value):
                 raise OptionError(f"{path}: its {name} refers to a function; not loaded")
     if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
-        raise OptionError(foreign)
+        raise OptionError(f"{foreign}: no config of a model")
     check_finite(path, model)
 
 
@@ -110,7 +121,7 @@ def _values(config: Any) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a config at any depth; the items of a list have the list's name."""
     if OmegaConf.is_config(config):
         config = OmegaConf.to_container(config, resolve=False)
-    if isinstance(config, str):  # one reference instead of all values
+    if isinstance(config, str):  # the whole config is one reference
         yield "config", config
         return
     for name, value in (vars(config) if isinstance(config, Namespace) else config or {}).items():

@@ -1,6 +1,6 @@
-"""Refuse a dictionary that is empty or has counts below 0.
+"""Refuse a dictionary that is empty or has a negative count.
 
-fairseq trains and decodes with both. A failed copy may leave an empty dictionary.
+fairseq trains and decodes with an empty dictionary, as a failed copy may leave it, and with negative counts.
 """
 
 import os
@@ -15,7 +15,7 @@ from mixhead_plugin.repairs.replace import replaces
 def _add_from_file(original, dictionary: Dictionary, file) -> None:
     before = len(dictionary)
     original(dictionary, file)
-    if not isinstance(file, str) or not os.path.isfile(file):  # fairseq calls itself with the open file
+    if not isinstance(file, str) or not os.path.isfile(file):  # for a path, fairseq calls this again with a file
         return
     if len(dictionary) == before:
         raise OptionError(f"{file}: has no symbols; must have a line '<symbol> <count>' for each")

@@ -1,7 +1,7 @@
-"""Refuse to save a model with NaN parameters, and do not count a validation loss of NaN.
+"""Refuse to save a model with NaN parameters, and ignore a NaN validation loss (not with --ddp-backend fully_sharded).
 
-fairseq looks for NaN only in gradients. It replaces a good checkpoint by a model that the last update broke. After a
-NaN validation loss, any next loss counts as the best. The repair skips models of --ddp-backend fully_sharded.
+fairseq looks for NaN only in gradients. If an update makes the parameters NaN, it overwrites a good checkpoint with
+them. After a NaN validation loss, it counts any next loss as the best.
 """
 
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @replaces(checkpoint_utils, "save_checkpoint")
 def _save(original, cfg, trainer, epochs, loss: float | None):
-    # Each worker sees its own part of a sharded model; one that stopped here would leave the others waiting.
+    # A worker sees only its part of a sharded model. If one worker stopped here, the others would wait for ever.
     if cfg.no_save or trainer.is_fsdp:
         return original(cfg, trainer, epochs, loss)
     bad = next((name for name, value in trainer.model.state_dict().items() if is_bad(name, value)), None)

@@ -1,8 +1,8 @@
 """Resume at the end of an epoch, or of the training, as if nothing had been interrupted.
 
-fairseq gives the validation loss to the learning-rate schedule after it has saved the checkpoint. It does not save
-the bad epochs of reduce_lr_on_plateau and --patience. It loses the mean of losses over --log-interval updates.
-A training that has ended makes one more update, or epoch, each time that it is started again.
+fairseq saves the checkpoint before the learning-rate schedule gets the validation loss. It does not save the bad epochs
+of reduce_lr_on_plateau and --patience, nor the mean losses since the last --log-interval. A finished training that is
+started again makes one more update or epoch.
 """
 
 import logging
@@ -31,16 +31,16 @@ def _save(original, trainer, filename: str, extra_state: dict):
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     state, epochs = original(cfg, trainer, **kwargs)
-    if not isinstance(trainer, Trainer):  # of another program, with its own training loop
+    if not isinstance(trainer, Trainer):  # a program with a trainer of its own
         return state, epochs
     if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # a new training begins
         return state, epochs
-    place = state["train_iterator"]
-    if place["iterations_in_epoch"] == 0 and place["epoch"] > 1 and not cfg.reset_lr_scheduler:
-        # fairseq gave this loss to the schedule after it had saved the checkpoint.
-        trainer.lr_step(place["epoch"] - 1)  # reduce_lr_on_plateau counts on from this number
-        trainer.lr_step(place["epoch"] - 1, state.get("val_loss"))
-    if place["iterations_in_epoch"] == 0 and "train_inner" in state.get("metrics", {}) and not cfg.reset_meters:
+    epoch_ended = state["train_iterator"]["iterations_in_epoch"] == 0
+    epoch = state["train_iterator"]["epoch"] - 1  # the one that ended
+    if epoch_ended and epoch > 0 and not cfg.reset_lr_scheduler:
+        trainer.lr_step(epoch)  # reduce_lr_on_plateau counts on from this number
+        trainer.lr_step(epoch, state.get("val_loss"))
+    if epoch_ended and "train_inner" in state.get("metrics", {}) and not cfg.reset_meters:
         metrics.load_state_dict({"train_inner": state["metrics"]["train_inner"]})
     if not cfg.reset_meters:
         vars(_should_stop_early()).update(state.get("early_stop", {}))
@@ -64,7 +64,7 @@ def _reason_to_end(cfg, trainer: Trainer) -> str | None:
 
 
 def _should_stop_early():
-    """Return the function of fairseq-train that counts for --patience; its attributes hold the counts."""
+    """Return the function of fairseq-train that counts bad epochs for --patience in its attributes."""
     modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
     found = (getattr(module, "should_stop_early", None) for module in modules)
     return next((function for function in found if function is not None), SimpleNamespace())

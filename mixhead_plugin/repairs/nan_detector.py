@@ -1,7 +1,7 @@
-"""Find the module of the first NaN gradient, even if modules return a dict.
+"""Find the module of the first NaN gradient by hooks on tensors, not on modules.
 
-fairseq's search raises StopIteration if a module returns a dict, as encoders do: torch's backward hooks accept no dict.
-The user does not learn that gradients were NaN. The repair hooks the tensors of an output instead.
+fairseq hooks the backward pass of each module. torch refuses this for modules that return a dict, as encoders do. The
+search ends with StopIteration, and the user does not learn that gradients were NaN.
 """
 
 from functools import partial

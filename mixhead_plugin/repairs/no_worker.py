@@ -1,4 +1,4 @@
-"""Refuse several workers without a GPU, or take their rank and number from torchrun.
+"""Refuse several workers without a GPU; under torchrun, take their number and rank from torchrun.
 
 fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under torchrun it divides by 0.
 """
@@ -19,7 +19,6 @@ def _call_main(original, cfg, main, **kwargs) -> None:
     workers = cfg.distributed_training
     if workers.distributed_world_size > 1 and not cfg.common.tpu and torch.cuda.device_count() == 0:
         if workers.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
-            # fairseq divides the rank by the number of GPUs
             workers.distributed_init_method, workers.distributed_no_spawn = "env://", True
             workers.distributed_world_size = int(os.environ["WORLD_SIZE"])
             workers.distributed_rank = int(os.environ["RANK"])

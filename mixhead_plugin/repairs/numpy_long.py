@@ -1,6 +1,6 @@
-"""Give `int` to fairseq where it asks for np.compat.long.
+"""Define np.compat.long as `int`.
 
-fairseq asks for np.compat.long in --sample-break-mode eos and in filters of lengths. NumPy 2 lacks that name.
+fairseq uses np.compat.long, which NumPy 2 lacks, for --sample-break-mode eos and to filter sentences by length.
 """
 
 from types import SimpleNamespace

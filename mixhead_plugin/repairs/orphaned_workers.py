@@ -1,7 +1,7 @@
-"""Let SIGINT end a worker, so that it ends with the process that started it.
+"""Let SIGINT end a worker, so that no worker outlives the process that started it.
 
-torch sends SIGINT to a worker whose parent has ended. A training in the background of a shell (`&`) ignores SIGINT:
-its workers go on, write checkpoints and keep the GPUs.
+When a training dies, torch sends SIGINT to its workers. In the background of a shell (`&`) they ignore SIGINT: they go
+on, write checkpoints and keep the GPUs.
 """
 
 import multiprocessing
@@ -11,7 +11,6 @@ import torch
 
 
 def apply() -> None:
-    # torch asks the system to send SIGINT to a worker when its parent ends.
     is_worker = multiprocessing.parent_process() is not None and torch.distributed.is_initialized()
     if is_worker and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Replace functions of fairseq."""
+"""Replace functions of fairseq by functions that get the original."""
 
 import functools
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
-    """Mark a function to take the place of `owner.name`. It gets the original as its first argument."""
+    """Mark a function as the replacement of `owner.name`; it gets the original as its first argument."""
 
     def mark(function: Callable) -> Callable:
         function.replaces = owner, name
@@ -16,7 +16,7 @@ def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
 
 
 def install(function: Callable) -> None:
-    """Put a marked function in its place."""
+    """Replace the function of fairseq that a marked function names."""
     owner, name = function.replaces
     original = getattr(owner, name)
 

@@ -1,6 +1,7 @@
-"""Name the plain classes of fairseq's checkpoints to torch's safe loader, which still refuses code.
+"""Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still refused.
 
-fairseq cannot load its own checkpoints with torch >= 2.6: the loader takes only tensors and plain containers.
+Since version 2.6, torch loads only tensors and plain containers. fairseq's checkpoints also hold its configuration, so
+fairseq cannot load them.
 """
 
 from argparse import Namespace
@@ -20,10 +21,10 @@ VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1, with torch >= 2.6"
 _ARRAYS = (np._core if hasattr(np, "_core") else np.core).multiarray
 CLASSES = [Namespace, defaultdict, Any, dict, list, int, float]
 CLASSES += [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode]
-# --eval-bleu keeps its BLEU with a checkpoint, as a NumPy number.
+# With --eval-bleu, the checkpoint holds the BLEU as a NumPy number.
 CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]
 CLASSES += [type(np.dtype(np.float64)), type(np.dtype(np.int64))]
-# It stands for a tensor while the first worker sends a checkpoint to the others.
+# This class takes a tensor's place while the first worker sends a checkpoint to the others.
 CLASSES += [_TensorPlaceholder]
 
 

@@ -1,7 +1,7 @@
-"""Try --save-dir with a temporary file of an unused name.
+"""Test --save-dir by a temporary file with an unused name.
 
-fairseq tries --save-dir with a file `dummy`, so it overwrites and removes a user's file of that name. It writes nothing
-into the file, and a full disk has room for empty files.
+fairseq tests --save-dir by writing and removing a file `dummy`, so it destroys a user's file of that name. Its file is
+empty, and even a full disk has room for that.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Refuse workers of torchrun that would each train alone.
+"""Refuse workers of torchrun or srun that would each train alone.
 
-fairseq ignores torchrun if --distributed-world-size is 1, the default on a machine with one GPU or none. Every worker
+fairseq ignores torchrun and srun if --distributed-world-size is 1, the default with one GPU or none. Every worker
 trains alone, and all write into the same --save-dir.
 """
 
@@ -18,10 +18,12 @@ def _call_main(original, cfg, main, **kwargs) -> None:
     workers = cfg.distributed_training
     is_alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
     is_training = cfg.common_eval.path is None  # several processes may evaluate one model
-    number = os.environ.get("WORLD_SIZE")
-    if is_alone and is_training and all(name in os.environ for name in TORCHRUN) and number != "1":
+    by_torchrun = all(name in os.environ for name in TORCHRUN)
+    variable = "WORLD_SIZE" if by_torchrun else "SLURM_STEP_NUM_TASKS"  # srun sets the second
+    number = os.environ.get(variable, "1")
+    if is_alone and is_training and number != "1":
         raise OptionError(
-            f"--distributed-world-size 1: torchrun has started {number} workers (WORLD_SIZE), each of which would "
-            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}"
+            f"--distributed-world-size 1: {variable} says that {number} workers were started, each of which would "
+            f"train alone into --save-dir {cfg.checkpoint.save_dir}; must be {number}, or {variable} must be unset"
         )
     original(cfg, main, **kwargs)

@@ -1,7 +1,7 @@
-"""End the thread of a validation that --max-valid-steps cut short, when the next one begins.
+"""End the thread of a validation that was cut short when the next validation begins.
 
-fairseq leaves a thread, its data workers and some 40 open files behind each validation that --max-valid-steps ends.
-In the end the system has none left, and the training dies.
+If --max-valid-steps cuts a validation short, fairseq leaves a thread, its data workers and about 40 open files behind.
+In the end the system can open no more files, and the training dies.
 """
 
 import queue
@@ -27,10 +27,10 @@ def _end(batches: BufferedIterator) -> None:
     thread = batches._consumer
     if thread is None or not thread.is_alive():
         return
-    thread._max_len = 0  # it ends after the batch that it waits to hand over
+    thread._max_len = 0  # the thread waits to put a batch into the queue, and ends after that
     while thread.is_alive():
         with suppress(queue.Empty):
             batches._queue.get(timeout=0.01)
     with batches._queue.mutex:
-        batches._queue.queue.clear()  # a full one would let the next line wait for ever
+        batches._queue.queue.clear()  # put() would wait for ever at a full queue
     batches._queue.put(RuntimeError("this validation was given up when the next one began"))

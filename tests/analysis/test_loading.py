@@ -44,12 +44,12 @@ def test_outputs_are_those_of_the_model_that_fairseq_loads_and_every_attention_h
 
 
 def test_attentions_are_found_by_site_and_layer(translation_checkpoint, lm_checkpoint):
-    assert by_site(load(translation_checkpoint, cpu=True).model) == {
+    assert by_site(attentions(load(translation_checkpoint, cpu=True).model)) == {
         "encoder-self": [f"encoder.layers.{i}.self_attn" for i in range(2)],
         "decoder-self": [f"decoder.layers.{i}.self_attn" for i in range(2)],
         "cross": [f"decoder.layers.{i}.encoder_attn" for i in range(2)],
     }
-    assert list(by_site(load(lm_checkpoint, cpu=True).model)) == ["decoder-self"]
+    assert list(by_site(attentions(load(lm_checkpoint, cpu=True).model))) == ["decoder-self"]
     assert where("encoder.sentence_encoder.layers.11.self_attn") == Where("encoder-self", 11)
     assert str(Where("cross", 3)) == "cross 3"
 

@@ -249,7 +249,7 @@ def build_beside(model_flags, **weights):
     build_criterion(whole.criterion, task())
 
 
-@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON[:4])
+@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
 def test_known_models_are_refused_before_the_first_batch(arch, flags, name):
     weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
     with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$"):

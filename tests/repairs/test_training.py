@@ -238,7 +238,7 @@ def config(folder, **flags):
     return OmegaConf.create({**cfg, "optimizer_overrides": "{}", **resets})
 
 
-@pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model"])
+@pytest.mark.parametrize("flag", ["restore_file", "finetune_from_model", "continue_once"])
 @pytest.mark.parametrize("path", ["none.pt", "."])
 def test_a_checkpoint_that_is_not_there_is_not_forgotten(flag, path, tmp_path):
     trainer = MagicMock(checkpoint_suffix="")
@@ -270,7 +270,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_
 
 def started(monkeypatch, variables, writes_asynchronously=False, **flags):
     """Return how many times fairseq calls `main`, and the config that it does it with."""
-    for name in TORCHRUN:
+    for name in (*TORCHRUN, "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -304,9 +304,10 @@ def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
     assert (number, workers.distributed_rank, workers.distributed_world_size) == (1, 1, 2)
 
 
-def test_workers_of_torchrun_do_not_train_apart(monkeypatch):
-    with pytest.raises(OptionError, match=r"^--distributed-world-size 1: torchrun has started 2 workers"):
-        started(monkeypatch, TORCHRUN, distributed_world_size=1)
+@pytest.mark.parametrize("variables", [TORCHRUN, {"SLURM_STEP_NUM_TASKS": "2"}])
+def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
+    with pytest.raises(OptionError, match=r"^--distributed-world-size 1: \w+ says that 2 workers were started"):
+        started(monkeypatch, variables, distributed_world_size=1)
     for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
         assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
 
