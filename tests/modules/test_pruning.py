@@ -5,11 +5,10 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, cut_state, heads_per_layer, mask, pruned_flags
-from mixhead_plugin.ops import NORMALIZERS
 from tests.covering import covering
 from tests.helpers import build, shake, tokens
 from tests.modules import definition
-from tests.modules.definition import KINDS, H, inputs
+from tests.modules.definition import KINDS, NORMALIZERS, H, inputs
 
 SIZE = 6
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
