@@ -1,4 +1,4 @@
-"""The orthogonal_* criteria against fairseq's own and the formulas; tests/modules/test_penalties.py has the passes."""
+"""Compare the orthogonal_* criteria with fairseq's own and the formulas."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
 from tests.helpers import build, shake
 
@@ -96,7 +96,7 @@ def test_loss_and_gradients_are_fairseqs_plus_the_weighted_formula(stock, mixing
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-@covering(stock=CASES, off=["validation", "weight 0", "token by token"])
+@each_once(stock=CASES, off=["token by token", "validation", "weight 0"])
 def test_where_penalties_are_off_it_is_fairseqs_criterion(stock, off, monkeypatch):
     if (stock, off) == ("adaptive_loss", "token by token"):
         pytest.skip("fairseq's adaptive loss only knows sums")
@@ -112,7 +112,7 @@ def test_where_penalties_are_off_it_is_fairseqs_criterion(stock, off, monkeypatc
     assert torch.equal(loss, expected) and logged.keys() == expected_log.keys()
 
 
-@covering(stock=["cross_entropy", "label_smoothed_cross_entropy", "masked_lm"], penalty=PENALTIES)
+@each_once(stock=["cross_entropy", "label_smoothed_cross_entropy", "masked_lm"], penalty=PENALTIES)
 def test_more_padding_changes_nothing(stock, penalty):
     made, sample = model(stock), CASES[stock].batch()
     judge = criterion(f"orthogonal_{stock}", **{f"{name}_weight": 0.2 * (name == penalty) for name in PENALTIES})
@@ -217,7 +217,7 @@ def test_logs_of_several_batches_are_their_weighted_mean(stock):
     assert judge.logging_outputs_can_be_summed() == fairseqs.logging_outputs_can_be_summed()
 
 
-@covering(name=PENALTIES, weight=[-1.0, float("nan"), float("inf")])
+@each_once(name=PENALTIES, weight=[-1.0, float("nan"), float("inf")])
 def test_a_weight_that_makes_no_sense_is_refused(name, weight):
     with pytest.raises(OptionError, match=f"^--{name}-weight {weight}: "):
         criterion("orthogonal_cross_entropy", **{f"{name}_weight": weight})

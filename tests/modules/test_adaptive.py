@@ -80,9 +80,7 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
 
-@covering(
-    cutoffs=BANDS.values(), div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]]
-)
+@covering(cutoffs=BANDS.values(), div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
     """fairseq's adaptive loss, its cross entropy, and the definition; some bands may have no target."""
     _, softmax = modules(cutoffs, div_val)

@@ -219,12 +219,23 @@ def must_agree(names, got, by_formula, exact):
         assert error <= allowed, f"{name} is wrong by {error:.2g}, {allowed:.2g} is allowed"
 
 
-@covering(normalizer=triton.NORMALIZERS, masks=MASKS, mixed=MIXINGS)
-def test_values_and_gradients_are_those_of_the_formula(normalizer, masks, mixed):
+# Both families of kernels, with and without mixing, behind every mask, and with every normalizer in turn.
+FAMILIES = [(m, f, n) for (m, f), n in zip(itertools.product(MASKS, [None, "per query"]), 3 * triton.NORMALIZERS)]
+
+
+@over("masks, mixed, normalizer", *FAMILIES, values=itertools.product(MASKS, MIXINGS, triton.NORMALIZERS))
+def test_values_and_gradients_are_those_of_the_formula(masks, mixed, normalizer):
     must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
 
 
-MORE = [("extreme", "softmax", None), *((masks, "sigsoftmax", "per query") for masks in MORE_MASKS)]
+MORE = [
+    ("none", "sigsoftmax", None),
+    ("one bias", "softmax", "per query"),
+    ("bias for each sentence", "l2", None),
+    ("bias for each key", "sigsoftmax", "shared"),
+    ("extreme", "softmax", None),
+    ("extreme", "sigsoftmax", "per query"),
+]
 
 
 @over("masks, normalizer, mixed", *MORE, values=itertools.product(MORE_MASKS, triton.NORMALIZERS, MIXINGS))
@@ -283,8 +294,8 @@ SPLITS = [(16, 16, 4, 1, 2, 8), (16, 16, 4, 1, 8, 2), (16, 32, 4, 1, 4, 2), (32,
 @over("mixed", "per query", values=MIXED)
 def test_any_tile(tiles, split, mixed):
     tiles(Tile(16, 16, 4, 1), Tile(*split))
-    tensors = inputs(mixed, batch=1, heads=5, n_queries=17, n_keys=18)
-    must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 17, 18), causal=True)
+    tensors = inputs(mixed, batch=1, heads=5, n_queries=9, n_keys=18)
+    must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 9, 18), causal=True)
 
 
 @pytest.mark.usefixtures("as_they_are")
@@ -348,7 +359,7 @@ def test_mixing_may_have_another_dtype(dtype, of_mixing, mixed):
 
 @every_mixing
 def test_nan_stays_where_it_is(mixed):
-    tensors = {name: tensor.detach() for name, tensor in inputs(mixed).items()}
+    tensors = {name: tensor.detach() for name, tensor in inputs(mixed, n_queries=7, n_keys=6).items()}
     tensors["query"][1, 2, 5, 0] = float("nan")
     out = fused(**tensors)
     spoilt = torch.zeros_like(out, dtype=torch.bool)
@@ -412,7 +423,7 @@ def test_dropout_is_the_same_in_every_tile(tiles):
         name: tensor.detach() for name, tensor in inputs("shared", batch=1, heads=5, n_queries=17, n_keys=18).items()
     }
     found = [dropped({name: tensors[name] for name in ("query", "key")}, 0.5)]
-    for split in SPLITS:
+    for split in SPLITS[1:4]:
         tiles(Tile(32, 32, 4, 1), Tile(*split))
         found.append(dropped(tensors, 0.5))
     assert all(torch.equal(kept, found[0]) for kept in found)
