@@ -1,4 +1,4 @@
-"""Checkpoints of every kind load as what they are; other files are refused in one line."""
+"""Test that checkpoints of every kind load, and that other files are refused in one line."""
 
 from argparse import Namespace
 from pathlib import Path

@@ -75,7 +75,9 @@ def of_two_workers(tmp_path_factory):
         port = free.getsockname()[1]
     files = [tmp_path_factory.mktemp("gradients") / f"{rank}.pt" for rank in (0, 1)]
     module = "-m tests.criterions.test_data_parallel"
-    ended = [worker.wait() for worker in [start(module, rank, port, file) for rank, file in enumerate(files)]]
+    path = f"import sys; sys.path[:] = {sys.path}"
+    workers = [start(module, rank, port, file, before=path) for rank, file in enumerate(files)]
+    ended = [worker.wait() for worker in workers]
     assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
     return [torch.load(file) for file in files]
 

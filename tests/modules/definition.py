@@ -5,8 +5,8 @@ from typing import Dict, List, Optional
 
 import torch
 
-from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin import ops
+from mixhead_plugin.modules.attention import MixheadAttention
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
@@ -71,7 +71,7 @@ def turned(x):
 
 
 def finish(module, scores, hidden, v, q):
-    """Normalize scores [B, H, Nq, Nk], mix heads and project; return the output and the mixed weights [H, B, Nq, Nk]."""
+    """Normalize scores [B, H, Nq, Nk], mix heads and project; return outputs and mixed weights [H, B, Nq, Nk]."""
     weights = ops.NORMALIZERS[module.normalizer].weights(scores.masked_fill(hidden, float("-inf")))
     n_queries, n_keys = scores.shape[2:]
     if module.relative_gain is not None:
