@@ -16,7 +16,7 @@ CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint",
 
 
 class Hostile:
-    """Creates a file when it is unpickled."""
+    """Create a file when it is unpickled."""
 
     def __init__(self, file):
         self.file = file

@@ -1,3 +1,5 @@
+"""Test pruning: the order of heads, the scores, and the smaller checkpoint."""
+
 import json
 import shlex
 from argparse import Namespace

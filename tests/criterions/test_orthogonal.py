@@ -21,7 +21,7 @@ def pure_loss(stock, made, sample):
 
 
 def distance_from_orthogonal(made, stock, sample):
-    """Sum over attentions the mean over real positions of ||M^T M - I||^2, position by position."""
+    """Return the sum over attentions of the mean over real positions of ||M^T M - I||^2."""
     total = 0.0
     for matrices, real in mixing_of_each_attention(made, sample, lambda: pure_loss(stock, made, sample)):
         at_positions = [(m.T @ m - torch.eye(len(m))).square().sum() for m in matrices[real]]
@@ -130,7 +130,7 @@ def test_more_padding_changes_nothing(stock, penalty):
 
 
 def test_sources_padded_on_the_left_are_real_where_they_have_words_and_attentions_out_of_scope_have_no_penalty():
-    """fairseq's translation task pads so."""
+    """fairseq's translation task pads sources on the left."""
     stock = "label_smoothed_cross_entropy"
     made, sample = shake(build("mixhead_transformer", attention_scope="encoder")).train(), CASES[stock].batch()
     source = sample["net_input"]["src_tokens"]
@@ -200,7 +200,7 @@ def test_a_layer_that_is_dropped_is_not_regularized():
 
 @pytest.mark.parametrize("stock", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(stock):
-    """Of the workers of one update, and over updates of different sizes."""
+    """Logs are reduced over the workers of an update, then over updates of different sizes."""
     made, judge, fairseqs = model(stock), criterion(f"orthogonal_{stock}", orthogonal_weight=0.3), criterion(stock)
     logs = [judge(made, CASES[stock].batch())[2] for _ in range(3)]
     logs[2] = {name: 10 * value for name, value in logs[2].items()}

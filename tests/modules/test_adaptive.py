@@ -82,7 +82,7 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
 
 @covering(cutoffs=BANDS.values(), div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
-    """fairseq's adaptive loss, its cross entropy, and the definition; some bands may have no target."""
+    """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no target."""
     _, softmax = modules(cutoffs, div_val)
     x, target = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(targets)
     logits, parts = softmax(x, target)
@@ -121,7 +121,7 @@ def test_words_are_tied_and_projections_are_not():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gives_probabilities_in_float32(dtype):
-    """At most twice as far from float64 as the formula in half precision."""
+    """Errors are at most twice those of the formula in half precision."""
     embedding, softmax = (module.to(dtype) for module in modules([4, 7, 12]))
     words = torch.arange(WORDS)[None]
     hidden = embedding(words)

@@ -170,7 +170,7 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
 
 @covering(mixing=["none", *TRAINED], equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
-    """Neither training, nor a search of another beam size with as many sentences, some of them equal."""
+    """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
     module = build("cross", mixing)
     query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
     if equal:
@@ -261,7 +261,7 @@ def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
 
 @pytest.mark.parametrize("arch", ["mixhead_transformer", "l2_transformer_lm", "mixhead_synthesizer_lm"])
 def test_a_whole_model_can_be_built_on_meta_and_its_layers_run(arch):
-    """fairseq's models look for padding in the tokens, and only then need values."""
+    """Run layers alone, because fairseq's models look for padding in the tokens and need values for it."""
     expected = sum(parameter.numel() for parameter in helpers.build(arch).parameters())
     with torch.device("meta"):
         model = helpers.build(arch)

@@ -1,3 +1,5 @@
+"""Test the factor on the learning rate of the mixing."""
+
 import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)

@@ -1,3 +1,5 @@
+"""Test training passes with penalties on the heads."""
+
 import pytest
 import torch
 

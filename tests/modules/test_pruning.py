@@ -1,3 +1,5 @@
+"""Test that pruned attentions and models compute what masked ones compute."""
+
 import pytest
 import torch
 
@@ -79,7 +81,7 @@ SITES = {
 
 @covering(arch=SITES, mixing=["none", "position-wise"])
 def test_a_pruned_model_is_the_masked_one(arch, mixing):
-    """Other heads in every attention, so that no two can be mistaken for each other."""
+    """Every attention keeps other heads, so that no two can be mistaken for each other."""
     torch.manual_seed(2)
     model = shake(build(arch, head_mixing=mixing)).double().eval()
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MixheadAttention)}

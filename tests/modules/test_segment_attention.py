@@ -1,3 +1,5 @@
+"""Test the attention of Transformer-XL against its definition."""
+
 import math
 
 import pytest

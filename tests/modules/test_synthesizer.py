@@ -1,4 +1,4 @@
-"""Attention with synthetic scores, against the formulas in float64."""
+"""Compare attention with synthetic scores with the formulas in float64."""
 
 import math
 
@@ -132,7 +132,7 @@ def test_the_table_says_what_the_module_has(synthesizer):
 
 @every_synthesizer
 def test_scores_start_at_a_size_that_lets_them_learn(synthesizer):
-    """Neither flat nor all on one key, whatever the maximal length and the sizes."""
+    """Weights are neither flat nor all on one key, whatever the sizes."""
     module = SynthesizerAttention(64, 4, 200, synthesizer)
     x = torch.randn(200, 4, 64)  # of the size that layer normalisation gives
     assert 0.05 < module(x, x, x, before_softmax=True)[0].std() < 2

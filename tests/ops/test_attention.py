@@ -44,13 +44,13 @@ def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(way,
 def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixing, distances):
     given = tensors(mixing, distances)
     options = {"causal": True, "key_padding_mask": calls.hole(), "attn_mask": torch.randn(1, 1, NK)}
-    options["normalizer"] = normalizer
+    options |= {"normalizer": normalizer, "scale": 0.7}
     assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
 
 
 @pytest.mark.parametrize("masks", MASKS)
 def test_torchs_kernel_is_the_definition_behind_every_mask(masks):
-    given, options = tensors(value_dim=D), MASKS[masks]()
+    given, options = tensors(value_dim=D), {"scale": 0.7, **MASKS[masks]()}
     assert_same(compute(given, "torch's kernel", **options), outcome(given, definitions.attention, **options))
 
 
@@ -171,7 +171,7 @@ def test_random_calls_are_the_definition(examples):
     lowest=[-1e8, "of float32", "of the mask"],
 )
 def test_very_low_scores_are_no_hidden_keys(way, dtype, lowest):
-    """fairseq's encoders hide keys by -1e8: where every key has that, all weigh the same."""
+    """fairseq's encoders hide keys by -1e8; where every key has it, all weigh the same."""
     of_mask = torch.float64 if dtype == torch.float64 else torch.float32
     lowest = {"of float32": torch.finfo(torch.float32).min, "of the mask": torch.finfo(of_mask).min}.get(lowest, lowest)
     given = {name: t.to(dtype) for name, t in tensors(value_dim=D).items()}
@@ -283,7 +283,7 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, on_machine, for_ca
 
 
 class _Elsewhere:
-    """A tensor's shape and dtype on a device that this machine lacks."""
+    """Hold a tensor's shape and dtype on a device that this machine lacks."""
 
     def __init__(self, tensor):
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, torch.device("cuda")

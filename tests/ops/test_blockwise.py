@@ -118,7 +118,7 @@ def test_torch_finds_no_fault_in_the_operator(mixing, distances):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
-    """They lie as their tensors do, which are transposed here."""
+    """Each gradient has the strides of its tensor, which is transposed here."""
     inputs, settings = operator_inputs("shared", dtype=dtype, learned=False)
     turned = [t if t is None else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
     turned[5] = calls.hole()

@@ -16,7 +16,7 @@ def test_every_normalizer_has_a_definition():
 
 
 def random_scores(dtype=torch.float64, offset=0.0):
-    """Scores [4, 5, 7] with hidden keys; one row sees none."""
+    """Return scores [4, 5, 7] with hidden keys; one row sees none."""
     scores = 3 * torch.randn(4, 5, 7, dtype=torch.float64) + offset
     hidden = torch.rand(scores.shape) < 0.4
     hidden[..., 0] = False
@@ -26,7 +26,7 @@ def random_scores(dtype=torch.float64, offset=0.0):
 
 @covering(name=NORMALIZERS, offset=[-200.0, -30.0, 0.0, 30.0, 200.0], dtype=[torch.float32, torch.float64])
 def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype):
-    """float32 can hold no exponential of the largest scores; the definition is computed in float64."""
+    """The definition is computed in float64, because float32 cannot hold exponentials of the largest scores."""
     scores = random_scores(dtype, offset)
     exact = scores.double().masked_fill(scores == -INF, 0.0).requires_grad_()
     expected = definitions.weights(name, exact, scores > -INF)

@@ -1,3 +1,5 @@
+"""Test the penalties on mixing matrices and weights."""
+
 import pytest
 import torch
 

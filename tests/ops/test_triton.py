@@ -52,7 +52,7 @@ every_mixing = pytest.mark.parametrize("mixed", MIXINGS)
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """Interpret the kernels, bfloat16 too: the interpreter multiplies it as integers, and truncates to it."""
+    """Interpret the kernels; mend bfloat16, which the interpreter multiplies as integers and truncates."""
     if ON_GPU:
         return
     import numpy as np
@@ -98,7 +98,7 @@ def as_they_are():
 
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch, request):
-    """Set fewer and larger tiles than in tuning.py, because the interpreter's time is one of operations."""
+    """Set fewer and larger tiles than in tuning.py, because the interpreter takes its time by operation."""
     monkeypatch.setattr(tuning, "_chosen", {})
 
     def use(flash, mixed):
@@ -277,7 +277,7 @@ def candidates():
 @pytest.mark.usefixtures("as_they_are")
 @over("dtype, heads, head_dim, mixed, at", (torch.bfloat16, 8, 64, "per query", 0), values=list(candidates()))
 def test_every_tile_of_the_tables(monkeypatch, dtype, heads, head_dim, mixed, at):
-    """Run what a GPU would run, one after the other: with `at` 0 what it tries first."""
+    """Run the tiles that a GPU would try, one case each; `at` 0 is the first."""
     table = tuning.tiles_for
     monkeypatch.setattr(tuning, "tiles_for", lambda *shape: table(*shape)[at:] or table(*shape)[-1:])
     # more queries and keys than a tile has, unless it has many
@@ -351,7 +351,7 @@ def test_the_choice_of_a_tile(monkeypatch, how):
 @pytest.mark.parametrize("dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
 @pytest.mark.parametrize("mixed", ["shared", slow("per query")])
 def test_mixing_may_have_another_dtype(dtype, of_mixing, mixed):
-    """Under autocast queries are in half precision, and M, a parameter or a sum with one, is float32."""
+    """Under autocast queries are in half precision, but the mixing matrix is float32."""
     tensors = inputs(mixed, dtype, 1, 3, 9, 17)
     tensors["mixing"] = tensors["mixing"].detach().to(of_mixing).requires_grad_()
     must_be_right(tensors, normalizer="softmax", causal=True)
@@ -607,7 +607,7 @@ def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
 
 
 def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch, tiles):
-    """NaN stands where it must not be read; its spans are those of the mask as it was."""
+    """The mask has NaN where it must not be read, and the spans of the mask without NaN."""
     tiles(Tile(32, 32, 4, 1), None)
     n, spans_of = 64, operators.spans_of
     spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
@@ -620,7 +620,7 @@ def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch, tiles
 
 @pytest.mark.parametrize("causal", [False, slow(True)])
 def test_where_a_mask_is_zero_it_need_not_be_read(causal):
-    """There are several tiles that the mask leaves as they are, that it changes, and that it hides."""
+    """The mask leaves some tiles as they are, changes some, and hides some."""
     bias = torch.zeros(70, 100, device=DEVICE)
     bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
     bias[:35, 90:] = bias[66] = -INF
@@ -753,7 +753,7 @@ def must_be_right_in(sentences, tensors, **options):
 @pytest.mark.gpu
 @covering(head_dim=[64, 128], normalizer=triton.NORMALIZERS, mixed=MIXINGS)
 def test_a_batch_of_long_sentences(head_dim, normalizer, mixed):
-    """The largest size that speed is asked for: the last sentence is where an address would overflow."""
+    """Check the largest size that is timed; in the last sentence an address could overflow."""
     tensors = full_size(mixed, 4096, head_dim=head_dim, batch=16)
     must_be_right_in([0, 15], tensors, normalizer=normalizer, causal=True)
 
