@@ -1,7 +1,7 @@
-"""Parametrise tests: pairwise by default, over the whole product under `--all`."""
+"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value; `--all` runs the product."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -13,13 +13,27 @@ def covering(**axes: Iterable[Any]):
     Every value of an axis meets every value of each other axis in a case of the default suite; all other cases are
     marked slow.
     """
+    return _parametrize(axes, _pairwise)
+
+
+def each_once(**axes: Iterable[Any]):
+    """Parametrise a test over the product of `axes`; the default suite has as few cases as have every value."""
+    return _parametrize(axes, _diagonal)
+
+
+def _parametrize(axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], list[tuple[int, ...]]]):
     values = {name: list(given) for name, given in axes.items()}
-    chosen = set(_pairwise([len(given) for given in values.values()]))
+    chosen = set(choose([len(given) for given in values.values()]))
     cases = []
     for row in itertools.product(*(range(len(given)) for given in values.values())):
         arguments = [given[i] for given, i in zip(values.values(), row)]
         cases.append(pytest.param(*arguments, marks=() if row in chosen else pytest.mark.slow))
     return pytest.mark.parametrize(", ".join(values), cases)
+
+
+def _diagonal(sizes: list[int]) -> list[tuple[int, ...]]:
+    """Return rows of indices, one for each axis, in which every value of every axis occurs."""
+    return [tuple(i % size for size in sizes) for i in range(max(sizes))]
 
 
 def _pairwise(sizes: list[int]) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""Checkpoints of tiny models, as fairseq-train writes them but without its time, and the commands in this process."""
+"""Write checkpoints of tiny models as fairseq-train would, and run the commands in this process."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from tests.helpers import shake
 
 @pytest.fixture(scope="session")
 def write_checkpoint(tmp_path_factory):
-    """write_checkpoint(name, data, arch, *flags) -> path; the parameters are random, the mixing is not the identity."""
+    """Return write(name, data, arch, *flags) -> path; parameters are random, and mixing is not the identity."""
 
     def write(name, data, arch, *flags):
         file = tmp_path_factory.mktemp("checkpoints") / name / "checkpoint_best.pt"
@@ -50,7 +50,7 @@ def write_checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def lm_checkpoint(write_checkpoint, text_data):
-    """Position-wise mixing, two layers of four heads, windows of 16 tokens."""
+    """Write a model with position-wise mixing, two layers of four heads and windows of 16 tokens."""
     flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
     return write_checkpoint("mixhead_lm", text_data, "mixhead_transformer_lm", *flags)
 
@@ -63,7 +63,7 @@ def stock_lm_checkpoint(write_checkpoint, text_data):
 
 @pytest.fixture(scope="session")
 def translation_checkpoint(write_checkpoint, translation_data):
-    """Position-independent mixing in the decoder alone; the encoder's attention is fairseq's own."""
+    """Write a model whose decoder has position-independent mixing; the encoder's attention is fairseq's own."""
     flags = ["--head-mixing", "position-independent", "--attention-scope", "decoder", *SIZES]
     return write_checkpoint("mixhead_translation", translation_data, "mixhead_transformer", *flags)
 
@@ -75,7 +75,7 @@ def stock_translation_checkpoint(write_checkpoint, translation_data):
 
 @pytest.fixture
 def numbers_alone(monkeypatch):
-    """Draws no figures, which takes most of a command's time here; the names of those that would have been."""
+    """Draw no figures, because they take most of a command's time; return the names of those that were left out."""
     names = []
 
     def save(figure, folder, name):

@@ -1,3 +1,5 @@
+"""Test the ablation of single heads."""
+
 import json
 
 import pytest

@@ -1,4 +1,4 @@
-"""What is written is the same for the same numbers, and readable."""
+"""Test figures and JSON files."""
 
 import importlib
 import json

@@ -1,3 +1,5 @@
+"""Test how heads are named, removed and silenced."""
+
 import pytest
 import torch
 

@@ -1,4 +1,4 @@
-"""The importance of heads by its definition, and the command."""
+"""Compare the importance of heads with its definition, and test the command."""
 
 import json
 from argparse import Namespace
@@ -19,8 +19,6 @@ from mixhead_plugin.analysis.importance import (
 )
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import HeadGates
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.ops import NORMALIZERS
 from tests.helpers import build, shake, task, tokens
 
 
@@ -37,7 +35,7 @@ def sample(model, sentences):
 
 
 def sentence_losses(model, batch):
-    """[B] in float64; fairseq's criteria take a softmax in float32."""
+    """Return the losses [B] in float64; fairseq's criteria take a softmax in float32."""
     scores = model(**batch["net_input"])[0]  # [B, N, V]
     target, pad = batch["target"], task().source_dictionary.pad()
     return torch.nn.functional.cross_entropy(scores.transpose(1, 2), target, ignore_index=pad, reduction="none").sum(1)
@@ -48,7 +46,7 @@ def cross_entropy(model, batch):
 
 
 def gates_but_one(found, head, value):
-    """[H] ones, and `value` at one head"""
+    """Return gates of 1 for all heads, and of `value` for one."""
     gates = {}
     for name, attention in found.items():
         by_kind = {kind: torch.ones(attention.num_heads, dtype=torch.float64) for kind in ("source", "mixed")}
@@ -58,14 +56,14 @@ def gates_but_one(found, head, value):
     return gates
 
 
-CASES = [("mixhead_transformer_lm", {"head_mixing": mixing}) for mixing in HEAD_MIXINGS]
-CASES += [("mixhead_transformer_lm", {"attention_normalizer": n}) for n in NORMALIZERS if n != "softmax"]
-CASES += [("mixhead_transformer", {"head_mixing": "position-wise"})]
+# Without mixing, with a matrix that is frozen, that is trained, and that differs by query.
+CASES = [("mixhead_transformer_lm", mixing) for mixing in ("none", "average", "position-independent")]
+CASES += [("mixhead_transformer", "position-wise")]
 
 
-@pytest.mark.parametrize("arch, flags", CASES, ids=lambda case: case if isinstance(case, str) else str(case.values()))
-def test_a_gradient_is_the_difference_that_a_gate_near_1_makes_to_each_sentence(arch, flags):
-    model = model_of(arch, decoder_layers=1, encoder_layers=1, **flags)
+@pytest.mark.parametrize("arch, mixing", CASES)
+def test_a_gradient_is_the_difference_that_a_gate_near_1_makes_to_each_sentence(arch, mixing):
+    model = model_of(arch, decoder_layers=1, encoder_layers=1, head_mixing=mixing, attention_normalizer="l2")
     found, batch, step = attentions(model), sample(model, tokens(padded=True)), 1e-5
     gradients = sentence_gradients(model, cross_entropy, batch, found)
     assert sum(g.shape[1] for by_kind in gradients.values() for g in by_kind.values()) == len(all_heads(found))

@@ -1,4 +1,4 @@
-"""Checkpoints of every kind load as what they are; other files are refused in one line."""
+"""Test that checkpoints of every kind load, and that other files are refused in one line."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -16,7 +16,7 @@ CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint",
 
 
 class Hostile:
-    """Creates a file when it is unpickled."""
+    """Create a file when it is unpickled."""
 
     def __init__(self, file):
         self.file = file

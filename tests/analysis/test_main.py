@@ -1,4 +1,4 @@
-"""The command line: what is explained, and how a command ends."""
+"""Test the command line: its help, and how a command ends."""
 
 import runpy
 import sys

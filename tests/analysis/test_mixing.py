@@ -1,4 +1,4 @@
-"""The matrices that mix the heads, and their distances."""
+"""Test the matrices that mix the heads, and their distances."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, 
 
 
 def by_hand(loaded):
-    """Attention -> tokens [T] that are no padding, and M [T, H, H] from the projected queries: q . W + B."""
+    """Return for each attention the real tokens [T] and M [T, H, H] from the projected queries, q . W + B."""
     found, queries = {name: ([], []) for name in attentions(loaded.model)}, {}
     for name, attention in attentions(loaded.model).items():
         attention.q_proj.register_forward_hook(lambda *call, name=name: queries.update({name: call[2]}))

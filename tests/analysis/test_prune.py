@@ -1,3 +1,5 @@
+"""Test pruning: the order of heads, the scores, and the smaller checkpoint."""
+
 import json
 import shlex
 from argparse import Namespace
@@ -15,7 +17,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
 from tests.commands import LM_SIZES, PLUGIN, SIZES, WHOLE_SETS, run, train
 
-CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
 
 
 def random_importance(loaded):
@@ -27,7 +29,7 @@ def random_importance(loaded):
 
 
 def cut(loaded, file, fraction=0.4):
-    """Write the smaller checkpoint; the heads that went."""
+    """Write the smaller checkpoint; return the removed heads."""
     removed = least_important(random_importance(loaded), fraction)
     write(loaded, prune.kept_heads(prunable(loaded), removed), str(file))
     return removed

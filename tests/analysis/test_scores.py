@@ -1,3 +1,5 @@
+"""Test the scores of a model: loss, accuracy and BLEU."""
+
 import math
 from argparse import ArgumentParser, Namespace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Singular values, effective rank, and what the command makes of them."""
+"""Test singular values, effective ranks and the command that reports them."""
 
 import json
 import math
@@ -75,7 +75,7 @@ def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_si
 
 
 def by_hand(path, length):
-    """Curves and ranks [layers, ...] of the weights that fairseq's own call returns, with NumPy."""
+    """Return curves and ranks [layers, ...] of the weights that fairseq's own call returns, with NumPy."""
     loaded = load(path, cpu=True)
     pad = loaded.task.source_dictionary.pad()
     curves, ranks = [], []

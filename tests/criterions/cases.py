@@ -1,4 +1,4 @@
-"""For every orthogonal_* criterion a tiny model, its task, and batches."""
+"""Build a tiny model, its task and batches for every orthogonal_* criterion."""
 
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
@@ -61,7 +61,7 @@ def batch(net_input: Dict[str, Tensor], target: Tensor) -> Dict[str, Any]:
     return {"net_input": net_input, "target": target, "ntokens": ntokens, "nsentences": sentences}
 
 
-# By the name of the stock criterion.
+# By the name of fairseq's criterion.
 CASES = {
     "cross_entropy": Case("transformer_lm", {}, lm_batch),
     "label_smoothed_cross_entropy": Case("transformer", {}, translation_batch),
@@ -89,7 +89,7 @@ def criterion(name: str, **flags: Any) -> torch.nn.Module:
 
 
 def model(stock: str, **flags: Any) -> torch.nn.Module:
-    """The case's Mixhead model, its mixing away from the identity."""
+    """Build the case's Mixhead model, with mixing away from the identity."""
     case = CASES[stock]
     made = shake(build(f"mixhead_{case.arch}", **{**case.flags, **flags})).train()
     torch.manual_seed(4)
@@ -105,7 +105,7 @@ def model(stock: str, **flags: Any) -> torch.nn.Module:
 def mixing_of_each_attention(
     made: torch.nn.Module, sample: Dict[str, Any], run: Callable
 ) -> List[Tuple[Tensor, Tensor]]:
-    """M of every attention in `run()`, [B, N, H, H], and which of its positions are real, [B, N]."""
+    """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B, N]."""
     found = []
     handles = []
     net_input = sample["net_input"]

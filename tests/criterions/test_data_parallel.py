@@ -1,12 +1,17 @@
-"""Workers under torch's DistributedDataParallel share penalties as they share losses."""
+"""Test that workers under torch's DistributedDataParallel share penalties as they share losses.
+
+As a program: one worker, `python -m tests.criterions.test_data_parallel RANK PORT FILE`.
+"""
 
 import socket
+import sys
 from typing import Any, Dict
 
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.commands import start
 from tests.criterions.cases import CASES, criterion, model
 
 FLAGS = {
@@ -18,7 +23,7 @@ FLAGS = {
 
 
 class Wrapped(torch.nn.Module):
-    """fairseq hands the wrapped model to the criterion, which calls it and asks the inner one for the rest."""
+    """Wrap a model as fairseq does: the criterion calls the wrapper and reads attributes of the inner model."""
 
     def __init__(self, inner: torch.nn.Module, **options: Any):
         super().__init__()
@@ -49,28 +54,32 @@ def gradients(made: torch.nn.Module) -> Dict[str, torch.Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in made.named_parameters()}
 
 
-def _train(rank: int, port: int, results: Any) -> None:
-    address = f"tcp://localhost:{port}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+def work(rank: int, port: str, file: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://localhost:{port}", rank=rank, world_size=2)
+    results = {}
     for which, (_, options) in FLAGS.items():
         made, sample = made_and_sample(which, rank)
         wrapped = Wrapped(made, **options)
         for _ in range(2):  # a parameter that is reported twice, or never, is noticed in the next pass at the latest
             made.zero_grad()
             backward(wrapped, sample, rank)
-        results[which, rank] = {name: gradient.tolist() for name, gradient in gradients(made).items()}
+        results[which] = gradients(made)
+    torch.save(results, file)
     torch.distributed.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def of_two_workers():
+def of_two_workers(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    with torch.multiprocessing.Manager() as manager:
-        results = manager.dict()
-        torch.multiprocessing.spawn(_train, (port, results), nprocs=2)
-        return dict(results)
+    files = [tmp_path_factory.mktemp("gradients") / f"{rank}.pt" for rank in (0, 1)]
+    module = "-m tests.criterions.test_data_parallel"
+    path = f"import sys; sys.path[:] = {sys.path}"
+    workers = [start(module, rank, port, file, before=path) for rank, file in enumerate(files)]
+    ended = [worker.wait() for worker in workers]
+    assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
+    return [torch.load(file) for file in files]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -82,6 +91,10 @@ def test_two_workers_have_the_mean_gradients_of_both(which, of_two_workers):
         backward(made, sample, rank)
         alone.append(gradients(made))
     for rank in (0, 1):
-        for name, gradient in of_two_workers[which, rank].items():
+        for name, gradient in of_two_workers[rank][which].items():
             expected = (alone[0][name] + alone[1][name]) / 2
-            torch.testing.assert_close(torch.tensor(gradient), expected, msg=f"{name} of worker {rank}")
+            torch.testing.assert_close(gradient, expected, msg=f"{name} of worker {rank}")
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), *sys.argv[2:])

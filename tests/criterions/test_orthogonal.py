@@ -1,4 +1,4 @@
-"""The orthogonal_* criteria against fairseq's own and the formulas; tests/modules/test_penalties.py has the passes."""
+"""Compare the orthogonal_* criteria with fairseq's own and the formulas."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
 from tests.helpers import build, shake
 
@@ -21,7 +21,7 @@ def pure_loss(stock, made, sample):
 
 
 def distance_from_orthogonal(made, stock, sample):
-    """Sum over attentions the mean over real positions of ||M^T M - I||^2, position by position."""
+    """Return the sum over attentions of the mean over real positions of ||M^T M - I||^2."""
     total = 0.0
     for matrices, real in mixing_of_each_attention(made, sample, lambda: pure_loss(stock, made, sample)):
         at_positions = [(m.T @ m - torch.eye(len(m))).square().sum() for m in matrices[real]]
@@ -96,7 +96,7 @@ def test_loss_and_gradients_are_fairseqs_plus_the_weighted_formula(stock, mixing
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-4, atol=1e-4, msg=name)
 
 
-@covering(stock=CASES, off=["validation", "weight 0", "token by token"])
+@each_once(stock=CASES, off=["token by token", "validation", "weight 0"])
 def test_where_penalties_are_off_it_is_fairseqs_criterion(stock, off, monkeypatch):
     if (stock, off) == ("adaptive_loss", "token by token"):
         pytest.skip("fairseq's adaptive loss only knows sums")
@@ -112,7 +112,7 @@ def test_where_penalties_are_off_it_is_fairseqs_criterion(stock, off, monkeypatc
     assert torch.equal(loss, expected) and logged.keys() == expected_log.keys()
 
 
-@covering(stock=["cross_entropy", "label_smoothed_cross_entropy", "masked_lm"], penalty=PENALTIES)
+@each_once(stock=["cross_entropy", "label_smoothed_cross_entropy", "masked_lm"], penalty=PENALTIES)
 def test_more_padding_changes_nothing(stock, penalty):
     made, sample = model(stock), CASES[stock].batch()
     judge = criterion(f"orthogonal_{stock}", **{f"{name}_weight": 0.2 * (name == penalty) for name in PENALTIES})
@@ -130,7 +130,7 @@ def test_more_padding_changes_nothing(stock, penalty):
 
 
 def test_sources_padded_on_the_left_are_real_where_they_have_words_and_attentions_out_of_scope_have_no_penalty():
-    """fairseq's translation task pads so."""
+    """fairseq's translation task pads sources on the left."""
     stock = "label_smoothed_cross_entropy"
     made, sample = shake(build("mixhead_transformer", attention_scope="encoder")).train(), CASES[stock].batch()
     source = sample["net_input"]["src_tokens"]
@@ -200,7 +200,7 @@ def test_a_layer_that_is_dropped_is_not_regularized():
 
 @pytest.mark.parametrize("stock", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(stock):
-    """Of the workers of one update, and over updates of different sizes."""
+    """Logs are reduced over the workers of an update, then over updates of different sizes."""
     made, judge, fairseqs = model(stock), criterion(f"orthogonal_{stock}", orthogonal_weight=0.3), criterion(stock)
     logs = [judge(made, CASES[stock].batch())[2] for _ in range(3)]
     logs[2] = {name: 10 * value for name, value in logs[2].items()}
@@ -217,7 +217,7 @@ def test_logs_of_several_batches_are_their_weighted_mean(stock):
     assert judge.logging_outputs_can_be_summed() == fairseqs.logging_outputs_can_be_summed()
 
 
-@covering(name=PENALTIES, weight=[-1.0, float("nan"), float("inf")])
+@each_once(name=PENALTIES, weight=[-1.0, float("nan"), float("inf")])
 def test_a_weight_that_makes_no_sense_is_refused(name, weight):
     with pytest.raises(OptionError, match=f"^--{name}-weight {weight}: "):
         criterion("orthogonal_cross_entropy", **{f"{name}_weight": weight})

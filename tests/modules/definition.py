@@ -1,16 +1,18 @@
-"""Attention as its equations, in any dtype, and what the tests of modules share."""
+"""Define attention by its equations, in any dtype, and share helpers among the tests of modules."""
 
 import copy
 from typing import Dict, List, Optional
 
 import torch
 
+from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.ops import NORMALIZERS
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
 KDIM = 12  # of the keys of encoder-decoder attention
+# tests/ops has all of them: these need the largest score, the number of visible keys, and the length of a row
+NORMALIZERS = ["softmax", "relu2", "l2"]
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
 CROSS = {"encoder_decoder_attention": True, "kdim": KDIM, "vdim": KDIM}
@@ -25,7 +27,7 @@ KINDS = {
 
 
 def build(kind="self", mixing="none", normalizer="softmax", **options):
-    """A module in evaluation; with parameters of mixing and distances that are away from where they start."""
+    """Build a module in evaluation mode; its parameters of mixing and distances are away from their start."""
     torch.manual_seed(3)
     options = {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind], **options}
     module = shake(MixheadAttention(E, H, head_mixing=mixing, normalizer=normalizer, **options))
@@ -36,7 +38,7 @@ def build(kind="self", mixing="none", normalizer="softmax", **options):
 
 
 def inputs(kind="self", batch=B, dtype=torch.float32):
-    """Query and key [N, B, embed_dim], and the masks of the call."""
+    """Return query and key [N, B, embed_dim], and the masks of the call."""
     query = torch.randn(NQ, batch, E, dtype=dtype)
     if kind != "cross":
         return query, query, {"attn_mask": future(dtype=dtype)}
@@ -55,12 +57,12 @@ def future(n=NQ, dtype=torch.float32):
 
 
 def heads(x, number=H):
-    """[N, B, H * D] -> [B, H, N, D]"""
+    """Reshape [N, B, H * D] to [B, H, N, D]."""
     return x.unflatten(2, (number, -1)).permute(1, 2, 0, 3)
 
 
 def turned(x):
-    """Pairs of features as complex numbers, turned by angles that grow with their position (RoPE)."""
+    """Rotate pairs of features, as complex numbers, by angles that grow with their position (RoPE)."""
     half = x.size(-1) // 2
     frequency = 10000.0 ** (-2 * torch.arange(half, dtype=torch.float64) / x.size(-1))
     angle = torch.arange(x.size(2))[:, None] * frequency
@@ -69,8 +71,8 @@ def turned(x):
 
 
 def finish(module, scores, hidden, v, q):
-    """Normalize scores [B, H, Nq, Nk], mix heads and project: the output and the mixed weights [H, B, Nq, Nk]."""
-    weights = NORMALIZERS[module.normalizer].weights(scores.masked_fill(hidden, float("-inf")))
+    """Normalize scores [B, H, Nq, Nk], mix heads and project; return outputs and mixed weights [H, B, Nq, Nk]."""
+    weights = ops.NORMALIZERS[module.normalizer].weights(scores.masked_fill(hidden, float("-inf")))
     n_queries, n_keys = scores.shape[2:]
     if module.relative_gain is not None:
         clip = module.relative_gain.clip
@@ -86,7 +88,7 @@ def finish(module, scores, hidden, v, q):
 
 
 def definition(module, query, key, hidden):
-    """Mixhead eqs 8-12 and the relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
+    """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
     q, k, v = heads(module.q_proj(query)), heads(module.k_proj(key)), heads(module.v_proj(key))
     products = turned(q) @ turned(k).mT if module.relative_position_kind == "rotary" else q @ k.mT
     scores = products * module.head_dim**-0.5
@@ -111,7 +113,7 @@ def check_half_precision(found, formula, module, tensors, dtype):
 
 
 def decode(module, x, key=None, state=None, **options):
-    """The module called with one query at a time, as beam search does."""
+    """Call the module with one query at a time, as beam search does; return the outputs and the state."""
     state, steps = {} if state is None else state, []
     for t in range(x.size(0)):
         k = x[t : t + 1] if key is None else key
@@ -121,7 +123,7 @@ def decode(module, x, key=None, state=None, **options):
 
 
 class StepByStep(torch.nn.Module):
-    """`decode` inside TorchScript, where alone its dictionaries can be changed in place."""
+    """Decode inside TorchScript, because only there its dictionaries can be changed in place."""
 
     def __init__(self, attention):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Adaptive input and softmax of Transformer-XL."""
+"""Test the adaptive input and softmax of Transformer-XL."""
 
 import copy
 from itertools import pairwise
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from tests.covering import covering, each_once
 
 DIM, WORDS = 8, 12
 BANDS = {"one band": [12], "three bands": [4, 7, 12]}
@@ -30,7 +31,7 @@ def band_of(word, cutoffs):
 
 
 def log_prob(softmax, x, word):
-    """Of one word, by the definition: the first band's words and the other bands share a softmax."""
+    """Return one word's log-probability by definition: the first band's words and the other bands share a softmax."""
     band, place = band_of(word, softmax.cutoff)
 
     def projected(part):
@@ -79,11 +80,9 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
 
-@pytest.mark.parametrize("targets", [[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
-@every_factor
-@every_band
+@covering(cutoffs=BANDS.values(), div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
-    """fairseq's adaptive loss, its cross entropy, and the definition; some bands may have no target."""
+    """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no target."""
     _, softmax = modules(cutoffs, div_val)
     x, target = torch.randn(2, 4, DIM, dtype=torch.float64, requires_grad=True), torch.tensor(targets)
     logits, parts = softmax(x, target)
@@ -106,8 +105,7 @@ def test_every_parameter_has_a_gradient_whatever_the_words():
     assert all(parameter.grad is not None for parameter in [*embedding.parameters(), *softmax.parameters()])
 
 
-@pytest.mark.parametrize("token", [-1, 29, 100])
-@pytest.mark.parametrize("cutoffs", [[29], [7, 29], [7, 20, 29]])
+@each_once(cutoffs=[[29], [7, 29], [7, 20, 29]], token=[-1, 29, 100])
 def test_a_token_of_another_vocabulary_is_an_error(cutoffs, token):
     embedding, *_ = modules(cutoffs)
     with pytest.raises(IndexError):
@@ -123,7 +121,7 @@ def test_words_are_tied_and_projections_are_not():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_gives_probabilities_in_float32(dtype):
-    """At most twice as far from float64 as the formula in half precision."""
+    """Errors are at most twice those of the formula in half precision."""
     embedding, softmax = (module.to(dtype) for module in modules([4, 7, 12]))
     words = torch.arange(WORDS)[None]
     hidden = embedding(words)

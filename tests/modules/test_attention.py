@@ -1,3 +1,5 @@
+"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys, TorchScript."""
+
 import itertools
 
 import pytest
@@ -6,13 +8,14 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
+from mixhead_plugin.ops import IMPLEMENTATIONS
 from tests import helpers
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.modules.definition import (
     CROSS,
     KINDS,
     NK,
+    NORMALIZERS,
     NQ,
     RELATIVE,
     B,
@@ -98,8 +101,8 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
         torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
 
 
-@covering(normalizer=NORMALIZERS, kind=DEFINED, dtype=[torch.float16, torch.bfloat16], need_weights=[False, True])
-def test_half_precision_is_as_close_as_the_formula_in_half_precision(normalizer, kind, dtype, need_weights):
+@covering(kind=DEFINED, normalizer=["softmax", "l2"], dtype=[torch.float16, torch.bfloat16], need_weights=[False, True])
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, normalizer, dtype, need_weights):
     query, key, masks = inputs(kind)
     check_half_precision(
         lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
@@ -165,10 +168,9 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     torch.testing.assert_close(step, full[:1, order])
 
 
-@pytest.mark.parametrize("mixing", HEAD_MIXINGS)
-@pytest.mark.parametrize("equal", [False, True])
+@covering(mixing=["none", *TRAINED], equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
-    """Neither training, nor a search of another beam size with as many sentences, some of them equal."""
+    """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
     module = build("cross", mixing)
     query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
     if equal:
@@ -185,7 +187,7 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
         torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=[kind for kind in KINDS if kind != "zero"])
+@covering(normalizer=NORMALIZERS, mixing=["none", "average", "position-wise"], kind=[k for k in KINDS if k != "zero"])
 def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
     module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
     scripted = torch.jit.script(StepByStep(module))
@@ -244,7 +246,7 @@ def test_quantisation_noise_reaches_the_projections():
 # ---- the device `meta`, on which people count parameters -------------------------------------------------------------
 
 
-@covering(mixing=HEAD_MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
+@each_once(mixing=HEAD_MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
 def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
     with torch.device("meta"):
         module = build(kind, mixing)
@@ -259,7 +261,7 @@ def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
 
 @pytest.mark.parametrize("arch", ["mixhead_transformer", "l2_transformer_lm", "mixhead_synthesizer_lm"])
 def test_a_whole_model_can_be_built_on_meta_and_its_layers_run(arch):
-    """fairseq's models look for padding in the tokens, and only then need values."""
+    """Run layers alone, because fairseq's models look for padding in the tokens and need values for it."""
     expected = sum(parameter.numel() for parameter in helpers.build(arch).parameters())
     with torch.device("meta"):
         model = helpers.build(arch)

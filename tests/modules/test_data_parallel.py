@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel have the mean gradients of both."""
+"""Test that two processes under DistributedDataParallel have the mean gradients of both."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""Head mixings alone; tests/modules/test_attention.py has them in whole attentions."""
+"""Test head mixings alone; test_attention.py has them in whole attentions."""
 
 import pytest
 import torch

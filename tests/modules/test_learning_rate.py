@@ -1,3 +1,5 @@
+"""Test the factor on the learning rate of the mixing."""
+
 import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
@@ -40,7 +42,7 @@ def optimizer_config(name, lr):
 
 
 def train(name, factor, lr, updates=1, only=None):
-    """The model after some updates of fairseq's optimizer `name`; `only` names the parameters to train."""
+    """Return the parameters after some updates of fairseq's optimizer; those with `only` in their name are trained."""
     model = build("mixhead_transformer_lm", mixing_lr_scale=factor).train()
     parameters = [p for n, p in model.named_parameters() if only is None or only in n]
     optimizer = build_optimizer(optimizer_config(name, lr), parameters)

@@ -1,3 +1,5 @@
+"""Test the memory of Transformer-XL."""
+
 import copy
 import logging
 
@@ -19,7 +21,7 @@ def states(rows=2, length=WINDOW):
 
 
 def fed(window=0, rows=2, memory=None):
-    """A memory that has just kept a window, and the window."""
+    """Return a memory that has just kept a window, and the window."""
     memory = memory or Mems(LENGTH, WINDOW)
     kept = states(rows)
     memory.keep(window, [], kept)

@@ -1,9 +1,11 @@
+"""Test training passes with penalties on the heads."""
+
 import pytest
 import torch
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.helpers import build, dictionary, shake, tokens
 
 PAD = dictionary().pad()
@@ -55,8 +57,7 @@ def test_the_loss_is_the_plain_one_plus_the_weighted_values():
     assert not any(value.requires_grad for value in regularized.values.values())
 
 
-@pytest.mark.parametrize("order", ["together", "first", "last"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@each_once(order=["together", "first", "last"], checkpointing=[True, False])
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""
     made, sources = model(checkpoint_activations=checkpointing), [tokens(padded=True) for _ in range(2)]

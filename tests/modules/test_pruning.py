@@ -1,3 +1,5 @@
+"""Test that pruned attentions and models compute what masked ones compute."""
+
 import pytest
 import torch
 
@@ -5,11 +7,10 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, cut_state, heads_per_layer, mask, pruned_flags
-from mixhead_plugin.ops import NORMALIZERS
 from tests.covering import covering
 from tests.helpers import build, shake, tokens
 from tests.modules import definition
-from tests.modules.definition import KINDS, H, inputs
+from tests.modules.definition import KINDS, NORMALIZERS, H, inputs
 
 SIZE = 6
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
@@ -80,7 +81,7 @@ SITES = {
 
 @covering(arch=SITES, mixing=["none", "position-wise"])
 def test_a_pruned_model_is_the_masked_one(arch, mixing):
-    """Other heads in every attention, so that no two can be mistaken for each other."""
+    """Every attention keeps other heads, so that no two can be mistaken for each other."""
     torch.manual_seed(2)
     model = shake(build(arch, head_mixing=mixing)).double().eval()
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MixheadAttention)}

@@ -1,4 +1,4 @@
-"""Relative positions and gains; tests/modules/test_attention.py has them in whole attentions."""
+"""Test relative positions and gains alone; test_attention.py has them in whole attentions."""
 
 import math
 
@@ -13,7 +13,7 @@ every_kind = pytest.mark.parametrize("kind", RELATIVE)
 
 
 def bucket_by_hand(distance, buckets, exact):
-    """T5's section 2.1, one distance at a time"""
+    """Return the bucket of one distance by T5's section 2.1."""
     if distance < exact:
         return distance
     return min(buckets - 1, exact + int(math.log(distance / exact) / math.log(128 / exact) * (buckets - exact)))
@@ -35,7 +35,7 @@ def test_distances_have_the_buckets_of_t5(causal):
 
 @every_kind
 def test_only_distances_count(kind):
-    """The same words, some positions later, behind others that nobody sees."""
+    """Words give the same outputs some positions later, behind words that are hidden."""
     module = build(kind).double()
     x = torch.randn(NQ + 3, B, E).double()
     hidden = torch.zeros(B, NQ + 3, dtype=torch.bool)

@@ -1,3 +1,5 @@
+"""Test the attention of Transformer-XL against its definition."""
+
 import math
 
 import pytest
@@ -5,10 +7,9 @@ import torch
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
-from mixhead_plugin.ops import NORMALIZERS
 from tests.covering import covering
 from tests.helpers import shake
-from tests.modules.definition import check_half_precision, finish, heads
+from tests.modules.definition import NORMALIZERS, check_half_precision, finish, heads
 
 C, H, D, B, M, N = 6, 3, 5, 2, 3, 4
 GAIN = 2  # the farthest distance of learned gains

@@ -1,4 +1,4 @@
-"""Random calls of the attention, and what is compared of them."""
+"""Draw random calls of the attention, and compare their outputs and gradients."""
 
 from contextlib import contextmanager
 from unittest import mock
@@ -22,7 +22,7 @@ SHAPES = {
 DISTANCES = ["none", "past", "all", "past and gain"]
 
 
-def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B):
+def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B, value_dim=DV):
     """Return the tensors of a call by name, relative scores as two."""
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
     heads = H
@@ -35,9 +35,9 @@ def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, 
     if "gain" in distances:
         shapes["gain"] = (H, max(0, n_queries + n_keys - 1))
     found = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
-    # as fairseq's projections lie in memory
+    # the memory order of fairseq's projections
     found["query"] = torch.randn(n_queries, batch, H, D, dtype=dtype).permute(1, 2, 0, 3)
-    found["value"] = torch.randn(batch, n_keys, heads, DV, dtype=dtype).transpose(1, 2)
+    found["value"] = torch.randn(batch, n_keys, heads, value_dim, dtype=dtype).transpose(1, 2)
     return found
 
 
@@ -49,7 +49,7 @@ def run(tensors, function=attention, **options):
 
 
 def outcome(tensors, function=attention, **options):
-    """Return the output, and the gradient of every tensor, for a gradient of the output that depends on the place."""
+    """Return the output and the gradient of every tensor; the gradient of the output differs at every place."""
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
     out = run(tensors, function, **options)
     weight = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view(out.shape).to(out.dtype)
@@ -65,7 +65,7 @@ def assert_same(found, expected, **tolerance):
 
 @contextmanager
 def blocks(threads, scores, queries=2):
-    """Cut calls into blocks so small that there are many, and run them by so many threads."""
+    """Cut calls into blocks of at most `scores` scores, and run them in `threads` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -1,4 +1,4 @@
-"""The papers' definitions once more, written apart from the package; every test of values compares with them."""
+"""Compute the papers' definitions apart from the package; every test of values compares with them."""
 
 import torch
 
@@ -43,7 +43,7 @@ def attention(
     gain=None,
     scale=None,
 ):
-    """Return what `ops.attention` defines, all of it in the dtype of the inputs."""
+    """Compute `ops.attention` by definition, all of it in the dtype of the inputs."""
     (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
     distances = [[k - t + n_queries - 1 for k in range(n_keys)] for t in range(n_queries)]
     distances = torch.tensor(distances, dtype=torch.long).view(n_queries, n_keys)

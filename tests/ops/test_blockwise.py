@@ -1,4 +1,4 @@
-"""What blocks are for: memory, threads, dropout without a memory of it, operators that torch can compile."""
+"""Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch can compile."""
 
 import threading
 from unittest import mock
@@ -9,28 +9,27 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import NORMALIZERS, attention
 from mixhead_plugin.ops.blockwise import forward
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.ops import calls
 from tests.ops.calls import DV, MIXINGS, NK, NQ, B, D, H, assert_same, blocks, outcome, tensors
 
 
-@pytest.fixture(autouse=True, params=[(2, 2**6)], ids=lambda p: f"{p[0]} threads, blocks of {p[1]}")
-def small_blocks(request):
-    with blocks(*request.param):
+@pytest.fixture(autouse=True)
+def small_blocks():
+    with blocks(2, 2**6):
         yield
 
 
-in_every_setting = pytest.mark.parametrize("small_blocks", [(2, 2**6), (1, 2**8), (3, 2**10)], indirect=True)
+SETTINGS = [(2, 2**6), (1, 2**8), (3, 2**10)]
 
 
-@in_every_setting
-@pytest.mark.parametrize("distances", ["none", "past and gain"])
-@pytest.mark.parametrize("mixing", MIXINGS)
-def test_everything_repeats_bit_by_bit_with_the_seed(mixing, distances):
+@covering(setting=SETTINGS, mixing=MIXINGS, distances=["none", "past and gain"])
+def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances):
     given, runs = tensors(mixing, distances, torch.float32), []
-    for _ in range(4):
-        torch.manual_seed(11)
-        runs.append(outcome(given, causal=True, dropout_p=0.4, impl="blockwise"))
+    with blocks(*setting):
+        for _ in range(4):
+            torch.manual_seed(11)
+            runs.append(outcome(given, causal=True, dropout_p=0.4, impl="blockwise"))
     for run in runs[1:]:
         assert_same(run, runs[0], rtol=0, atol=0)
 
@@ -44,12 +43,12 @@ def test_dropout_does_not_depend_on_the_number_of_threads():
     torch.testing.assert_close(*outputs)
 
 
-@in_every_setting
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_has_its_probability_and_no_pattern(p):
+@each_once(setting=SETTINGS, p=[0.1, 0.5, 0.9])
+def test_dropout_has_its_probability_and_no_pattern(setting, p):
     n = 48
     q, v = torch.zeros(8, H, n, D), torch.eye(n).expand(8, H, n, n)
-    weights = attention(q, q, v, dropout_p=p, impl="blockwise") * n * (1 - p)  # 0 or 1
+    with blocks(*setting):
+        weights = attention(q, q, v, dropout_p=p, impl="blockwise") * n * (1 - p)  # 0 or 1
     assert ((weights == 0) | ((weights - 1).abs() < 1e-5)).all()
     deviation = (p * (1 - p) / weights.numel()) ** 0.5
     assert abs(weights.mean() - (1 - p)) < 5 * deviation
@@ -92,7 +91,7 @@ def test_activation_checkpointing_drops_the_same_weights(mixing, distances, impl
     assert_same(*found)
 
 
-@covering(mixing=MIXINGS, distances=["none", "past and gain"])
+@each_once(mixing=MIXINGS, distances=["none", "past and gain"])
 def test_it_compiles_without_a_break(mixing, distances):
     given, mask = tensors(mixing, distances, torch.float32), calls.hole()
 
@@ -111,8 +110,7 @@ def operator_inputs(mixing="per query", distances="past and gain", dtype=torch.f
     return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
 
 
-@pytest.mark.parametrize("distances", ["none", "past and gain"])
-@pytest.mark.parametrize("mixing", MIXINGS)
+@each_once(mixing=MIXINGS, distances=["none", "past and gain"])
 def test_torch_finds_no_fault_in_the_operator(mixing, distances):
     inputs, settings = operator_inputs(mixing, distances)
     torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, (*inputs, *settings))
@@ -120,7 +118,7 @@ def test_torch_finds_no_fault_in_the_operator(mixing, distances):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
-    """As their tensors do, whose order is that of no fresh tensor here."""
+    """Each gradient has the strides of its tensor, which is transposed here."""
     inputs, settings = operator_inputs("shared", dtype=dtype, learned=False)
     turned = [t if t is None else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
     turned[5] = calls.hole()
@@ -137,15 +135,15 @@ def test_a_second_derivative_is_refused():
         gradient.square().sum().backward()
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "mixing", "relative_query", "relative_key", "gain"])
-def test_a_forward_mode_derivative_is_refused(name):
+def test_a_forward_mode_derivative_by_any_input_is_refused():
     given = tensors("shared", "past and gain")
-
-    def run(tensor):
-        return calls.run({**given, name: tensor}, impl="blockwise")
-
-    with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
-        torch.func.jvp(run, (given[name],), (torch.ones_like(given[name]),))
+    for name, tensor in given.items():
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+            torch.func.jvp(
+                lambda t, name=name: calls.run({**given, name: t}, impl="blockwise"),
+                (tensor,),
+                (torch.ones_like(tensor),),
+            )
 
 
 def test_the_default_device_does_not_matter():

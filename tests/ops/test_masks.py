@@ -1,4 +1,4 @@
-"""Masks as one tensor and block by block, against masks that are written down here number by number."""
+"""Compare masks, as one tensor and block by block, with masks that are written number by number."""
 
 import pytest
 import torch

@@ -1,3 +1,5 @@
+"""Test the penalties on mixing matrices and weights."""
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ REAL = torch.tensor([[True] * 5, [True, True, True, False, False], [False, False
 
 
 def orthogonal_by_hand(matrix):
-    """Sum over all pairs of columns of (their inner product - delta)^2."""
+    """Return the sum of (inner product - delta)^2 over all pairs of columns."""
     total = 0.0
     for i in range(len(matrix)):
         for j in range(len(matrix)):
@@ -18,7 +20,7 @@ def orthogonal_by_hand(matrix):
 
 
 def rank_by_hand(weights):
-    """For the heads P [H, N, K] of one sentence, pair by pair."""
+    """Compute mixhead eq. 20 for the heads P [H, N, K] of one sentence, pair by pair."""
     pairs = [(i, j) for i in range(len(weights)) for j in range(len(weights)) if i != j]
     queries = [(weights[i] @ weights[j].T).square().sum() for i, j in pairs]
     keys = [(weights[i].T @ weights[j]).square().sum() for i, j in pairs]

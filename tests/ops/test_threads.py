@@ -1,3 +1,5 @@
+"""Test the threads of the blockwise implementation."""
+
 import multiprocessing
 import threading
 import time

@@ -1,4 +1,4 @@
-"""The kernels compile for GPUs and fit them; no GPU is needed for that.
+"""Test that the kernels compile for GPUs and fit them, without a GPU.
 
 They compile in a process of their own, because this one may have them interpreted. By hand, for any other shape:
 
@@ -28,7 +28,7 @@ MIXED = [None, "shared", "per query"]
 
 
 def compile_kernel(kernel, arguments, tile, capability, front_end=False):
-    """Compile as the first launch would, but for another machine than this; return a line of the report."""
+    """Compile as the first launch would, but for another machine; return a line of the report."""
     import triton
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
