@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from fairseq import options
 
 import mixhead_plugin
@@ -67,3 +68,13 @@ def refusal(result):
     assert "Traceback" not in result.stderr
     (line,) = (line for line in result.stderr.splitlines() if ": error: " in line)
     return line
+
+
+def refused_here(capsys, function, *arguments):
+    """Return the one line with which a function of prepare.py ends the program."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        function(*arguments)
+    assert ended.value.code == 1
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: "))
+    return line.removeprefix("prepare: error: ")

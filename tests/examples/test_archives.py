@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from common import archives
 from common.archives import Archive, complete, count, obtain, unpack
+from recipes import refused_here
 
 CONTENT = bytes(range(256)) * 10_000  # 2.5 MB: several chunks
 TEXT = b"a line\nand another\n"
@@ -25,16 +26,6 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 def archive(server):
     (server.folder / "text.bin").write_bytes(CONTENT)
     return Archive("text.bin", (f"{server.url}/text.bin",), hashlib.sha256(CONTENT).hexdigest())
-
-
-def refusal(capsys, function, *arguments, **settings):
-    """Return the one line with which `function` ends the program."""
-    with pytest.raises(SystemExit) as ended:
-        function(*arguments, **settings)
-    assert ended.value.code == 1
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: ")]
-    assert len(lines) == 1
-    return lines[0].removeprefix("prepare: error: ")
 
 
 # ---- fetching --------------------------------------------------------------------------------------------------------
@@ -57,7 +48,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(archive, server, tm
 def test_an_interrupted_program_goes_on_where_it_stopped(archive, server, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "ATTEMPTS", 1)
     server.faults += ["drop"]
-    refusal(capsys, obtain, archive, tmp_path)
+    refused_here(capsys, obtain, archive, tmp_path)
     kept = (tmp_path / "archives" / "text.bin.part").stat().st_size
     assert kept > len(CONTENT) // 3
     assert obtain(archive, tmp_path).read_bytes() == CONTENT
@@ -85,7 +76,7 @@ def test_the_next_url_is_tried(archive, server, tmp_path):
 
 def test_what_has_another_sum_is_removed_and_named(archive, server, tmp_path, capsys):
     (server.folder / "text.bin").write_bytes(b"an error page")
-    assert archive.sha256 in refusal(capsys, obtain, archive, tmp_path)
+    assert archive.sha256 in refused_here(capsys, obtain, archive, tmp_path)
     assert list((tmp_path / "archives").iterdir()) == []
 
 
@@ -151,7 +142,7 @@ def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
     damaged = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
     broken = {"empty": b"", "cut": content[:-5], "damaged": content[:middle] + damaged + content[middle + 40 :]}
     path.write_bytes(broken[harm])
-    assert refusal(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
+    assert refused_here(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
@@ -159,7 +150,7 @@ def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
 def test_no_name_leads_out_of_the_folder(kind, name, tmp_path, capsys):
     path = make(tmp_path / f"a.{kind}", {name: TEXT})
     if not (kind == "tgz" and name.startswith("/")):  # the filter takes the slash away
-        assert refusal(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
+        assert refused_here(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
     else:
         unpack(path, tmp_path / "out")
     assert not (tmp_path / "outside").exists() and not Path("/tmp/outside-of-it").exists()
@@ -170,7 +161,7 @@ def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
     member = tarfile.TarInfo("folder/link")
     member.type, member.linkname = kind, "/etc/passwd"
     path = tar_of(tmp_path / "a.tgz", FILES, [member])
-    assert "'folder/link'" in refusal(capsys, unpack, path, tmp_path / "out")
+    assert "'folder/link'" in refused_here(capsys, unpack, path, tmp_path / "out")
 
 
 def test_a_link_in_a_zip_becomes_a_plain_file(tmp_path):
@@ -185,7 +176,7 @@ def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(archives, "FLOOR", 1 << 20)
     path, bomb = tmp_path / name, bytes(2 << 20)
     path.write_bytes(gzip.compress(bomb)) if name == "train.de.gz" else make(path, {"bomb": bomb})
-    assert "larger than such an archive can be" in refusal(capsys, unpack, path, tmp_path / "out")
+    assert "larger than such an archive can be" in refused_here(capsys, unpack, path, tmp_path / "out")
 
 
 # ---- files that appear when they are complete, and their content -----------------------------------------------------

@@ -9,7 +9,7 @@ import time
 import pytest
 from common.archives import complete
 from common.prepare import ENDINGS, LOCK, data_folder, preprocess
-from recipes import EXAMPLES
+from recipes import EXAMPLES, refused_here
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -77,15 +77,6 @@ def at_work(data):
         program.wait()
 
 
-def refusal(capsys, function, *arguments):
-    """Return the one line with which `function` ends the program."""
-    with pytest.raises(SystemExit) as ended:
-        function(*arguments)
-    assert ended.value.code == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    return line.removeprefix("prepare: error: ")
-
-
 def enter():
     with data_folder() as folder:
         return folder
@@ -104,7 +95,7 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, da
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
-        assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refusal(capsys, enter)
+        assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refused_here(capsys, enter)
     (data / LOCK).touch()  # a killed preparation leaves it
     enter()
     assert list(data.iterdir()) == []

@@ -8,6 +8,7 @@ import torch
 from recipes import ROOT
 
 from tests.helpers import build, shake, tokens
+from tests.models.cases import step_by_step
 
 FOLDER = ROOT / "examples" / "multi30k_de_en" / "unmixed_decoding"
 
@@ -18,14 +19,6 @@ def unmixed_decoding():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def step_by_step(decoder, prefix, encoder_out):
-    """Return the logits [B, T, V] of one step after another."""
-    state, logits = {}, []
-    for t in range(prefix.shape[1]):
-        logits.append(decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0])
-    return torch.cat(logits, 1)
 
 
 @pytest.mark.parametrize("mixing", ["position-independent", "position-wise"])
@@ -39,7 +32,7 @@ def test_step_by_step_the_decoders_self_attention_does_not_mix(mixing, unmixed_d
     task = unmixed_decoding.UnmixedTranslation.__new__(unmixed_decoding.UnmixedTranslation)
     monkeypatch.setattr(unmixed_decoding.TranslationTask, "build_generator", lambda self, models, args: models)
     assert task.build_generator([model], Namespace()) == [model]
-    steps = step_by_step(model.decoder, prefix, encoder_out)
+    steps, _ = step_by_step(model.decoder, prefix, encoder_out)
     torch.testing.assert_close(model.decoder(prefix, encoder_out=encoder_out)[0], mixed, rtol=0, atol=0)
     torch.testing.assert_close(model.encoder(source)["encoder_out"], encoder_out["encoder_out"], rtol=0, atol=0)
     assert (steps - mixed).abs().max() > 1e-2

@@ -19,7 +19,7 @@ from bert.pretraining.vocabulary import learn
 from bert.wordpiece import SPECIAL, wordpiece, write_dictionary
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from recipes import dry_run, parse, refusal, script
+from recipes import dry_run, parse, refusal, refused_here, script
 
 from tests.helpers import run_here
 from tests.squad import content
@@ -47,16 +47,6 @@ def own(path, documents=24, seed=0):
     ]
     path.write_text("\n\n\n".join(texts) + "\n", encoding="utf-8")
     return path
-
-
-def refuses(capsys, *arguments):
-    """Return the one line in which prepare.sh refuses its arguments."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        prepare.main([str(argument) for argument in arguments])
-    assert ended.value.code == 1
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "error: " in line)
-    return line.removeprefix("prepare: error: ")
 
 
 # ---- documents -------------------------------------------------------------------------------------------------------
@@ -150,7 +140,7 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     evaluate.main()
     *_, last = capsys.readouterr().out.splitlines()
     assert last == "mlm_loss = 7.500"
-    message = refuses(capsys, "--any-counts", "--learn-vocab", "61")
+    message = refused_here(capsys, prepare.main, ["--any-counts", "--learn-vocab", "61"])
     assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
 
 
