@@ -260,7 +260,8 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{fault.name}: {fault.file}, {' '.join(fault.tests)}")
     if args.list:
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the worktree is removed
+    for stop in (signal.SIGINT, signal.SIGTERM):  # as an exception, so that the worktree is removed
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
     results = []
     with worktree() as tree:
         for tests in dict.fromkeys(fault.tests for fault in chosen):
