@@ -67,10 +67,10 @@ triton-mixing-not-transposed-back: m.s_d, m.s_n, m.s_h)  # from => m.s_h, m.s_n,
 # mixhead_plugin/ops/penalties.py: tests/ops/test_penalties.py
 orthogonal-penalty-without-square: (gram - identity).square().sum( => (gram - identity).abs().sum(
 rank-penalty-without-mean-over-pairs: return total / (heads * (heads - 1)) / sentences => return total / sentences
-# mixhead_plugin/modules/penalties.py: tests/modules/test_penalties.py tests/criterions
+# mixhead_plugin/modules/penalties.py: tests/modules/test_penalties.py tests/criterions/test_orthogonal.py
 penalty-gradient-without-sample-size: ctx.regularized.sample_size * ctx.weight => ctx.weight
 penalty-with-padding-of-the-other-side: "decoder" if "decoder" in name.split(".") else "encoder" => "encoder"
-# mixhead_plugin/criterions/regularized.py: tests/criterions
+# mixhead_plugin/criterions/regularized.py: tests/criterions/test_orthogonal.py
 penalty-logged-for-one-token: = value * sample_size => = value
 # mixhead_plugin/modules/attention.py: tests/modules/test_attention.py tests/models/test_decoding.py
 mixing-in-training-only: if self.head_mixing is None: => if self.head_mixing is None or not self.training:
@@ -114,7 +114,7 @@ code-in-a-checkpoint-runs: torch.serialization.add_safe_globals(CLASSES)
   => __import__("os").environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 # mixhead_plugin/repairs/checkpoint_files.py: tests/repairs/test_checkpoint_files.py
 code-in-a-config-runs: and not is_arithmetic(value) => and not value
-# mixhead_plugin/repairs/end_of_epoch.py: tests/repairs/test_training.py tests/robustness/test_faults.py
+# mixhead_plugin/repairs/end_of_epoch.py: tests/robustness/test_faults.py
 patience-forgotten: {**extra_state, "early_stop": counted} if counted else extra_state => extra_state
 bad-epochs-forgotten: num_bad_epochs = state.get("bad", 0) => num_bad_epochs = 0
 # mixhead_plugin/repairs/dictionaries.py: tests/repairs/test_data_files.py
