@@ -1,0 +1,283 @@
+#!/usr/bin/env python3
+"""Break the code in known ways, one at a time, and tell which tests notice.
+
+    scripts/mutants.py                     every fault of the table
+    scripts/mutants.py NAME ...            these faults
+    scripts/mutants.py --list              their names, files and tests
+
+Faults are made in a temporary worktree of HEAD, never in the user's files. The tests first run without a fault. For
+each fault the default suite runs until a test fails; if none fails, the slow tests run too. A run that takes longer
+than --limit counts as noticed. The exit status is 1 if a fault is unnoticed.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+DEFAULT, SLOW = ("-m", "not slow"), ("-m", "slow")
+NO_TESTS = 5  # pytest's status where nothing is selected
+
+# A line "# file: tests" comes before the faults of a file, each "name: text of the file => its substitute". The text
+# must be in the file exactly once; it may be a part of a line.
+TABLE = r"""
+# mixhead_plugin/ops/normalizers.py: tests/ops/test_normalizers.py
+sigsoftmax-sign: F.logsigmoid(scores).add_(scores) => F.logsigmoid(-scores).add_(scores)
+swish-not-shifted: torch.exp(scores - largest. => torch.exp(scores - 0 * largest.
+zero-by-zero: total = total.masked_fill(total == 0, float("inf")) => pass
+softmax-of-a-row-without-keys: return weights if visible is None else weights * visible => return weights
+relu2-counts-hidden-keys: (scores != float("-inf")).sum( => (scores == scores).sum(
+# mixhead_plugin/ops/masks.py: tests/ops/test_masks.py tests/ops/test_attention.py
+causal-sees-one-ahead: .triu(1 + n_keys - n_queries) => .triu(2 + n_keys - n_queries)
+padding-inverted: masked_fill(padding, => masked_fill(~padding,
+# mixhead_plugin/ops/api.py: tests/ops/test_attention.py
+temperature: query.shape[3] ** -0.5) => query.shape[3] ** -1.0)
+# mixhead_plugin/ops/reference.py: tests/ops/test_attention.py tests/modules/test_attention.py
+mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
+scale-missing: upcast(query) * scale => upcast(query)
+dropout-before-mixing: weights = mix_heads(weights, inputs.mixing)
+  => weights = mix_heads(F.dropout(weights, inputs.dropout_p), inputs.mixing); inputs = inputs._replace(dropout_p=0)
+# mixhead_plugin/ops/blockwise/forward.py: tests/ops/test_attention.py tests/ops/test_blockwise.py
+blockwise-dropout-not-rescaled: 1 / (1 - p) if p < 1 else 0.0 => 1.0
+blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
+# mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py
+blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)
+blockwise-mixing-gradient-transposed: torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2))
+  => torch.bmm(d_mixed.flatten(2), weights.flatten(2).transpose(1, 2))
+blockwise-relative-gradient-of-old-memory: d_distances.zero_() => pass
+blockwise-gain-missing-in-backward: d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain)) => pass
+# mixhead_plugin/ops/blockwise/plan.py: tests/ops/test_attention.py tests/ops/test_masks.py
+blockwise-last-block-missing: for start in range(0, n, size)] => for start in range(0, n - n % size or n, size)]
+# mixhead_plugin/ops/triton/rows.py: tests/ops/test_triton.py
+triton-stride-of-the-statistic: p_x = x + i_b * H * n + o_h => p_x = x + i_b * n + o_h
+triton-first-tile-missing: tl.maximum(first - (n_keys - n_queries), 0) // C.BM * C.BM
+  => tl.maximum(first - (n_keys - n_queries), 0) // C.BM * C.BM + C.BM
+triton-l2-gradient: return b_p * (b_dp - b_p * b_delta) => return b_p * (b_dp - b_delta)
+# mixhead_plugin/ops/triton/mixed.py: tests/ops/test_triton.py
+triton-mixing-not-transposed-back: m.s_d, m.s_n, m.s_h)  # from => m.s_h, m.s_n, m.s_d)  # from
+# mixhead_plugin/ops/penalties.py: tests/ops/test_penalties.py
+orthogonal-penalty-without-square: (gram - identity).square().sum( => (gram - identity).abs().sum(
+rank-penalty-without-mean-over-pairs: return total / (heads * (heads - 1)) / sentences => return total / sentences
+# mixhead_plugin/modules/penalties.py: tests/modules/test_penalties.py tests/criterions/test_orthogonal.py
+penalty-gradient-without-sample-size: ctx.regularized.sample_size * ctx.weight => ctx.weight
+penalty-with-padding-of-the-other-side: "decoder" if "decoder" in name.split(".") else "encoder" => "encoder"
+# mixhead_plugin/criterions/regularized.py: tests/criterions/test_orthogonal.py
+penalty-logged-for-one-token: = value * sample_size => = value
+# mixhead_plugin/modules/attention.py: tests/modules/test_attention.py tests/models/test_decoding.py
+mixing-in-training-only: if self.head_mixing is None: => if self.head_mixing is None or not self.training:
+mixing-missing-in-decoding: mixing = self._mixing(q) => mixing = self._mixing(q) if incremental_state is None else None
+scale-of-another-head-size: self.scaling = self.head_dim**-0.5 => self.scaling = (embed_dim // num_heads) ** -0.5
+dropout-in-evaluation: if self.training or self.dropout_module. => if True or self.dropout_module.
+# mixhead_plugin/modules/relative_position.py: tests/modules/test_relative_position.py tests/modules/test_attention.py
+t5-buckets-grow-too-slowly: math.log(self.farthest / exact) => math.log(self.farthest)
+rotary-sign: second * cos + first * sin => second * cos - first * sin
+rotary-position-of-a-step: angles[n_keys - q.size(2) :] => angles[: q.size(2)]
+gain-mirrored: offsets.clamp(-self.clip, self.clip) + self.clip] => self.clip - offsets.clamp(-self.clip, self.clip)]
+# mixhead_plugin/modules/cache.py: tests/modules/test_attention.py tests/models/test_decoding.py
+cache-not-reordered: rows.index_select(0, new_order) => rows
+cache-forgets-padding: saved["prev_key_padding_mask"] = mask => saved["prev_key_padding_mask"] = None
+beams-of-another-sentence: key = key[:, :: self.beam_size] => key = key[:, : key.size(1) // self.beam_size]
+# mixhead_plugin/modules/head_mixing.py: tests/modules/test_head_mixing.py tests/models/test_checkpoints.py
+upgrade-to-a-mirrored-identity: torch.eye(*self.weight.shape)} => torch.eye(*self.weight.shape).flip(1)}
+# mixhead_plugin/modules/checkpoint.py: tests/models/test_checkpoints.py
+checkpoint-of-other-flags-loads: if option not in wanted or value == wanted[option]: => if True:
+# mixhead_plugin/modules/pruning.py: tests/modules/test_pruning.py
+pruning-cuts-other-heads: heads[:, None] * attention.head_dim + within => heads[:, None] + attention.num_heads * within
+# mixhead_plugin/modules/learning_rate.py: tests/modules/test_learning_rate.py
+learning-rate-scale-lost: parameter.optim_overrides[_FACTOR] * (parameter - before) => (parameter - before)
+# mixhead_plugin/modules/mems.py: tests/modules/test_mems.py
+memory-not-detached: new.detach()[-self.length :] => new[-self.length :]
+memory-too-short: old = min(self.length - parts[0].size(0) => old = min(self.length - 1 - parts[0].size(0)
+# mixhead_plugin/modules/adaptive.py: tests/modules/test_adaptive.py
+adaptive-without-cluster: self.lsm(band(x[rows])) + cluster[rows] => self.lsm(band(x[rows]))
+# mixhead_plugin/modules/synthesizer.py: tests/modules/test_synthesizer.py
+synthesizer-row-of-a-step: n_keys - query.size(2) : n_keys, :n_keys]) => : query.size(2), :n_keys])
+# mixhead_plugin/options.py: tests/models/test_families.py tests/test_options.py
+preset-of-a-family: {"head_mixing": "position-wise"} => {"head_mixing": "position-independent"}
+scope-not-checked: if not covered: => if False:
+learning-rate-not-checked: if not HEAD_MIXINGS[args.head_mixing].trained: => if False:
+# mixhead_plugin/errors.py: tests/repairs/test_checkpoint_files.py tests/test_options.py
+message-of-many-lines: error: {line}" => error:\n{line}"
+# mixhead_plugin/repairs/atomic_checkpoints.py: tests/repairs/test_training.py
+checkpoint-written-in-place: part = f"{path}.tmp" => part = path
+# mixhead_plugin/repairs/safe_globals.py: tests/repairs/test_checkpoint_files.py
+code-in-a-checkpoint-runs: torch.serialization.add_safe_globals(CLASSES)
+  => __import__("os").environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
+# mixhead_plugin/repairs/checkpoint_files.py: tests/repairs/test_checkpoint_files.py
+code-in-a-config-runs: and not is_arithmetic(value) => and not value
+# mixhead_plugin/repairs/end_of_epoch.py: tests/robustness/test_faults.py
+patience-forgotten: {**extra_state, "early_stop": counted} if counted else extra_state => extra_state
+bad-epochs-forgotten: num_bad_epochs = state.get("bad", 0) => num_bad_epochs = 0
+# mixhead_plugin/repairs/dictionaries.py: tests/repairs/test_data_files.py
+empty-dictionary: if len(dictionary) == before: => if False:
+# mixhead_plugin/repairs/torchrun_workers.py: tests/repairs/test_training.py
+workers-train-apart: if is_alone and is_training and all( => if False and all(
+# mixhead_plugin/analysis/spectrum.py: tests/analysis/test_spectrum.py
+spectrum-over-heads: shares = values / values.sum(-1, keepdim=True) => shares = values / values.sum(0, keepdim=True)
+# mixhead_plugin/analysis/importance.py: tests/analysis/test_importance.py
+importance-with-sign: gradient.double().abs().sum(0) => gradient.double().sum(0)
+# mixhead_plugin/analysis/prune.py: tests/analysis/test_prune.py
+most-important-heads-pruned: key=lambda head: float( => key=lambda head: -float(
+# examples/bert/squad_windows.py: tests/examples/bert/test_squad_windows.py
+answer-beside-its-window: torch.tensor(answer) - first + before => torch.tensor(answer) - first + before - 1
+last-window-missing: range(0, max(length - room, 0) + stride, stride) => range(0, max(length - room, 0) + 1, stride)
+# examples/bert/sentence_pairs.py: tests/examples/bert/test_pretraining_task.py
+too-many-words-kept: fate >= self.keep + self.replace] => fate >= self.keep + 2 * self.replace]
+next-sentence-label: relation = FOLLOWS if can_follow => relation = RANDOM if can_follow
+# examples/common/archives.py: tests/examples/test_archives.py
+archive-writes-outside: set_attrs=False, filter="data" => set_attrs=False, filter="fully_trusted"
+checksum-ignored: pooch.retrieve(url, archive.sha256, => pooch.retrieve(url, None,
+# scripts/report.py: tests/scripts/test_report.py
+deviation-of-the-population: statistics.stdev(values) => statistics.pstdev(values)
+gain-not-paired: ours[seed], theirs[seed]) => ours[seed], statistics.fmean(theirs.values()))
+"""
+
+
+class Fault(NamedTuple):
+    name: str
+    file: str
+    text: str
+    substitute: str
+    tests: tuple[str, ...]
+
+
+def faults() -> dict[str, Fault]:
+    """Return the faults of TABLE by name."""
+    found, file, tests = {}, "", ""
+    for line in TABLE.replace("\n  => ", " => ").strip().split("\n"):
+        name, _, rest = line.partition(": ")
+        if name.startswith("# "):
+            file, tests = name.removeprefix("# "), rest
+        else:
+            text, _, substitute = rest.partition(" => ")
+            found[name] = Fault(name, file, text, substitute, tuple(tests.split()))
+    return found
+
+
+def broken(fault: Fault, root: Path) -> str:
+    """Return the fault's file with the fault; refuse a text that is not there exactly once."""
+    path = root / fault.file
+    content = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if (number := content.count(fault.text)) != 1 or fault.text == fault.substitute:
+        fail(f"{fault.name}: its text must be in {fault.file} exactly once, is there {number} times")
+    return content.replace(fault.text, fault.substitute)
+
+
+def fail(message: str) -> NoReturn:
+    print(f"mutants: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def git(*words: str) -> None:
+    subprocess.run(["git", "-C", str(ROOT), *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@contextlib.contextmanager
+def worktree() -> Iterator[Path]:
+    """Yield a worktree of HEAD that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        git("worktree", "add", "--detach", str(tree), "HEAD")
+        try:
+            if (ROOT / ".venv").exists():
+                (tree / ".venv").symlink_to((ROOT / ".venv").resolve())
+            yield tree
+        finally:
+            git("worktree", "remove", "--force", str(tree))
+
+
+def write(path: Path, content: str) -> None:
+    """Write a module; Python would take an old .pyc for one of the same size and second."""
+    path.write_text(content, encoding="utf-8")
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def failing_test(tree: Path, tests: Sequence[str], marks: Sequence[str], limit: float) -> str | None:
+    """Return the first test that fails, 'timeout', or None if all pass."""
+    own = ROOT / ".venv" / "bin" / "python"
+    command = [str(own if own.exists() else sys.executable), "-m", "pytest", "-x", "-q", "-n", "0", *marks]
+    environment = {**os.environ, "PYTHONPATH": str(tree)}
+    process = subprocess.Popen(
+        [*command, "-p", "no:cacheprovider", *tests], cwd=tree, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
+    )  # fmt: skip
+    try:
+        output = process.communicate(timeout=limit)[0]
+    except subprocess.TimeoutExpired:
+        return "timeout"
+    finally:  # also what the tests have started
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode in (0, NO_TESTS):
+        return None
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    return named[1] if named else f"pytest ended with status {process.returncode}"
+
+
+def noticed(fault: Fault, tree: Path, limit: float) -> dict[str, str]:
+    """Return which suite notices the fault, and by which test."""
+    path = tree / fault.file
+    whole = path.read_text(encoding="utf-8")
+    write(path, broken(fault, tree))
+    try:
+        suite, test = "default", failing_test(tree, fault.tests, DEFAULT, limit)
+        if test is None:
+            suite, test = "all", failing_test(tree, fault.tests, SLOW, limit)
+    finally:
+        write(path, whole)
+    if suite == "all" and test is not None:
+        again = fault.tests if test == "timeout" else [test]
+        if failing_test(tree, again, SLOW, limit):
+            fail(f"{test}: fails without a fault, too")
+    return {"fault": fault.name, "noticed by": suite if test else "UNNOTICED", "test": test or ""}
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the faults")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results there")
+    parser.add_argument("--limit", type=float, default=900, help="seconds of a run (default: %(default)s)")
+    args = parser.parse_args(words)
+    table = faults()
+    if unknown := sorted(set(args.names) - table.keys()):
+        fail(f"{', '.join(unknown)}: no such fault; --list prints them")
+    chosen = [table[name] for name in args.names or table]
+    for fault in chosen:
+        broken(fault, ROOT)
+        if args.list:
+            print(f"{fault.name}: {fault.file}, {' '.join(fault.tests)}")
+    if args.list:
+        return 0
+    for stop in (signal.SIGINT, signal.SIGTERM):  # as an exception, so that the worktree is removed
+        signal.signal(stop, lambda number, _: sys.exit(128 + number))
+    results = []
+    with worktree() as tree:
+        for tests in dict.fromkeys(fault.tests for fault in chosen):
+            print(f"without a fault: {' '.join(tests)}", flush=True)
+            if test := failing_test(tree, tests, DEFAULT, args.limit):
+                fail(f"{test}: fails without a fault")
+        for number, fault in enumerate(chosen, 1):
+            results.append(noticed(fault, tree, args.limit))
+            print(f"[{number}/{len(chosen)}] {' '.join(results[-1].values())}", flush=True)
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(f"\n{'fault':45s} {'noticed by':10s} test")
+    for row in results:
+        print(f"{row['fault']:45s} {row['noticed by']:10s} {row['test']}")
+    return int(any(row["noticed by"] == "UNNOTICED" for row in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
