@@ -114,7 +114,7 @@ code-in-a-checkpoint-runs: torch.serialization.add_safe_globals(CLASSES)
   => __import__("os").environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
 # mixhead_plugin/repairs/checkpoint_files.py: tests/repairs/test_checkpoint_files.py
 code-in-a-config-runs: and not is_arithmetic(value) => and not value
-# mixhead_plugin/repairs/end_of_epoch.py: tests/robustness/test_faults.py
+# mixhead_plugin/repairs/end_of_epoch.py: tests/repairs/test_training.py tests/robustness/test_faults.py
 patience-forgotten: {**extra_state, "early_stop": counted} if counted else extra_state => extra_state
 bad-epochs-forgotten: num_bad_epochs = state.get("bad", 0) => num_bad_epochs = 0
 # mixhead_plugin/repairs/dictionaries.py: tests/repairs/test_data_files.py

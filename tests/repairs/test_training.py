@@ -17,6 +17,7 @@ from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.file_io import PathManager
 from fairseq.nan_detector import NanDetector
 from fairseq.trainer import Trainer
+from fairseq_cli import train
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
@@ -89,6 +90,17 @@ def test_a_copy_into_a_folder_that_is_gone_is_one_line(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"new")
     with pytest.raises(OptionError, match=r"checkpoint \S+/gone/b.pt: cannot be written: No such file or directory"):
         PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "gone" / "b.pt"))
+
+
+def test_a_checkpoint_has_the_counts_of_patience(tmp_path, monkeypatch):
+    for name, value in {"best": 2.5, "num_runs": 2}.items():
+        monkeypatch.setattr(train.should_stop_early, name, value, raising=False)
+    trainer = MagicMock(should_save_checkpoint_on_current_rank=True)
+    trainer.state_dict.return_value = {"extra_state": {}}
+    trainer.cfg.checkpoint.write_checkpoints_asynchronously = False
+    Trainer.save_checkpoint(trainer, str(tmp_path / "checkpoint.pt"), {"epoch": 3})
+    saved = torch.load(tmp_path / "checkpoint.pt")["extra_state"]
+    assert saved == {"epoch": 3, "early_stop": {"best": 2.5, "num_runs": 2}}
 
 
 # ---- models of NaN ---------------------------------------------------------------------------------------------------
