@@ -76,13 +76,14 @@ def build(arch: str, seed: int = 1, **flags):
 
 
 def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
-    """Move the mixing away from the identity, at which nothing would be tested."""
+    """Move mixing and relative positions away from where they start, at which nothing would be tested."""
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():
-        if isinstance(module, MixheadAttention) and module.head_mixing is not None:
-            for parameter in module.head_mixing.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.data.add_(size * noise.to(parameter))
+        if isinstance(module, MixheadAttention):
+            for part in (module.head_mixing, module.relative_gain, module.relative_position):
+                for parameter in () if part is None else part.parameters():
+                    noise = torch.randn(parameter.shape, generator=generator)
+                    parameter.data.add_(size * noise.to(parameter))
     return model
 
 
@@ -104,15 +105,20 @@ def run_here(command, *arguments):
     cli = importlib.import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
     log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
     log.setFormatter(logging.Formatter("%(asctime)s | %(levelname)s | %(name)s | %(message)s"))
-    level = root.level
+    level, disabled = root.level, root.manager.disable
     root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
     root.addHandler(log)
     # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's.
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     try:
-        with mock.patch.object(sys, "argv", [command, *map(str, arguments)]):
+        with (
+            mock.patch.object(sys, "argv", [command, *map(str, arguments)]),
+            mock.patch.object(cli, "reset_logging", create=True),  # fairseq-validate removes pytest's handlers and ours
+        ):
             cli.cli_main()
     finally:
         root.removeHandler(log)
         root.setLevel(level)
+        logging.disable(disabled)
     return log.stream.getvalue()
