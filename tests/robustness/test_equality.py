@@ -1,13 +1,14 @@
-"""What must not matter to the model that comes out: how an update is shared among workers, and the compiler."""
+"""Train the same model in other ways: with more workers, in half precision, and compiled."""
 
 import pytest
 import torch
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS
-from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, logged, run, two_workers
+from tests.commands import PLUGIN, logged, run, two_workers
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
+from tests.robustness.tasks import TASKS, TRANSLATION
 from tests.xl import build_xl
 
 COMMON = "--cpu --seed 1 --num-workers 0 --log-format json --log-interval 1 --required-batch-size-multiple 1".split()
@@ -16,21 +17,6 @@ COMMON += ["--optimizer", "adam", "--lr", "0.01", "--user-dir", PLUGIN]
 # Dropout draws its zeros in each worker, for other sentences than in another one's batch.
 COMMON += "--dropout 0 --attention-dropout 0 --activation-dropout 0".split()
 PENALTIES = "--orthogonal-weight 0.5 --rank-weight 0.01".split()
-
-LM = "--task language_modeling --arch mixhead_transformer_lm --tokens-per-sample 16 --batch-size 4".split()
-LM += ["--max-target-positions", "32", *LM_SIZES]
-TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, "--label-smoothing", "0.1", "--batch-size", "16"]
-ROBERTA = ["--arch", "mixhead_roberta_base", "--pooler-dropout", "0", "--max-positions", "64", *ROBERTA_SIZES]
-WORDS = "--task masked_lm --tokens-per-sample 16 --batch-size 4".split()
-SENTENCES = "--task sentence_prediction --num-classes 2 --init-token 0 --separator-token 2 --batch-size 16".split()
-# By criterion a fixture and flags; the batches are no multiple of 2: in the last update of an epoch a worker idles.
-TASKS = {
-    "cross_entropy": ("text_data", LM),
-    "label_smoothed_cross_entropy": ("translation_data", TRANSLATION),
-    "adaptive_loss": ("text_data", [*LM, "--adaptive-softmax-cutoff", "5,10"]),
-    "masked_lm": ("text_data", [*WORDS, *ROBERTA]),
-    "sentence_prediction": ("labelled_data", [*SENTENCES, *ROBERTA]),
-}
 
 
 def parameters(folder):
