@@ -206,6 +206,7 @@ def leave(status):
 
 
 if __name__ == "__main__":
+    sys.path.insert(1, str(Path(__file__).parents[1]))  # this checkout, whichever one is installed
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # or a command would copy all memory that its garbage collector visits

@@ -120,7 +120,9 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
         assert checkpoint_utils.save_checkpoint.best == 3.0
 
 
-@pytest.mark.parametrize("stock", CASES)
+@pytest.mark.parametrize(
+    "stock", [name if "label" in name else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
 def test_the_module_of_the_first_nan_is_found(stock, caplog):
     """fairseq computes the batch again to find it, after it has seen that a gradient is NaN or infinite."""
     made, sample = model(stock), CASES[stock].batch()

@@ -10,15 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-
 
 def before(**settings: Any) -> str:
     """Return the source that installs `Faults` with these settings in a process."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    return (
-        f"import sys; sys.path.append({str(ROOT)!r})\nfrom tests.robustness import faults; faults.install({settings})"
-    )
+    return f"from tests.robustness import faults; faults.install({settings})"
 
 
 def install(settings: dict[str, Any]) -> None:
