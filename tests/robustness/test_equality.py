@@ -104,7 +104,7 @@ SLOW = [
 @pytest.mark.parametrize(
     "which, flags, backend",
     [
-        ("cross_entropy", {"attention_normalizer": "l2"}, "aot_eager"),
+        ("cross_entropy", {"attention_normalizer": "l2"}, "eager"),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )

@@ -20,7 +20,8 @@ from tests.robustness import faults
 # A loss that does not halve in an epoch counts as no progress. Two such epochs in a row lower the learning rate.
 PLATEAU = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-threshold", "0.5", "--lr-patience", "1"]
 THREE_EPOCHS = ["--max-epoch", "3"]
-FOUR_EPOCHS = ["--log-interval", "3", *PLATEAU]  # of five updates: a mean of losses goes on in the next epoch
+# Five updates make an epoch, so the mean of four losses goes on in the next one.
+FOUR_EPOCHS = ["--log-interval", "4", *PLATEAU, "--max-epoch", "4"]
 
 
 def lines(output):
@@ -137,9 +138,9 @@ BEFORE_A_NAME = dict(at=5, how="kill")
             THREE_EPOCHS,
             marks=pytest.mark.slow,
         ),
-        ("transformer_lm", [IN_THE_SECOND, BEFORE_A_NAME], [*FOUR_EPOCHS, "--max-epoch", "4"]),
+        pytest.param("transformer_lm", [BEFORE_A_NAME], FOUR_EPOCHS, marks=pytest.mark.slow),
+        ("transformer_lm", [IN_THE_SECOND], FOUR_EPOCHS),
     ],
-    ids=["transformer", "transformer_lm"],
 )
 def test_a_training_killed_while_it_saves_ends_as_if_undisturbed(
     recipe, moments, flags, recipes, undisturbed, tmp_path
@@ -199,11 +200,12 @@ def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, recipes, und
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
-def test_an_end_after_each_epoch_changes_nothing(recipes, undisturbed, tmp_path):
-    """Its batches, the learning rate that follows the validation, the losses' mean over several updates."""
-    expected = undisturbed("transformer_lm", *FOUR_EPOCHS, "--max-epoch", "4")
+@pytest.mark.parametrize("ends", [["3"], pytest.param(["1", "2", "3"], marks=pytest.mark.slow)])
+def test_an_end_of_an_epoch_changes_nothing(ends, recipes, undisturbed, tmp_path):
+    """The resumed training keeps the batches, the schedule's count of bad epochs and the mean of losses."""
+    expected = undisturbed("transformer_lm", *FOUR_EPOCHS)
     killed = Killed([*recipes["transformer_lm"], *FOUR_EPOCHS], tmp_path)
-    for epochs in ("2", "3", "4"):
+    for epochs in (*ends, "4"):
         killed.arguments += ["--max-epoch", epochs]
         assert killed.go().returncode == 0, killed.outputs[-1][-3000:]
     rates = [line["lr"] for line in logged((expected / "log").read_text())]
@@ -214,7 +216,7 @@ def test_an_end_after_each_epoch_changes_nothing(recipes, undisturbed, tmp_path)
 @pytest.mark.parametrize(
     "limit, reason",
     [
-        (["--max-update", "7"], "--max-update 7 is reached"),
+        (["--max-update", "3"], "--max-update 3 is reached"),
         pytest.param(
             ["--patience", "2", "--maximize-best-checkpoint-metric", "--max-update", "40"],  # less is worse
             "--patience 2 is used up",
@@ -256,8 +258,7 @@ def error_line(output):
 
 @pytest.mark.parametrize("at", [8, pytest.param(10, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)])
 def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoint(at, recipes, undisturbed, tmp_path):
-    expected = undisturbed("transformer", *THREE_EPOCHS)
-    training = Killed([*recipes["transformer"], "--max-epoch", "3"], tmp_path)
+    training = Killed([*recipes["transformer"], *THREE_EPOCHS], tmp_path)
     end = training.go(dict(at=at, how="full", bytes=100_000))
     assert end.returncode == 1
     said = rf"fairseq-train: error: checkpoint {training.save}/\S+: cannot be written: File too large"
@@ -265,7 +266,7 @@ def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoin
     assert not list(training.save.glob("*.tmp"))
     if at != 8:
         assert training.go().returncode == 0
-        assert_as_undisturbed(training.outputs, training.save, expected)
+        assert_as_undisturbed(training.outputs, training.save, undisturbed("transformer", *THREE_EPOCHS))
 
 
 # ---- two workers, one of them gone -----------------------------------------------------------------------------------
@@ -326,23 +327,23 @@ def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, r
     assert ends[rank].stderr.splitlines()[-1].endswith(last)
 
 
-def test_a_training_goes_on_in_another_number_of_workers(recipes, undisturbed, tmp_path):
-    """Two workers make the first epoch, one the second, two the third; each update has the same sentences."""
-    recipe = [*recipes["transformer"], *GLOO, "--dropout", "0", "--attention-dropout", "0"]
-    save = ["--save-dir", tmp_path / "save"]
+@pytest.mark.parametrize(
+    "numbers", [(2, 1), *(pytest.param(numbers, marks=pytest.mark.slow) for numbers in [(1, 2, 1), (2, 1, 2)])], ids=str
+)
+def test_a_training_goes_on_in_another_number_of_workers(numbers, recipes, undisturbed, tmp_path):
+    """Each epoch has its own number; the updates are those of one worker with --update-freq 2."""
+    flags = ["--ddp-backend", "legacy_ddp", "--dropout", "0", "--attention-dropout", "0"]
+    alone = ["--update-freq", "2"]
     outputs = []
-    for epoch, workers in enumerate((2, 1, 2), 1):
-        flags = [*recipe, *save, "--max-epoch", epoch]
-        if workers == 1:
-            flags += ["--update-freq", "2"]
-            started = [start("fairseq-train", *flags)]
-        else:
-            started = in_workers(2, *flags)
+    for epoch, workers in enumerate(numbers, 1):
+        arguments = [*recipes["transformer"], *flags, "--max-epoch", epoch, "--save-dir", tmp_path / "save"]
+        two = workers == 2
+        started = in_workers(2, *arguments) if two else [start("fairseq-train", *arguments, *alone)]
         ends = [worker.wait() for worker in started]
         assert not any(end.returncode for end in ends), [end.stderr[-3000:] for end in ends]
         outputs.append(ends[0].stdout + ends[0].stderr)
-    one = ("--update-freq", "2", "--dropout", "0", "--attention-dropout", "0", "--ddp-backend", "legacy_ddp")
-    assert_as_undisturbed(outputs, tmp_path / "save", undisturbed("transformer", *one, "--max-epoch", "3"))
+    expected = undisturbed("transformer", *flags, *alone, "--max-epoch", str(len(numbers)))
+    assert_as_undisturbed(outputs, tmp_path / "save", expected)
 
 
 SPAWN = """

@@ -104,7 +104,10 @@ def test_rows_that_see_nothing_are_zero_whatever_their_scores(hidden, normalizer
             assert (found["out"][row] == 0).all()
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS)
+@pytest.mark.parametrize(
+    "normalizer, mixing",
+    [*((name, "position-wise") for name in NORMALIZERS), *(("softmax", name) for name in HEAD_MIXINGS)],
+)
 def test_a_model_of_huge_scores_and_a_sentence_of_padding_alone(normalizer, mixing):
     stock = "label_smoothed_cross_entropy"
     for heads in (1, 4):
@@ -127,9 +130,7 @@ def test_a_model_of_huge_scores_and_a_sentence_of_padding_alone(normalizer, mixi
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", ["auto", "triton", "blockwise", "reference"])
-@pytest.mark.parametrize("normalizer", ["softmax", "sigsoftmax", "l2"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@covering(dtype=DTYPES, normalizer=["softmax", "sigsoftmax", "l2"], impl=["auto", "triton", "blockwise", "reference"])
 def test_a_gpu_gives_finite_numbers(dtype, normalizer, impl):
     for mixed, size in itertools.product(MIXED, SIZES_OF_SCORES):
         made = {name: tensor.cuda() for name, tensor in tensors(size, dtype, mixed).items()}
