@@ -1,4 +1,4 @@
-"""fairseq's real commands, as a user types them, on a tiny corpus."""
+"""Run fairseq's commands as a user types them, on a tiny corpus."""
 
 import re
 from pathlib import Path

@@ -80,7 +80,7 @@ def first_weight(value, state):
 
 
 def buffer(value, state):
-    """Change a tensor that is no parameter."""
+    """Fill a tensor that is not a parameter."""
     state["model"]["decoder.version"].fill_(value)
 
 
@@ -159,13 +159,13 @@ def test_a_good_checkpoint_and_one_with_arithmetic_load(translation_checkpoint, 
         assert checkpoint_utils.load_checkpoint_to_cpu(str(path), {"dropout": 0.3})["cfg"].model.dropout == 0.3
 
 
-def test_a_file_that_is_not_there_is_not_called_damaged(tmp_path):
+def test_a_missing_file_is_not_called_damaged(tmp_path):
     with pytest.raises(FileNotFoundError):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "none.pt"))
 
 
 USE = ["--user-dir", PLUGIN, "--cpu"]
-# A command that reads a checkpoint, and the bad file that it gets.
+# Commands that read a checkpoint, and the bad file that each gets.
 COMMANDS = {
     "restore": "code beside the model",
     "restore as last": "one NaN",
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_a_later_version_is_refused_if_its_attention_is_not_know
 # ---- the parts of the check ------------------------------------------------------------------------------------------
 
 EVALUATING = ("eval", "eval_str_list", "eval_bool", "eval_str_dict")
-# Arguments of fairseq's own helpers, and lines of a manifest of speech data, which no checkpoint holds.
+# Arguments of fairseq's helpers, and lines of a speech manifest: no checkpoint holds them.
 NO_OPTION = {"x", "uf"}
 
 
@@ -274,7 +274,7 @@ def evaluated_by_fairseq():
                     yield name
 
 
-def test_all_that_fairseq_evaluates_of_a_config_is_looked_at():
+def test_every_name_that_fairseq_evaluates_is_checked():
     found = {name for name in evaluated_by_fairseq() if name is not None}
     assert {"adaptive_softmax_cutoff", "self_attention", "adam_betas"} <= found
     assert found - NO_OPTION <= EVALUATED
@@ -299,7 +299,7 @@ def with_buffer(name, value, persistent=True):
 
 
 @pytest.mark.parametrize("value", [NAN_TENSOR, -1 / torch.zeros(2), NAN_TENSOR.bfloat16(), NAN_TENSOR * 1j])
-def test_buffers_are_looked_at_like_parameters(value):
+def test_buffers_are_checked_like_parameters(value):
     with pytest.raises(OptionError, match="infinite values in 1 of 3 tensors, the first is scale; must be finite"):
         check_finite("new.pt", with_buffer("scale", value))
 
@@ -307,7 +307,7 @@ def test_buffers_are_looked_at_like_parameters(value):
 @pytest.mark.parametrize(
     "name, value, persistent",
     [
-        ("_float_tensor", NAN_TENSOR, True),  # fairseq has it for its type alone
+        ("_float_tensor", NAN_TENSOR, True),  # fairseq reads its type alone
         ("scale", NAN_TENSOR, False),  # it is not saved
         ("counts", torch.tensor([1, 2]), True),
     ],

@@ -86,7 +86,7 @@ def test_the_check_refuses_damaged_data(kind, text_data, tmp_path):
     assert str(error.value).startswith(f"{data}/test.") and "\n" not in str(error.value)
 
 
-# Where a command reads data, and what is wrong with them.
+# Commands that read data, the file that each gets, and its damage.
 READERS = {
     "train": ("train.de-en.de", "half a .bin"),
     "train a language model": ("train", "a token of no dictionary"),
@@ -132,7 +132,7 @@ def test_a_dictionary_that_fairseq_takes_is_refused(content, expected, tmp_path)
     assert len(Dictionary.load(str(path))) == 6
 
 
-def test_what_fairseq_says_of_a_dictionary_is_left_to_it(tmp_path):
+def test_fairseq_reports_other_faults_of_a_dictionary(tmp_path):
     (tmp_path / "dict.de.txt").write_text("katze\n")
     with pytest.raises(ValueError, match="Incorrect dictionary format") as error:
         Dictionary.load(str(tmp_path / "dict.de.txt"))

@@ -12,7 +12,7 @@ from mixhead_plugin import repairs
 from mixhead_plugin.__main__ import main
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
-from tests.commands import LM_SIZES, OTHERS, PLUGIN, TRAINING, WHOLE_SETS, refusal, run
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, refusal, run
 
 REQUIRED = {"safe_globals", "numpy_long"}
 TRAPS = {"restore_file", "no_worker", "torchrun_workers", "asynchronous_writing"}
@@ -72,7 +72,7 @@ def test_required_repairs_are_enough_to_resume_train_and_decode(text_data, text_
     shutil.copy(text_checkpoint, tmp_path / "checkpoint_last.pt")
     words = [text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", "--task", "language_modeling"]
     words += ["--sample-break-mode", "eos", "--tokens-per-sample", "16", *LM_SIZES, *TRAINING, "--max-update", "2"]
-    OTHERS.run("fairseq-train", *words, "--save-dir", tmp_path, **settings)
+    run("fairseq-train", *words, "--save-dir", tmp_path, **settings)
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert last["optimizer_history"][-1]["num_updates"] == 2
     use = [text_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]

@@ -27,7 +27,7 @@ def parameters(folder):
 @pytest.mark.parametrize("prefix", ["", "orthogonal_"])
 @pytest.mark.parametrize("name", TASKS)
 def test_two_workers_are_one_with_twice_the_update_freq_bit_for_bit(name, prefix, request, tmp_path):
-    """Two gradients have one sum."""
+    """The sum of two gradients has no order."""
     data, flags = TASKS[name]
     flags = [request.getfixturevalue(data), *flags, *COMMON, "--criterion", f"{prefix}{name}"]
     flags += PENALTIES if prefix else []
@@ -51,11 +51,11 @@ def trained_in(precision, device, data, folder):
 
 
 def assert_nearly(found, expected, dtype):
-    """Losses differ by at most 2%, and the parameters stay numbers: 8 or 11 bits allow no more."""
+    """Compare losses within 2%: 8 or 11 bits allow no more. Parameters must be finite."""
     assert found[0] == pytest.approx(expected[0], rel=0.02)
     assert expected[0][-1] < 0.8 * expected[0][0]  # something was learned
     assert all(value.isfinite().all() for value in found[1].values())
-    # fairseq saves as float32 what it has trained in half of it
+    # fairseq saves half-precision parameters as float32
     assert all(torch.equal(value.to(dtype).to(value), value) for value in found[1].values())
 
 
@@ -76,7 +76,7 @@ def test_half_precision_on_a_gpu_trains_nearly_as_float32(precision, dtype, tran
 
 
 def losses_of(which, **flags):
-    """Return a model, and the function from what the compiler makes of it to the loss of a batch."""
+    """Return a model, and a function from its compiled form to the loss of a batch."""
     if which in CASES:
         made, sample = model(which, **flags), CASES[which].batch()
         return made, lambda compiled: criterion(which)(compiled, sample)[0].sum()
@@ -109,7 +109,7 @@ SLOW = [
     ],
 )
 def test_a_compiled_model_has_the_same_loss_and_gradients(which, flags, backend):
-    """Outputs and gradients differ as sums in another order do."""
+    """Allow the differences of sums in another order."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     layers = {} if which == "transformer_xl" else {"encoder_layers": 1, "decoder_layers": 1}

@@ -1,4 +1,4 @@
-"""Killed, out of room, without its folder, without its colleague: what a training loses, and what it says."""
+"""Kill trainings, fill their disk and end their workers: nothing is lost, and every error is reported."""
 
 import os
 import random
@@ -25,7 +25,7 @@ FOUR_EPOCHS = ["--log-interval", "4", *PLATEAU, "--max-epoch", "4"]
 
 
 def lines(output):
-    """What was logged, but for times and speeds, by kind and number of updates."""
+    """Return what was logged, without times and speeds, by kind and number of updates."""
     found = {}
     for kind, prefix in (("train_inner", ""), ("train", "train_"), ("valid", "valid_")):
         for line in logged(output, kind):
@@ -35,10 +35,10 @@ def lines(output):
 
 
 def state(save, name="checkpoint_last.pt"):
-    """All that a training goes on from, without its times."""
+    """Return what a training resumes from, without its times."""
     saved = torch.load(save / name, weights_only=True)
     extra = {k: v for k, v in saved["extra_state"].items() if k in ("train_iterator", "val_loss", "best", "early_stop")}
-    # fairseq adds an entry to the history each time that it goes on
+    # fairseq adds an entry to the history each time it resumes
     return {
         "extra": extra,
         "history": saved["optimizer_history"][-1],
@@ -47,7 +47,7 @@ def state(save, name="checkpoint_last.pt"):
 
 
 def assert_same(found, expected, where=""):
-    """Bit for bit."""
+    """Compare bit for bit."""
     assert type(found) is type(expected), where
     if isinstance(expected, dict):
         assert found.keys() == expected.keys(), where
@@ -64,15 +64,15 @@ def assert_same(found, expected, where=""):
 
 
 def assert_whole(save):
-    """Whatever happened: what has the name of a checkpoint is one."""
+    """Load every checkpoint of a folder: none may be partial."""
     for path in save.glob("*.pt"):
         torch.load(path, weights_only=True)
 
 
 def assert_as_undisturbed(outputs, save, expected):
-    """The parts of a training said together what it says undisturbed, and ended the same.
+    """Compare the logs of the parts of a training, and its checkpoints, with those of an undisturbed one.
 
-    Of the mean of an epoch, said after its checkpoint is saved, a kill may leave nothing.
+    The mean of an epoch may be missing: fairseq logs it after it has saved the checkpoint, and a kill may come between.
     """
     whole = lines((expected / "log").read_text())
     parts = {}
@@ -121,8 +121,8 @@ class Killed:
         return end
 
 
-# In the order of the events of a save: checkpoint_<epoch>_<update>.pt is opened and renamed, then checkpoint_best.pt,
-# then checkpoint_last.pt; before the first of them, twice the folder is tried.
+# The events of a save, in order: checkpoint_<epoch>_<update>.pt is opened and renamed, then checkpoint_best.pt, then
+# checkpoint_last.pt. Two events come before the first save: the test of --save-dir.
 IN_THE_FIRST_LAST = dict(at=6, how="cut", bytes=5000)
 IN_THE_SECOND = dict(at=10, how="cut", bytes=5000)  # checkpoint_best.pt or checkpoint_last.pt
 IN_THE_NEXT = dict(at=2, how="cut", bytes=5000)
@@ -155,10 +155,8 @@ def test_a_training_killed_while_it_saves_ends_as_if_undisturbed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["masked_lm", "sentence_prediction"])
-def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undisturbed(
-    recipe, recipes, undisturbed, tmp_path
-):
-    """Killed in the midst of the second epoch and at its end, with workers that have read ahead."""
+def test_data_drawn_anew_in_each_epoch_are_those_of_an_undisturbed_training(recipe, recipes, undisturbed, tmp_path):
+    """Kill in the middle of the second epoch and at its end, when data workers have read ahead."""
     expected = undisturbed(recipe, *THREE_EPOCHS)
     names = [(event, name.split(".")[0]) for event, name in faults.events(expected / "events")]
     ends = [i + 1 for i, what in enumerate(names) if what == ("os.rename", "checkpoint_last")]  # of saves
@@ -167,7 +165,7 @@ def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undistur
     end = max(end for end in ends if end <= began[3])
     assert midst < end
     killed = Killed([*recipes[recipe], *THREE_EPOCHS], tmp_path)
-    for at in (midst, 2 + end - midst):  # twice the folder is tried
+    for at in (midst, 2 + end - midst):  # 2: the test of --save-dir
         assert killed.go(dict(at=at)).returncode == -signal.SIGKILL
     site = torch.load(killed.save / "checkpoint_last.pt", weights_only=True)["extra_state"]["train_iterator"]
     assert (site["epoch"], site["iterations_in_epoch"]) == (3, 0)
@@ -175,14 +173,14 @@ def test_data_that_are_drawn_anew_in_each_epoch_are_those_of_a_training_undistur
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
 
-# Ten kills, each within some two epochs, find it still at work.
+# Enough for ten kills, each within about two epochs.
 EPOCHS = {"transformer": 60, "transformer_lm": 40, "transformer_xl": 30}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", EPOCHS)
 def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, recipes, undisturbed, tmp_path):
-    """At random moments, most of them while it saves; those of a clock follow the speed of this machine."""
+    """Kill at random moments, most of them during a save; the other waits follow the speed of this machine."""
     flags = ["--max-epoch", str(EPOCHS[recipe]), "--keep-interval-updates", "2", "--update-freq", "2"]
     expected = undisturbed(recipe, *flags)
     epoch = float((expected / "seconds").read_text()) / EPOCHS[recipe]
@@ -218,14 +216,20 @@ def test_an_end_of_an_epoch_changes_nothing(ends, recipes, undisturbed, tmp_path
     [
         (["--max-update", "3"], "--max-update 3 is reached"),
         pytest.param(
-            ["--patience", "2", "--maximize-best-checkpoint-metric", "--max-update", "40"],  # less is worse
+            [
+                "--patience",
+                "2",
+                "--maximize-best-checkpoint-metric",
+                "--max-update",
+                "40",
+            ],  # the loss falls: never better
             "--patience 2 is used up",
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_what_has_ended_is_not_trained_on(limit, reason, recipes, undisturbed, tmp_path):
-    """A cluster may start it again after the last checkpoint is saved."""
+def test_a_training_that_has_ended_makes_no_more_updates(limit, reason, recipes, undisturbed, tmp_path):
+    """A cluster may start a training again after it has ended."""
     expected = undisturbed("transformer", *limit)
     shutil.copytree(expected / "save", tmp_path / "save")
     again = Killed([*recipes["transformer"], *limit], tmp_path)
@@ -251,7 +255,7 @@ def test_patience_goes_on_counting(recipes, undisturbed, tmp_path):
 
 
 def error_line(output):
-    """The last line, which must be the only one that says what went wrong."""
+    """Return the last line; there must be no traceback."""
     assert "Traceback" not in output, output[-3000:]
     return output.splitlines()[-1]
 
@@ -271,8 +275,7 @@ def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoin
 
 # ---- two workers, one of them gone -----------------------------------------------------------------------------------
 
-# Seconds in which the other one must have noticed.
-NOTICES = 60
+NOTICES = 60  # seconds in which the other worker must end
 RAISES = """
 import sys
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -333,6 +336,7 @@ def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, r
 def test_a_training_goes_on_in_another_number_of_workers(numbers, recipes, undisturbed, tmp_path):
     """Each epoch has its own number; the updates are those of one worker with --update-freq 2."""
     flags = ["--ddp-backend", "legacy_ddp", "--dropout", "0", "--attention-dropout", "0"]
+    flags += ["--max-tokens", "200", "--save-interval-updates", "0"]
     alone = ["--update-freq", "2"]
     outputs = []
     for epoch, workers in enumerate(numbers, 1):
@@ -377,7 +381,7 @@ def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as in the background of a job's script
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell does for `&`
         )
     workers = []
     try:

@@ -1,4 +1,4 @@
-"""The plugin's flags: a training that works, or one line that names the flag; and no flag does nothing in silence."""
+"""Try the plugin's flags: each changes something, or is refused in one line that names it."""
 
 import functools
 import os
@@ -24,7 +24,7 @@ from tests.xl import build_xl, in_windows
 
 @pytest.mark.slow
 def test_random_combinations_train_or_are_refused(request, tmp_path):
-    """Every run draws others; MIXHEAD_FLAGS_SEED repeats those of a seed."""
+    """Draw other combinations in every run; MIXHEAD_FLAGS_SEED repeats the draws of a seed."""
     seed = int(os.environ.get("MIXHEAD_FLAGS_SEED", random.SystemRandom().randrange(10**6)))
     print(f"MIXHEAD_FLAGS_SEED={seed}")
     found, failed = [], []
@@ -38,7 +38,7 @@ def test_random_combinations_train_or_are_refused(request, tmp_path):
     assert set(found) == {"trained", "refused"}
 
 
-# What random draws have found, once each: the flag that must be refused, or None.
+# Faults that random draws have found: a combination, and the flag that must be refused or None.
 FOUND = [
     ("language_model", "--arch=fixhead_transformer_lm --head-dim=4", None),  # was read as text
     ("language_model", "--arch=fixhead_transformer_lm --relative-position=rotary", None),
@@ -52,7 +52,7 @@ FOUND = [
 
 
 def parse(kind, *flags):
-    """What fairseq-train understands."""
+    """Return the flags as fairseq-train parses them."""
     arguments = ["data", *kind.arguments, "--criterion", kind.criterion, *flags]
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
 
@@ -93,7 +93,7 @@ def values(name):
 
 
 def effect(model, family, monkeypatch, **given):
-    """What a user could notice of a model: its parameters and their learning rates, its outputs, the code that ran."""
+    """Return what a flag may change: parameters, their learning rates, outputs, and the implementation that ran."""
     if model == "synthesizer_lm":
         given.setdefault("synthesizer", "factorized-random")
     if family == "fixhead":
@@ -124,10 +124,10 @@ def equal(left, right):
 
 
 def is_the_default(model, family, name, value):
-    """Return whether the documentation says that this value is what the model does anyway."""
+    """Return True if this value is the model's documented default."""
     if name == "head_dim":
         return family != "fixhead" and value == (5 if model == "transformer_xl" else 4)
-    if name == "attention_scope":  # it covers all attentions of the model
+    if name == "attention_scope":  # the value covers all attentions of the model
         return set(SITES.get(model, ("decoder-self",))) <= set(SCOPES[value])
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))
 
@@ -168,7 +168,7 @@ def test_every_synthesizer_is_another_model():
 
 
 def xl_effect(**given):
-    """Parameters, log-probabilities of three windows in training and after it, and of decoding by steps; memory."""
+    """Return parameters, log-probabilities in training, evaluation and step-by-step decoding, and saved tensors."""
     model = build_xl(**given)
     words = torch.randint(4, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(3))
     saved, state = [], {}
@@ -194,7 +194,7 @@ XL_CHANGES = [
     *(({name: 0.1}, {}, {"training", "saved"}) for name in ("dropout", "dropatt")),
     *(({f"{kind}_activations": True}, {}, {"saved"}) for kind in ("checkpoint", "offload")),
     ({"max_target_positions": 2}, {}, {"steps"}),  # how far a step looks back
-    # What is documented to do nothing.
+    # Documented to change nothing.
     ({"clamp_len": 0}, {}, set()),
     ({"cutoffs": [9, 20, 100000]}, {}, set()),
     ({"d_head": 2}, {"head_dim": 4}, set()),
