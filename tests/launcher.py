@@ -206,6 +206,8 @@ def leave(status):
 
 
 if __name__ == "__main__":
+    status = []  # stays empty in the server
+    atexit.register(leave, status)  # registered first, it runs last
     sys.path.insert(1, str(Path(__file__).parents[1]))  # this checkout, whichever one is installed
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -213,8 +215,6 @@ if __name__ == "__main__":
     ours = socket.socket(fileno=int(sys.argv[1]))
     ours.set_inheritable(False)
     if (requested := serve(ours.makefile("rw"))) is not None:
-        status = []
-        atexit.register(leave, status)  # the first to be registered runs last
         try:
             become(requested)
             status.append(0)
