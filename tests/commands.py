@@ -1,4 +1,4 @@
-"""fairseq's real commands, as a user types them."""
+"""Start fairseq's commands as a user types them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ BERT = str(Path(PLUGIN).parent / "examples" / "bert")  # registers the plugin, t
 
 
 def as_flags(values, prefix=""):
-    """Those whose names begin with `prefix`."""
+    """Return the flags of the values whose names begin with `prefix`."""
     return [f"{option_name(name)}={value}" for name, value in values.items() if name.startswith(prefix)]
 
 
@@ -26,14 +26,17 @@ SIZES = as_flags(TINY["transformer"])
 LM_SIZES = as_flags(TINY["transformer_lm"], "decoder")
 ROBERTA_SIZES = as_flags(TINY["roberta_base"], "encoder")
 TRAINING = "--optimizer adam --lr 0.01 --cpu --max-tokens 400 --num-workers 0 --log-format json --seed 1".split()
-# fairseq leaves out the last sentences of a set that fill no multiple of 8
+# By default fairseq drops the last sentences of a set, which fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 TRAINING += ["--no-epoch-checkpoints", "--log-interval", "1", *WHOLE_SETS]
 
 
 # fairseq-train sets up its log before it imports fairseq; the other commands log in fairseq's own way.
 NEEDED = ("hydra.core.override_parser.overrides_parser", "torch._dynamo")  # what every command imports later
-TRAIN, OTHERS = Launcher("fairseq_cli.train", *NEEDED), Launcher("fairseq", *NEEDED)
+# Registering the architectures takes half of a tiny training's time, so TRAIN has done it. The commands of OTHERS
+# import the plugin themselves; tests/repairs/test_import.py starts fairseq-train there, too.
+TRAIN = Launcher("fairseq_cli.train", "mixhead_plugin.models", *NEEDED)
+OTHERS = Launcher("fairseq", *NEEDED)
 
 
 def start(command, *arguments, **settings):
@@ -81,7 +84,7 @@ def preprocess(corpus, data, *flags):
 
 
 def several(*commands):
-    """Return what commands print that run one after the other."""
+    """Run commands one after the other; return what each printed."""
     ended = [run(*command) for command in commands]
     return [result.stdout + result.stderr for result in ended]
 
@@ -91,7 +94,7 @@ def logged(output, kind="train_inner"):
 
 
 def in_workers(number, *arguments, **settings):
-    """Start fairseq-train in `number` workers on this machine's CPU; return what was started, rank by rank."""
+    """Start fairseq-train in `number` workers on the CPU; return them in the order of their ranks."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -101,7 +104,7 @@ def in_workers(number, *arguments, **settings):
 
 
 def two_workers(*arguments):
-    """Return what the first of two workers of fairseq-train prints."""
+    """Run two workers of fairseq-train; return what the first one printed."""
     ended = [worker.wait() for worker in in_workers(2, *arguments)]
     assert [worker.returncode for worker in ended] == [0, 0], [worker.stderr[-3000:] for worker in ended]
     return ended[0].stdout + ended[0].stderr

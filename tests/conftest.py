@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and reports of all tests."""
 
 import os
 
@@ -18,7 +18,7 @@ VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """Of `-n auto`: one more than there are cores, since many tests wait for processes of their own."""
+    """Return the number for `-n auto`: one more than there are cores, since many tests wait for other processes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores + 1
 
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-LONGEST = 5  # seconds of CPU time; a test that takes more is for --all
+LONGEST = 3  # seconds of CPU time; a test that takes more is for --all
 TIMES = defaultdict(float)  # by test
 
 
@@ -107,3 +107,46 @@ def text_data(corpus, tmp_path_factory):
     for split in ("train", "valid", "test"):
         (folder / split).write_text((corpus / f"{split}.en").read_text())
     return preprocess(folder, folder / "text", "--only-source")
+
+
+@pytest.fixture(scope="session")
+def translation_checkpoint(translation_data, tmp_path_factory):
+    """Position-wise mixing in every attention, after one update."""
+    from tests.commands import SIZES, train
+
+    save = tmp_path_factory.mktemp("translation")
+    train(translation_data, "mixhead_transformer", save, *SIZES, "--disable-validation", updates=1)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def text_checkpoint(text_data, tmp_path_factory):
+    """A language model after one update."""
+    from tests.commands import LM_SIZES, train
+
+    save = tmp_path_factory.mktemp("text")
+    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--sample-break-mode", "eos", *LM_SIZES]
+    train(text_data, "mixhead_transformer_lm", save, *flags, "--disable-validation", updates=1)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def translator(translation_data, tmp_path_factory):
+    """A Mixhead model that has learnt the tiny language."""
+    from tests.commands import SIZES, train
+
+    save = tmp_path_factory.mktemp("translator")
+    flags = ["--criterion", "label_smoothed_cross_entropy", "--share-all-embeddings", "--eval-bleu", "--dropout", "0"]
+    flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
+    train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
+    return save / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="session")
+def fairseq_translator(translation_data, tmp_path_factory):
+    """fairseq's own model, after four updates."""
+    from tests.commands import SIZES, train
+
+    save = tmp_path_factory.mktemp("fairseq")
+    train(translation_data, "transformer", save, *SIZES, "--share-all-embeddings", updates=4)
+    return save / "checkpoint_last.pt"

@@ -1,11 +1,14 @@
-"""fairseq's commands without the seconds of their imports.
+"""Run fairseq's commands without the seconds of their imports.
 
 A server process imports what every command imports and forks for each command. It runs no thread, so the fork is safe.
-Program, flags, environment, folder, files and exit status are those of a process of its own. Not so is what Python and
-torch read when they start (PYTHONHASHSEED, OMP_NUM_THREADS): `fresh=True` starts a real process for tests of that.
+A command has its own program, flags, environment, folder, files and exit status, as in a process of its own. It does
+not read what Python and torch read when they start (PYTHONHASHSEED, OMP_NUM_THREADS), and ends without Python's
+clean-up. `fresh=True` of tests/commands.py starts a real process.
 """
 
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -194,10 +197,30 @@ def become(request):
         runpy.run_path(program, run_name="__main__")
 
 
+def leave(status):
+    """End the process. Python would free each object of the server first, which takes a second."""
+    if status:  # empty after Ctrl-C: Python ends the process with that signal
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status[0])
+
+
 if __name__ == "__main__":
+    status = []  # stays empty in the server
+    atexit.register(leave, status)  # registered first, it runs last
+    sys.path.insert(1, str(Path(__file__).parents[1]))  # this checkout, whichever one is installed
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # or a command would copy all memory that its garbage collector visits
     ours = socket.socket(fileno=int(sys.argv[1]))
     ours.set_inheritable(False)
     if (requested := serve(ours.makefile("rw"))) is not None:
-        become(requested)
+        try:
+            become(requested)
+            status.append(0)
+        except Exception:
+            status.append(1)
+            raise
+        except SystemExit as end:
+            status.append(end.code if isinstance(end.code, int) else int(end.code is not None))
+            raise

@@ -1,57 +1,25 @@
-"""fairseq's real commands, as a user types them, on a tiny corpus."""
+"""Run fairseq's commands as a user types them, on a tiny corpus."""
 
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
 from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, losses, run, train
 
 EXAMPLES = Path(PLUGIN).parent / "examples"
 
 
-@pytest.fixture(scope="session")
-def translator(translation_data, tmp_path_factory):
-    """A Mixhead model that has learnt the tiny language."""
-    save = tmp_path_factory.mktemp("translator")
-    flags = ["--criterion", "label_smoothed_cross_entropy", "--share-all-embeddings", "--eval-bleu", "--dropout", "0"]
-    flags += ["--validate-interval", "1000", "--save-interval", "1000"]  # at the end alone
-    train(translation_data, "mixhead_transformer", save, *SIZES, *flags, updates=120)
-    return save / "checkpoint_last.pt"
-
-
-@pytest.fixture(scope="session")
-def language_model(text_data, tmp_path_factory):
-    save = tmp_path_factory.mktemp("lm")
-    flags = ["--task", "language_modeling", "--tokens-per-sample", "32", "--sample-break-mode", "eos"]
-    train(text_data, "l2_transformer_lm", save, *LM_SIZES, *flags, updates=10)
-    return save / "checkpoint_last.pt"
-
-
-def test_generate_translates_and_score_scores_it(translation_data, translator, tmp_path):
-    arguments = [
-        translation_data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        translator,
-        "--beam",
-        "4",
-        "--print-alignment",
-        "hard",
-    ]
-    output = run("fairseq-generate", *arguments, *WHOLE_SETS).stdout
+def test_generate_translates(translation_data, translator):
+    use = [translation_data, "--user-dir", PLUGIN, "--path", translator, "--beam", "2", "--print-alignment", "hard"]
+    output = run("fairseq-generate", *use, *WHOLE_SETS).stdout
     hypotheses = dict(re.findall(r"^H-(\d+)\t\S+\t(.*)$", output, re.M))
     references = dict(re.findall(r"^T-(\d+)\t(.*)$", output, re.M))
     assert len(hypotheses) == len(references) == 15
     assert sum(hypotheses[i] == references[i] for i in references) >= 12
     assert re.search(r"^A-0\t\d+-\d+", output, re.M)
-
-    for name, lines in (("sys", hypotheses), ("ref", references)):
-        (tmp_path / name).write_text("".join(lines[i] + "\n" for i in sorted(references)))
-    scored = run("fairseq-score", "--sys", tmp_path / "sys", "--ref", tmp_path / "ref", "--order", "2").stdout
-    assert float(re.search(r"BLEU2? = ([\d.]+)", scored)[1]) > 60
 
 
 def test_interactive_translates_what_is_typed(translation_data, translator):
@@ -74,11 +42,11 @@ def test_checkpoints_with_bleu_scores_load_with_torchs_safe_loader(translator):
     assert state["model"]["decoder.layers.0.encoder_attn.head_mixing.bias"].shape == (4, 4)
 
 
-def test_eval_lm_gives_a_perplexity(text_data, language_model):
-    arguments = [text_data, "--user-dir", PLUGIN, "--path", language_model, "--sample-break-mode", "eos"]
-    result = run("fairseq-eval-lm", *arguments, "--tokens-per-sample", "32", "--max-tokens", "400", *WHOLE_SETS)
+def test_eval_lm_gives_a_perplexity(text_data, text_checkpoint):
+    arguments = [text_data, "--user-dir", PLUGIN, "--path", text_checkpoint, "--sample-break-mode", "eos"]
+    result = run("fairseq-eval-lm", *arguments, "--tokens-per-sample", "16", "--max-tokens", "400", *WHOLE_SETS)
     perplexity = float(re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1])
-    assert 1 < perplexity < 20
+    assert 1 < perplexity < 30
 
 
 def test_adaptive_inputs_train(text_data, tmp_path):
@@ -107,13 +75,12 @@ def test_roberta_trains_as_a_masked_language_model(text_data, tmp_path):
 def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp_path):
     data = translation_data if name == "translation" else text_data
     overrides = [f"common.user_dir={PLUGIN}", f"task.data={data}", f"checkpoint.save_dir={tmp_path}/save"]
-    overrides += ["common.cpu=true", "optimization.max_update=2", "dataset.max_tokens=400", "dataset.num_workers=0"]
+    overrides += ["common.cpu=true", "optimization.max_update=1", "dataset.max_tokens=400", "dataset.num_workers=0"]
+    overrides += ["dataset.disable_validation=true"]
     arguments = ["--config-dir", EXAMPLES / "demo", "--config-name", name, f"hydra.run.dir={tmp_path}/out"]
     run("fairseq-hydra-train", *arguments, *overrides)
-    state = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
-    assert any(".head_mixing." in key for key in state["model"])
-    command = "fairseq-generate" if name == "translation" else "fairseq-eval-lm"
-    run(command, data, "--user-dir", PLUGIN, "--path", tmp_path / "save" / "checkpoint_last.pt", "--max-tokens", "400")
+    (model,), *_ = load_model_ensemble_and_task([str(tmp_path / "save" / "checkpoint_last.pt")])
+    assert any(".head_mixing." in key for key in model.state_dict())
 
 
 def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
@@ -143,7 +110,7 @@ def test_hydra_train_without_gpus_refuses_workers_in_a_program_that_registers(te
 
 @pytest.mark.slow
 def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
-    """Interrupted and resumed, dropout on, the mixing at a learning rate of its own: the losses are those of one go."""
+    """An interrupted training logs the losses of a whole one, with dropout and --mixing-lr-scale."""
     flags = [*SIZES, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "40", "--mixing-lr-scale", "4"]
     whole = losses(train(translation_data, "mixhead_transformer", tmp_path / "whole", *flags, updates=6))
     first = losses(train(translation_data, "mixhead_transformer", tmp_path / "parts", *flags, updates=3))
@@ -151,30 +118,21 @@ def test_training_goes_on_where_it_stopped(translation_data, tmp_path):
     assert first + second == whole
 
 
-@pytest.fixture(scope="session")
-def stock_translator(translation_data, tmp_path_factory):
-    save = tmp_path_factory.mktemp("stock")
-    train(translation_data, "transformer", save, *SIZES, "--share-all-embeddings", updates=4)
-    return save / "checkpoint_last.pt"
-
-
 @pytest.mark.parametrize("how", ["--finetune-from-model", pytest.param("--restore-file", marks=pytest.mark.slow)])
-def test_a_stock_checkpoint_is_fine_tuned(how, translation_data, stock_translator, tmp_path):
-    flags = [*SIZES, "--share-all-embeddings", how, stock_translator]
+def test_a_fairseq_checkpoint_is_fine_tuned(how, translation_data, fairseq_translator, tmp_path):
+    flags = [*SIZES, "--share-all-embeddings", "--no-save", how, fairseq_translator]
     if how == "--restore-file":
         flags += ["--reset-optimizer", "--reset-dataloader", "--reset-meters", "--reset-lr-scheduler"]
     updates = 1 if how == "--finetune-from-model" else 5
     logged = losses(train(translation_data, "mixhead_transformer", tmp_path / "ours", *flags, updates=updates))
-    expected = losses(train(translation_data, "transformer", tmp_path / "stock", *flags, updates=updates))
-    assert logged[:1] == expected[:1]  # mixing starts as the identity: the first loss is the stock one
+    expected = losses(train(translation_data, "transformer", tmp_path / "fairseq", *flags, updates=updates))
+    assert logged[:1] == expected[:1]  # mixing starts as the identity: the first loss is fairseq's
 
 
-def test_a_checkpoint_of_another_family_is_refused(translation_data, tmp_path):
-    flags = [*SIZES, "--share-all-embeddings"]
-    train(translation_data, "mixhead_transformer", tmp_path / "other", *flags, updates=1)
-    flags += ["--finetune-from-model", tmp_path / "other" / "checkpoint_last.pt"]
-    result = train(translation_data, "sigsoftmax_transformer", tmp_path / "ours", *flags, check=False)
-    line = f"fairseq-train: error: {tmp_path}/other/checkpoint_last.pt: checkpoint of another family: its "
+def test_a_checkpoint_of_another_family_is_refused(translation_data, translation_checkpoint, tmp_path):
+    flags = [*SIZES, "--finetune-from-model", translation_checkpoint]
+    result = train(translation_data, "sigsoftmax_transformer", tmp_path, *flags, check=False)
+    line = f"fairseq-train: error: {translation_checkpoint}: checkpoint of another family: its "
     assert result.returncode == 1 and result.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in result.stderr
 

@@ -1,4 +1,4 @@
-"""A command in a fork is as one in a process of its own."""
+"""A command in a fork behaves like one in a process of its own."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ def program(tmp_path):
 
 
 @pytest.mark.parametrize("what", ["echo", "exit", "fault", "signal"])
-def test_it_does_what_a_process_does(what, launcher, program, tmp_path):
+def test_it_behaves_like_a_process(what, launcher, program, tmp_path):
     env = {**os.environ, "GREETING": "hello"}
     (tmp_path / "folder").mkdir()
     settings = {"env": env, "cwd": tmp_path / "folder"}
@@ -66,7 +66,7 @@ def test_no_two_draw_the_same_numbers(launcher, program):
     assert launcher.run(program, "random").stdout != launcher.run(program, "random").stdout
 
 
-def test_what_a_command_starts_has_its_three_files_alone(launcher, program):
+def test_a_child_of_a_command_inherits_three_files(launcher, program):
     assert launcher.run(program, "open").stdout in ("[0, 1, 2, 3]\n", "[0, 1, 2]\n")  # 3: the folder that is listed
 
 
@@ -76,7 +76,7 @@ def is_running(pid):
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (ProcessLookupError, FileNotFoundError):
         return False
-    return stat.rpartition(")")[2].split()[0] != "Z"  # of which nobody has asked how it ended
+    return stat.rpartition(")")[2].split()[0] != "Z"  # a zombie has ended
 
 
 def ended(path):
@@ -123,7 +123,7 @@ def test_code_can_run_before_it(launcher, program):
     assert "['more']" in found.stdout
 
 
-def test_an_import_that_fails_is_said(program):
+def test_a_failed_import_is_reported(program):
     launcher = Launcher("no_such_module")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):

@@ -1,4 +1,4 @@
-"""Binarised data and dictionaries that cannot be right: the check refuses each, and every command calls it."""
+"""Damaged binarised data and dictionaries: the check refuses each, and every command calls it."""
 
 import re
 import shutil
@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.binarized_data import check
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, refusal, train
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, refusal
 
 LENGTHS = 26  # bytes of an .idx before the lengths of its sentences
 
@@ -86,15 +86,7 @@ def test_the_check_refuses_damaged_data(kind, text_data, tmp_path):
     assert str(error.value).startswith(f"{data}/test.") and "\n" not in str(error.value)
 
 
-@pytest.fixture(scope="session")
-def text_checkpoint(text_data, tmp_path_factory):
-    save = tmp_path_factory.mktemp("text")
-    flags = ["--task", "language_modeling", *LM_SIZES, "--disable-validation"]
-    train(text_data, "mixhead_transformer_lm", save, *flags, updates=1)
-    return save / "checkpoint_last.pt"
-
-
-# Where a command reads data, and what is wrong with them.
+# Commands that read data, the file that each gets, and its damage.
 READERS = {
     "train": ("train.de-en.de", "half a .bin"),
     "train a language model": ("train", "a token of no dictionary"),
@@ -140,7 +132,7 @@ def test_a_dictionary_that_fairseq_takes_is_refused(content, expected, tmp_path)
     assert len(Dictionary.load(str(path))) == 6
 
 
-def test_what_fairseq_says_of_a_dictionary_is_left_to_it(tmp_path):
+def test_fairseq_reports_other_faults_of_a_dictionary(tmp_path):
     (tmp_path / "dict.de.txt").write_text("katze\n")
     with pytest.raises(ValueError, match="Incorrect dictionary format") as error:
         Dictionary.load(str(tmp_path / "dict.de.txt"))

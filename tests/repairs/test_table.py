@@ -1,6 +1,7 @@
 """The table of repairs, and the variable that chooses among them."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -8,16 +9,17 @@ import pytest
 import torch
 
 from mixhead_plugin import repairs
+from mixhead_plugin.__main__ import main
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
-from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, losses, refusal, run, train
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, refusal, run
 
 REQUIRED = {"safe_globals", "numpy_long"}
 TRAPS = {"restore_file", "no_worker", "torchrun_workers", "asynchronous_writing"}
 
 
 def test_groups():
-    """The required ones change no function of fairseq, since a program that imports the package gets them unasked."""
+    """The required repairs change no function of fairseq: a program that imports the package gets them unasked."""
     assert {name for name, repair in REPAIRS.items() if repair.group == "required"} == REQUIRED
     assert {name for name, repair in REPAIRS.items() if repair.group == "trap"} == TRAPS
     for name in REQUIRED:
@@ -44,15 +46,15 @@ def test_an_unknown_name_is_refused(words):
         chosen(words)
 
 
-def test_a_command_refuses_an_unknown_name(text_data, monkeypatch):
-    monkeypatch.setenv("MIXHEAD_REPAIRS", "savedir")
-    assert "MIXHEAD_REPAIRS savedir: must be" in refusal("fairseq-train", text_data, "--user-dir", PLUGIN)
+def test_a_command_refuses_an_unknown_name(text_data):
+    command = ["fairseq-train", text_data, "--user-dir", PLUGIN]
+    assert "MIXHEAD_REPAIRS savedir: must be" in refusal(*command, env={"MIXHEAD_REPAIRS": "savedir"})
 
 
-def test_the_command_prints_every_repair():
-    printed = subprocess.run(
-        [sys.executable, "-m", "mixhead_plugin", "repairs"], capture_output=True, text=True, check=True
-    ).stdout
+def test_the_command_prints_every_repair(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mixhead_plugin", "repairs"])
+    main()
+    printed = capsys.readouterr().out
     assert printed.rstrip() == repairs.table()
     assert set(re.findall(r"^  (\w+)$", printed, re.M)) == set(REPAIRS)
     assert re.findall(r"^(\w+): ", printed, re.M) == list(GROUPS)
@@ -65,12 +67,13 @@ def test_the_command_prints_the_folder(command, tmp_path):
     assert subprocess.run(program, capture_output=True, text=True, cwd=tmp_path).stdout == PLUGIN + "\n"
 
 
-def test_required_repairs_are_enough_to_train_resume_and_decode(text_data, tmp_path, monkeypatch):
-    monkeypatch.setenv("MIXHEAD_REPAIRS", "required")
-    flags = ["--task", "language_modeling", "--tokens-per-sample", "16", "--sample-break-mode", "eos", *LM_SIZES]
-    for updates in (2, 3):
-        result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=updates)
-    assert len(losses(result)) == 1
+def test_required_repairs_are_enough_to_resume_train_and_decode(text_data, text_checkpoint, tmp_path):
+    settings = {"env": {"MIXHEAD_REPAIRS": "required"}}
+    shutil.copy(text_checkpoint, tmp_path / "checkpoint_last.pt")
+    words = [text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", "--task", "language_modeling"]
+    words += ["--sample-break-mode", "eos", "--tokens-per-sample", "16", *LM_SIZES, *TRAINING, "--max-update", "2"]
+    run("fairseq-train", *words, "--save-dir", tmp_path, **settings)
+    last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert last["optimizer_history"][-1]["num_updates"] == 2
     use = [text_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]
-    run("fairseq-eval-lm", *use, "--sample-break-mode", "eos", "--max-tokens", "400")
-    assert torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["optimizer_history"][-1]["num_updates"] == 3
+    run("fairseq-eval-lm", *use, "--sample-break-mode", "eos", "--max-tokens", "400", **settings)

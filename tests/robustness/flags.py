@@ -1,4 +1,4 @@
-"""Random combinations of the plugin's flags, and what fairseq-train makes of them.
+"""Draw random combinations of the plugin's flags, and run fairseq-train with them.
 
 `python -m tests.robustness.flags DATA SEED NUMBER` prints the command line of one draw, to repeat it.
 """
@@ -20,7 +20,7 @@ from mixhead_plugin.options import FAMILIES, SCOPES
 from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, TRAINING, logged, run
 from tests.xl import XL_SIZES
 
-# By flag the values that somebody may type, and others; the first are accepted in some combination.
+# Values of each flag, good and bad. The first half is accepted in some combination.
 ATTENTION = {
     "--attention-normalizer": (*NORMALIZERS, "Softmax", ""),
     "--head-mixing": (*HEAD_MIXINGS, "position_wise"),
@@ -46,7 +46,7 @@ SYNTHESIZER = {
     "--synthesizer-rank": ("1", "2", "0", "-1"),
     "--synthesizer-factor": ("1", "2", "0", "99"),
 }
-# Of fairseq's Transformer-XL, which the plugin's own model takes.
+# Flags of fairseq's Transformer-XL, which the plugin's model takes too.
 XL = {
     "--n-layer": ("1", "3", "0"),
     "--n-head": ("1", "4", "0", "-3"),
@@ -59,7 +59,7 @@ XL = {
 
 
 class Kind(NamedTuple):
-    """A model with a task; every table of its flags."""
+    """A model with a task, and tables of its own flags."""
 
     arch: str  # without the family
     data: str  # a fixture
@@ -112,7 +112,7 @@ def outcome(drawn: Draw, data: Path, save: Path) -> str:
     """Return 'trained' or 'refused'.
 
     Raises:
-        AssertionError: the training is none, or the refusal is not one line about a flag of the plugin
+        AssertionError: the training failed, or the refusal is not one line that names a drawn flag
     """
     result = run("fairseq-train", *drawn.command(data, save), check=False)
     text = f"fairseq-train {shlex.join(drawn.command(data, save))}\n{result.stdout[-1000:]}{result.stderr[-2000:]}"

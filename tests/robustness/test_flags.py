@@ -1,5 +1,6 @@
-"""The plugin's flags: a training that works, or one line that names the flag; and no flag does nothing in silence."""
+"""Try the plugin's flags: each changes something, or is refused in one line that names it."""
 
+import functools
 import os
 import random
 
@@ -23,7 +24,7 @@ from tests.xl import build_xl, in_windows
 
 @pytest.mark.slow
 def test_random_combinations_train_or_are_refused(request, tmp_path):
-    """Every run draws others; MIXHEAD_FLAGS_SEED repeats those of a seed."""
+    """Draw other combinations in every run; MIXHEAD_FLAGS_SEED repeats the draws of a seed."""
     seed = int(os.environ.get("MIXHEAD_FLAGS_SEED", random.SystemRandom().randrange(10**6)))
     print(f"MIXHEAD_FLAGS_SEED={seed}")
     found, failed = [], []
@@ -37,7 +38,7 @@ def test_random_combinations_train_or_are_refused(request, tmp_path):
     assert set(found) == {"trained", "refused"}
 
 
-# What random draws have found, once each: the flag that must be refused, or None.
+# Faults that random draws have found: a combination, and the flag that must be refused or None.
 FOUND = [
     ("language_model", "--arch=fixhead_transformer_lm --head-dim=4", None),  # was read as text
     ("language_model", "--arch=fixhead_transformer_lm --relative-position=rotary", None),
@@ -51,7 +52,7 @@ FOUND = [
 
 
 def parse(kind, *flags):
-    """What fairseq-train understands."""
+    """Return the flags as fairseq-train parses them."""
     arguments = ["data", *kind.arguments, "--criterion", kind.criterion, *flags]
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
 
@@ -70,12 +71,13 @@ def test_every_flag_of_the_plugin_is_drawn():
     assert {option_name(name) for name in OPTION_NAMES} == set(ATTENTION)
 
 
-@covering(kind=KINDS, family=FAMILIES)
-def test_numbers_of_the_plugins_flags_are_read_as_numbers(kind, family):
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_of_the_plugins_flags_are_read_as_numbers(kind):
     numbers = {"head_dim": 4, "relative_gain": 2, "value_init_scale": 0.5, "mixing_lr_scale": 2.0}
     typed = [f"{option_name(name)}={value}" for name, value in numbers.items()]
-    args = parse(KINDS[kind], "--arch", f"{family}_{KINDS[kind].arch}", "--head-mixing", "position-wise", *typed)
-    assert {name: getattr(args, name) for name in numbers} == numbers
+    for family in FAMILIES:
+        args = parse(KINDS[kind], "--arch", f"{family}_{KINDS[kind].arch}", "--head-mixing", "position-wise", *typed)
+        assert {name: getattr(args, name) for name in numbers} == numbers
 
 
 # ---- no flag does nothing --------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def values(name):
 
 
 def effect(model, family, monkeypatch, **given):
-    """What a user could notice of a model: its parameters and their learning rates, its outputs, the code that ran."""
+    """Return what a flag may change: parameters, their learning rates, outputs, and the implementation that ran."""
     if model == "synthesizer_lm":
         given.setdefault("synthesizer", "factorized-random")
     if family == "fixhead":
@@ -122,10 +124,10 @@ def equal(left, right):
 
 
 def is_the_default(model, family, name, value):
-    """Return whether the documentation says that this value is what the model does anyway."""
+    """Return True if this value is the model's documented default."""
     if name == "head_dim":
         return family != "fixhead" and value == (5 if model == "transformer_xl" else 4)
-    if name == "attention_scope":  # it covers all attentions of the model
+    if name == "attention_scope":  # the value covers all attentions of the model
         return set(SITES.get(model, ("decoder-self",))) <= set(SCOPES[value])
     return value == FAMILIES[family].get(name, getattr(AttentionOptions(), name))
 
@@ -145,17 +147,18 @@ def test_every_value_of_a_flag_changes_something_or_is_refused(name, model, fami
             assert equal(plain, found) == is_the_default(model, family, name, value), value
 
 
-@covering(name=SYNTHESIZERS, option=["synthesizer_rank", "synthesizer_factor"])
-def test_a_size_of_a_synthesizer_changes_it_or_is_refused(name, option):
+@pytest.mark.parametrize("name", SYNTHESIZERS)
+def test_a_size_of_a_synthesizer_changes_it_or_is_refused(name):
     def shapes(**given):
         return [p.shape for p in build("mixhead_synthesizer_lm", synthesizer=name, **given).parameters()]
 
     own = SYNTHESIZERS[name].own_size
-    if own is not None and own.option == option:
-        assert shapes(**{option: 1}) != shapes(**{option: 2})
-    else:
-        with pytest.raises(OptionError, match=f"^{option_name(option)} 1: "):
-            shapes(**{option: 1})
+    for option in ("synthesizer_rank", "synthesizer_factor"):
+        if own is not None and own.option == option:
+            assert shapes(**{option: 1}) != shapes(**{option: 2})
+        else:
+            with pytest.raises(OptionError, match=f"^{option_name(option)} 1: "):
+                shapes(**{option: 1})
 
 
 def test_every_synthesizer_is_another_model():
@@ -165,7 +168,7 @@ def test_every_synthesizer_is_another_model():
 
 
 def xl_effect(**given):
-    """Parameters, log-probabilities of three windows in training and after it, and of decoding by steps; memory."""
+    """Return parameters, log-probabilities in training, evaluation and step-by-step decoding, and saved tensors."""
     model = build_xl(**given)
     words = torch.randint(4, VOCABULARY, (2, 24), generator=torch.Generator().manual_seed(3))
     saved, state = [], {}
@@ -180,6 +183,7 @@ def xl_effect(**given):
     return {"parameters": parameters, "training": trained, "text": text, "steps": steps, "saved": saved}
 
 
+plain_xl_effect = functools.cache(xl_effect)
 ALL = {"parameters", "training", "text", "steps", "saved"}
 XL_CHANGES = [
     *(({name: value}, {}, ALL) for name, value in {"n_layer": 1, "n_head": 4, "d_model": 16, "d_head": 2}.items()),
@@ -190,7 +194,7 @@ XL_CHANGES = [
     *(({name: 0.1}, {}, {"training", "saved"}) for name in ("dropout", "dropatt")),
     *(({f"{kind}_activations": True}, {}, {"saved"}) for kind in ("checkpoint", "offload")),
     ({"max_target_positions": 2}, {}, {"steps"}),  # how far a step looks back
-    # What is documented to do nothing.
+    # Documented to change nothing.
     ({"clamp_len": 0}, {}, set()),
     ({"cutoffs": [9, 20, 100000]}, {}, set()),
     ({"d_head": 2}, {"head_dim": 4}, set()),
@@ -200,5 +204,5 @@ XL_CHANGES = [
 
 @pytest.mark.parametrize("given, beside, changes", XL_CHANGES)
 def test_every_flag_of_transformer_xl_changes_what_it_should(given, beside, changes):
-    left, right = xl_effect(**beside), xl_effect(**beside, **given)
+    left, right = plain_xl_effect(**beside), xl_effect(**beside, **given)
     assert {part for part in left if not equal(left[part], right[part])} == changes

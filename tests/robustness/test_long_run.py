@@ -1,4 +1,4 @@
-"""A long training does not grow: memory, open files, threads and tensors stay what they were after the warm-up."""
+"""Train long: memory, open files, threads and tensors do not grow after the warm-up."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ from tests.xl import XL_SIZES
 
 UPDATES = 96
 FLAGS = f"--cpu --seed 1 --optimizer adam --lr 0.01 --max-update {UPDATES} --num-workers 1 --data-buffer-size 1"
-# twelve validations that end before their set, as many checkpoints, and many epochs
+# Twelve validations that --max-valid-steps cuts short, as many checkpoints, and many epochs.
 FLAGS += " --log-interval 50 --validate-interval-updates 8 --save-interval-updates 8 --keep-interval-updates 1"
 FLAGS += " --max-valid-steps 1"
 MODELS = {
@@ -33,7 +33,7 @@ MODELS = {
 
 
 def held() -> dict[str, int]:
-    """Return what this process holds: tensors that Python knows, threads of the system, open files, bytes of memory."""
+    """Return what this process holds: tensors, threads, open files and bytes of memory."""
     gc.collect()
     tensors = sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
     numbers = {name: len(list(Path(f"/proc/self/{name}").iterdir())) for name in ("task", "fd")}
@@ -51,7 +51,7 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
 
     def counted(trainer, *args, **settings):
         output = train_step(trainer, *args, **settings)
-        if trainer.get_num_updates() % 8 == 7:  # as far as can be from the next validation
+        if trainer.get_num_updates() % 8 == 7:  # far from the last validation
             found.append(held())
         return output
 
@@ -61,7 +61,7 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
     cli_main()
     assert len(found) == UPDATES // 8
     quarter = len(found) // 4
-    # The first quarter is warm-up. An epoch that begins adds a worker for a moment, so the least counts.
+    # The first quarter is warm-up. A new epoch adds a worker for a moment, so the minimum counts.
     early, late = found[quarter : 2 * quarter], found[-quarter:]
     for name in ("task", "fd", "tensors"):
         assert min(some[name] for some in late) <= min(some[name] for some in early), (name, found)
