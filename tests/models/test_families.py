@@ -59,7 +59,9 @@ def test_any_flag_overrides_the_preset(family, upstream):
 def test_a_yaml_file_gets_the_preset_of_the_family(arch):
     for family in FAMILIES:
         with torch.device("meta"):
-            model = build_model(yaml(f"{family}_{arch}"), task())
+            model = build_model(
+                yaml(f"{family}_{arch}", **{"n_layer" if "_xl" in arch else "decoder_layers": 1}), task()
+            )
         typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
         for attention in attentions(model):
             assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
