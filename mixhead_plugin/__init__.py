@@ -7,6 +7,7 @@ and criteria, and applies the repairs of fairseq. In a process without fairseq, 
 
 import os
 import sys
+from collections.abc import Callable, Iterable
 
 __version__ = "0.1.0"
 
@@ -16,44 +17,52 @@ def register() -> None:
     from mixhead_plugin import repairs
 
     repairs.apply()
-    _register_names()
+    register_names()
 
 
-def _register_names() -> None:
+def register_names() -> None:
+    """Register the architectures and criteria alone."""
     from mixhead_plugin import criterions, models  # noqa: F401 (each registers its names when imported)
 
 
-def _is_this_folder(path: object) -> bool:
-    return isinstance(path, str) and os.path.realpath(path) == os.path.realpath(os.path.dirname(__file__))
-
-
-def _is_user_dir() -> bool:
-    """Return True if fairseq was given this folder as --user-dir; it notes the path before it imports the folder."""
-    import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
-    return any(map(_is_this_folder, getattr(import_user_module, "memo", ())))
-
-
-class _SearchPath(list):
-    """The package's `__path__`, which also registers.
+class UserDir(list):
+    """The `__path__` of a package that registers itself when fairseq gets its folder as --user-dir.
 
     fairseq does not import a --user-dir that Python has imported before. It only asks whether the path is in
     `__path__`. Without this class, a program that imports the package early would get no repairs.
+
+    Args:
+        path: the `__path__` that Python has given the package
+        register_names: registers what the package adds to fairseq
     """
 
+    def __init__(self, path: Iterable[str], register_names: Callable[[], None]):
+        super().__init__(path)
+        self.register_names = register_names
+
+    def imported(self) -> None:
+        """Register in a process that has imported fairseq; outside --user-dir, patch no function of fairseq."""
+        from mixhead_plugin import repairs
+
+        repairs.apply(repairs.GROUPS if self._is_user_dir() else ["required"])
+        self.register_names()
+
     def __contains__(self, path: object) -> bool:
-        if not _is_this_folder(path):
+        if not self._is_this_folder(path):
             return super().__contains__(path)
-        if _is_user_dir():
-            register()
+        if self._is_user_dir():
+            self.imported()
         return True
 
+    def _is_this_folder(self, path: object) -> bool:
+        return isinstance(path, str) and os.path.realpath(path) == os.path.realpath(self[0])
 
-__path__ = _SearchPath(__path__)
+    def _is_user_dir(self) -> bool:
+        """Return True if fairseq was given this folder; it notes the path before it imports the folder."""
+        import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
+        return any(map(self._is_this_folder, getattr(import_user_module, "memo", ())))
 
-if _is_user_dir():
-    register()
-elif sys.modules.get("fairseq") is not None:  # a program that uses fairseq's API: patch no function of fairseq unasked
-    from mixhead_plugin import repairs
 
-    repairs.apply(["required"])
-    _register_names()
+__path__ = UserDir(__path__, register_names)
+if sys.modules.get("fairseq") is not None:
+    __path__.imported()

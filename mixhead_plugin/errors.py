@@ -16,8 +16,10 @@ class OptionError(SystemExit, ValueError):
     def __init__(self, *args: Any):
         super().__init__(*args)
         # torch's DataLoader raises the error of a worker again, with the worker's traceback before the message.
-        line = str(self).strip().rpartition("Error: ")[2] if str(self).startswith("Caught ") else str(self)
-        self.code = f"{os.path.basename(sys.argv[0])}: error: {line}"
+        message = str(self)
+        if message.startswith("Caught "):
+            message = message.strip().rpartition("Error: ")[2]
+        self.code = f"{os.path.basename(sys.argv[0])}: error: {message}"
         if os.environ.get("MIXHEAD_TRACEBACK") == "1":
             traceback.print_stack()
 

@@ -38,14 +38,14 @@ softmax-of-a-row-without-keys: return weights if visible is None else weights * 
 relu2-counts-hidden-keys: (scores != float("-inf")).sum( => (scores == scores).sum(
 # mixhead_plugin/ops/masks.py: tests/ops/test_masks.py tests/ops/test_attention.py
 causal-sees-one-ahead: .triu(1 + n_keys - n_queries) => .triu(2 + n_keys - n_queries)
-padding-inverted: masked_fill(padding, => masked_fill(~padding,
+padding-inverted: masked_fill(padding[ => masked_fill(~padding[
 # mixhead_plugin/ops/api.py: tests/ops/test_attention.py
 temperature: query.shape[3] ** -0.5) => query.shape[3] ** -1.0)
 # mixhead_plugin/ops/reference.py: tests/ops/test_attention.py tests/modules/test_attention.py
 mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
-scale-missing: upcast(query) * scale => upcast(query)
-dropout-before-mixing: weights = mix_heads(weights, inputs.mixing)
-  => weights = mix_heads(F.dropout(weights, inputs.dropout_p), inputs.mixing); inputs = inputs._replace(dropout_p=0)
+scale-missing: torch.matmul(query * inputs.scale, => torch.matmul(query,
+dropout-before-mixing: apply_gain(weights, inputs.gain), inputs.mixing)
+  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), inputs.mixing); inputs = inputs._replace(dropout_p=0)
 # mixhead_plugin/ops/blockwise/forward.py: tests/ops/test_attention.py tests/ops/test_blockwise.py
 blockwise-dropout-not-rescaled: 1 / (1 - p) if p < 1 else 0.0 => 1.0
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
@@ -83,7 +83,7 @@ rotary-sign: second * cos + first * sin => second * cos - first * sin
 rotary-position-of-a-step: angles[n_keys - q.size(2) :] => angles[: q.size(2)]
 gain-mirrored: offsets.clamp(-self.clip, self.clip) + self.clip] => self.clip - offsets.clamp(-self.clip, self.clip)]
 # mixhead_plugin/modules/cache.py: tests/modules/test_attention.py tests/models/test_decoding.py
-cache-not-reordered: rows.index_select(0, new_order) => rows
+cache-not-reordered: rows.index_select(0, order) => rows
 cache-forgets-padding: saved["prev_key_padding_mask"] = mask => saved["prev_key_padding_mask"] = None
 beams-of-another-sentence: key = key[:, :: self.beam_size] => key = key[:, : key.size(1) // self.beam_size]
 # mixhead_plugin/modules/head_mixing.py: tests/modules/test_head_mixing.py tests/models/test_checkpoints.py
@@ -120,7 +120,7 @@ bad-epochs-forgotten: num_bad_epochs = state.get("bad", 0) => num_bad_epochs = 0
 # mixhead_plugin/repairs/dictionaries.py: tests/repairs/test_data_files.py
 empty-dictionary: if len(dictionary) == before: => if False:
 # mixhead_plugin/repairs/torchrun_workers.py: tests/repairs/test_training.py
-workers-train-apart: if is_alone and is_training and all( => if False and all(
+workers-train-apart: if is_alone and is_training and number => if False and number
 # mixhead_plugin/analysis/spectrum.py: tests/analysis/test_spectrum.py
 spectrum-over-heads: shares = values / values.sum(-1, keepdim=True) => shares = values / values.sum(0, keepdim=True)
 # mixhead_plugin/analysis/importance.py: tests/analysis/test_importance.py

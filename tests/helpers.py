@@ -109,6 +109,7 @@ def run_here(command, *arguments):
     root.setLevel(logging.INFO)
     logging.disable(logging.NOTSET)
     root.addHandler(log)
+    logging.getLogger("fairseq").setLevel(logging.NOTSET)  # the analysis' command silences it
     # fairseq remembers the best checkpoint of a process, and would write none that is worse than another training's.
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     try:

@@ -1,6 +1,6 @@
 """BERT for fairseq with the attention of mixhead_plugin, as `--user-dir examples/bert`.
 
-Importing this in a process that has imported fairseq registers everything. Otherwise call `register`.
+A program that uses fairseq's API calls `bert.register()`.
 """
 
 import sys
@@ -10,28 +10,20 @@ from pathlib import Path
 if find_spec("mixhead_plugin") is None:
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+import mixhead_plugin
+
 
 def register() -> None:
-    """Register the plugin, BERT's architectures, tasks and criteria with fairseq."""
-    import mixhead_plugin
-
+    """Register the plugin, BERT's architectures, tasks and criteria with fairseq, and repair fairseq."""
     mixhead_plugin.register()
-    from bert import criterions, model, pretraining_task, squad_task  # noqa: F401
+    _register_names()
 
 
-class _SearchPath(list):
-    """The package's `__path__`, which also registers.
-
-    fairseq does not import a --user-dir that was imported before; it only asks if the folder is in `__path__`.
-    """
-
-    def __contains__(self, path: object) -> bool:
-        if "fairseq" in sys.modules:
-            register()
-        return super().__contains__(path)
+def _register_names() -> None:
+    mixhead_plugin.register_names()
+    from bert import criterions, model, pretraining_task, squad_task  # noqa: F401 (each registers its names)
 
 
-__path__ = _SearchPath(__path__)
-
-if "fairseq" in sys.modules:
-    register()
+__path__ = mixhead_plugin.UserDir(__path__, _register_names)
+if sys.modules.get("fairseq") is not None:
+    __path__.imported()

@@ -41,7 +41,7 @@ def infer_segments(tokens: Tensor, separator: int, pad: int) -> Tensor:
 
 
 class Pooler(nn.Module):
-    """Map the state of [CLS] to what the heads for whole sentences read."""
+    """Transform the state of [CLS] for the classification heads."""
 
     def __init__(self, embed_dim: int):
         super().__init__()

@@ -1,4 +1,4 @@
-"""SQuAD's questions with as much context as a model reads at once: [CLS] question [SEP] context [SEP]."""
+"""Cut the contexts of SQuAD into windows: [CLS] question [SEP] context [SEP]."""
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -43,7 +43,10 @@ class Pieces(NamedTuple):
 
 
 def windows_of(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
-    """Return the beginning and the length of each window of a text of `length` tokens; at least one."""
+    """Return the beginning and the length of each window of a text of `length` tokens; at least one.
+
+    The library `tokenizers` would take the overlap of two windows instead, which depends on the question's length.
+    """
     starts = range(0, max(length - room, 0) + stride, stride)
     return [(start, min(room, length - start)) for start in starts]
 
@@ -52,11 +55,11 @@ def has_most_context(windows: Sequence[Tuple[int, int]], number: int) -> np.ndar
     """Return which tokens of window `number` have more context in it than in any other window; bool [its length].
 
     The context of a token is the smaller of its distances to both ends, plus a hundredth of the window's length. The
-    first of equal windows wins. By this rule of Devlin et al. a token is a start in exactly one window.
+    first of equal windows wins. By this rule of Devlin et al. an answer may start at a token in one window only.
     """
     start, length = windows[number]
     tokens = start + np.arange(length)
-    begins, sizes = np.array(windows)[:, :, None].transpose(1, 0, 2)  # [W, 1] each
+    begins, sizes = np.array(windows).T[:, :, None]  # [W, 1] each
     context = np.minimum(tokens - begins, begins + sizes - 1 - tokens) + 0.01 * sizes  # [W, length]
     context[(tokens < begins) | (tokens >= begins + sizes)] = -np.inf
     return context.argmax(0) == number
@@ -68,8 +71,8 @@ class SquadWindows(SizedDataset):
     Args:
         squad: the questions
         dictionary: bos is [CLS], eos is [SEP]
-        tokeniser: the one of `dictionary`
-        sizes: of the windows; the stride must be at most `sizes.least_room`, or no window has some tokens
+        tokeniser: its pieces are the symbols of `dictionary`
+        sizes: of the windows; with a stride above `sizes.least_room`, some tokens would be in no window
         first_question: the number of the first question, for a task with several data sets
         seed: of the order, which changes from epoch to epoch; None sorts the windows by length
 
@@ -138,8 +141,8 @@ class SquadWindows(SizedDataset):
         Returns:
             tokens: int64 [n]
             segments: int64 [n], 1 after the first [SEP]
-            target: int64 [2], first and last token of the answer; 0, [CLS], unless the window has all of it; IGNORED
-                where the answer is unknown
+            target: int64 [2], first and last token of the answer; 0 and 0, [CLS], if the window lacks a part of it;
+                IGNORED if the answer is unknown
             starts: bool [n], where an answer may begin
             ends: bool [n], where an answer may end: the context
             places: int64 [n, 2], for a token of the context its first character and its last + 1

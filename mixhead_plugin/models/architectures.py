@@ -66,7 +66,7 @@ MODELS: dict[str, type[FamilyModel]] = {
     "transformer_xl": TransformerXLModel,
     "synthesizer_lm": SynthesizerLanguageModel,
 }
-if transformer_xl.OrderedTask is None:
+if transformer_xl.OrderedTask is None:  # a fairseq without its examples
     del MODELS["transformer_xl"]
 
 ARCHITECTURES = {
@@ -84,8 +84,7 @@ ARCHITECTURES = {
         {**_decoder(16, 8, 512, 2048), **_dropouts(0.5, 0.2, 0.2), "share_decoder_input_output_embed": True},
         "mixhead table 2, vanilla Transformer",
     ),
-    # fairseq's `transformer_lm_wiki103` has the same sizes, but not in YAML files. 512 is the number of tokens, which
-    # --tokens-per-sample sets.
+    # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
         TransformerLanguageModel,
         transformer_lm_baevski_wiki103,
@@ -151,7 +150,7 @@ ARCHITECTURES = {
 
 for _name, _model in MODELS.items():
     _entries = {name: entry for name, entry in ARCHITECTURES.items() if entry.model is _model}
-    # For YAML files, each architecture with `defaults` has a dataclass; fairseq's own share that of their model.
+    # In YAML files, an architecture with `defaults` has its own dataclass; the others use that of their model.
     _own = {name: entry for name, entry in _entries.items() if _model.by_dataclass and entry.defaults}
     register_families(_model, _name, {name: entry for name, entry in _entries.items() if name not in _own})
     for _architecture, _entry in _own.items():

@@ -1,4 +1,4 @@
-"""What all models of the plugin share: flags, the loading of checkpoints, and the registration in every family."""
+"""Share flags, the loading of checkpoints, and the registration in every family among all models."""
 
 import re
 from argparse import Namespace
@@ -107,7 +107,7 @@ def _prepare(model: type[FamilyModel], family: str, architecture: Architecture, 
     complete(args, family)
     model.check_args(args)
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
-        args.tpu = False  # fairseq treats --bf16 as a request for a TPU
+        args.tpu = False  # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone
 
 
 def _config(model: type[FamilyModel], name: str, family: str, architecture: Architecture) -> type[AttentionOptions]:
@@ -117,9 +117,9 @@ def _config(model: type[FamilyModel], name: str, family: str, architecture: Arch
     defaults = {**FAMILIES[family], **vars(values)}
     changed = []
     for f in fields(model.config):
-        if f.name in defaults and not str(f.default).startswith("${"):  # the task sets some, such as --add-bos-token
+        if f.name in defaults and not str(f.default).startswith("${"):  # the task fills these, such as --add-bos-token
             value = defaults[f.name]
-            if value is False and type(f.default) is int:  # of --base-shuffle
+            if value is False and type(f.default) is int:  # --base-shuffle is an int, its preset is False
                 value = 0
             changed.append((f.name, f.type, field(default=value, metadata=f.metadata)))
     return make_dataclass(name, changed, bases=(model.config,))  # fairseq reads the defaults of the class

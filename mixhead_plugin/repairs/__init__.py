@@ -58,32 +58,40 @@ _applied: set[str] = set()
 
 def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
     """Apply the repairs of `groups` that MIXHEAD_REPAIRS chooses, each once in a process."""
-    for name in chosen(os.environ.get("MIXHEAD_REPAIRS") or "all"):
+    for name in _chosen_here():
         if name not in _applied and REPAIRS[name].group in groups:
             _applied.add(name)
             REPAIRS[name].apply()
 
 
 def chosen(words: str) -> list[str]:
-    """Return the names of the repairs that `words` stand for: `all`, or groups and names separated by commas."""
+    """Return the names of the repairs that `words` stand for: `all`, or groups and names separated by commas.
+
+    The group `required` is always among them: without it fairseq cannot load the plugin's own checkpoints.
+    """
     given = [word.strip() for word in words.split(",")]
     known = ["all", *GROUPS, *REPAIRS]
     for word in given:
         if word not in known:
-            raise OptionError(f"MIXHEAD_REPAIRS {word}: must be one or several of {', '.join(known)}")
-    return [name for name, repair in REPAIRS.items() if {"all", repair.group, name}.intersection(given)]
+            raise OptionError(f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}")
+    return [name for name, repair in REPAIRS.items() if {"all", repair.group, name}.intersection([*given, "required"])]
+
+
+def _chosen_here() -> list[str]:
+    return chosen(os.environ.get("MIXHEAD_REPAIRS") or "all")
 
 
 def table() -> str:
-    """Return the table of all repairs as text."""
-    lines = []
+    """Return the table of all repairs as text; MIXHEAD_REPAIRS marks those that it leaves out."""
+    on = _chosen_here()
+    lines = ["MIXHEAD_REPAIRS chooses: all (the default), or groups and names separated by commas.", ""]
     for group, meaning in GROUPS.items():
         lines += [f"{group}: {meaning}", ""]
         for name, repair in REPAIRS.items():
             if repair.group == group:
                 rows = {"fault": repair.fault, "repair": repair.remedy, "issue": repair.issue}
                 rows["seen in"] = repair.versions
-                lines.append(f"  {name}")
+                lines.append(f"  {name}" if name in on else f"  {name} (off)")
                 for title, text in rows.items():
                     lines += textwrap.wrap(text, 100, initial_indent=f"    {title:8}", subsequent_indent=" " * 12)
                 lines.append("")

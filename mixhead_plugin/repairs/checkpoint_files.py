@@ -32,8 +32,8 @@ EVALUATED = frozenset(
     pipeline_decoder_devices
     """.split()
 )
-# For ${name:...} omegaconf calls a function; ${name} only refers to another value.
-_COMPUTED = re.compile(r"\$\{\s*[\w.]+\s*:")
+# ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a function.
+_REFERENCE = re.compile(r"\$\{\s*[\w.\[\]]+\s*\}")
 _ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
 _WITHOUT_VALUE = "_float_tensor"  # fairseq uses only its type, and never sets its value
 
@@ -83,7 +83,7 @@ def check_state(path: str, state: Any) -> None:
         for name, value in _values(state.get(part)):
             if name in EVALUATED and isinstance(value, (str, bytes)) and not is_arithmetic(value):
                 raise OptionError(f"{path}: its {name} is no list of numbers; not loaded")
-            if isinstance(value, str) and _COMPUTED.search(value):
+            if isinstance(value, str) and "${" in _REFERENCE.sub("", value):
                 raise OptionError(f"{path}: its {name} refers to a function; not loaded")
     if cfg is not None and not isinstance(cfg.get("model"), (dict, DictConfig, Namespace)):
         raise OptionError(f"{foreign}: no config of a model")

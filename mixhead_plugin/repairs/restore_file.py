@@ -21,7 +21,7 @@ def _load(original, cfg, trainer, **kwargs):
         for option in ("finetune_from_model", "continue_once"):
             _refuse_if_missing(option, getattr(cfg, option, None), last, suffix)
         if os.path.lexists(last):
-            raise OptionError(f"{last}: is a folder or a link to nothing; must be a checkpoint, or not there")
+            raise OptionError(f"{last}: is a folder or a link to nothing; must be a checkpoint, or must not exist")
     return original(cfg, trainer, **kwargs)
 
 

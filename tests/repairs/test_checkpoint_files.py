@@ -151,6 +151,13 @@ def test_the_check_refuses_code_in_every_value_that_fairseq_evaluates():
             check_state("bad.pt", state)
 
 
+@pytest.mark.parametrize("text", ["${oc.env:SECRET}", "${ oc.env:SECRET}", "${${r}:SECRET}", "${oc.${y}:SECRET}"])
+def test_the_check_refuses_functions_of_omegaconf(text):
+    state = {"model": {"weight": torch.zeros(2)}, "cfg": {"model": {"data": text, "task": "${task.data}"}}}
+    with pytest.raises(OptionError, match=r"^bad.pt: its data refers to a function; not loaded"):
+        check_state("bad.pt", state)
+
+
 def test_a_good_checkpoint_and_one_with_arithmetic_load(translation_checkpoint, tmp_path):
     changed(
         lambda s: setattr(s["cfg"]["model"], "decoder_layers", "[(512, 3)] * 2"), translation_checkpoint, tmp_path / "x"

@@ -12,7 +12,7 @@ from mixhead_plugin import repairs
 from mixhead_plugin.__main__ import main
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
-from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, refusal, run
+from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
 REQUIRED = {"safe_globals", "numpy_long"}
 TRAPS = {"restore_file", "no_worker", "torchrun_workers", "asynchronous_writing"}
@@ -33,7 +33,7 @@ def test_groups():
         ("required", REQUIRED),
         ("required, trap", REQUIRED | TRAPS),
         ("required,save_dir", REQUIRED | {"save_dir"}),
-        ("save_dir", {"save_dir"}),
+        ("save_dir", REQUIRED | {"save_dir"}),
     ],
 )
 def test_choosing(words, expected):
@@ -48,15 +48,17 @@ def test_an_unknown_name_is_refused(words):
 
 def test_a_command_refuses_an_unknown_name(text_data):
     command = ["fairseq-train", text_data, "--user-dir", PLUGIN]
-    assert "MIXHEAD_REPAIRS savedir: must be" in refusal(*command, env={"MIXHEAD_REPAIRS": "savedir"})
+    assert "MIXHEAD_REPAIRS 'savedir': must be" in refusal(*command, env={"MIXHEAD_REPAIRS": "savedir"})
 
 
 def test_the_command_prints_every_repair(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["mixhead_plugin", "repairs"])
+    monkeypatch.setenv("MIXHEAD_REPAIRS", "required,trap")
     main()
     printed = capsys.readouterr().out
     assert printed.rstrip() == repairs.table()
-    assert set(re.findall(r"^  (\w+)$", printed, re.M)) == set(REPAIRS)
+    assert set(re.findall(r"^  (\w+)$", printed, re.M)) == REQUIRED | TRAPS
+    assert set(re.findall(r"^  (\w+) \(off\)$", printed, re.M)) == REPAIRS.keys() - REQUIRED - TRAPS
     assert re.findall(r"^(\w+): ", printed, re.M) == list(GROUPS)
     assert max(map(len, printed.splitlines())) <= 100
 
@@ -67,13 +69,12 @@ def test_the_command_prints_the_folder(command, tmp_path):
     assert subprocess.run(program, capture_output=True, text=True, cwd=tmp_path).stdout == PLUGIN + "\n"
 
 
-def test_required_repairs_are_enough_to_resume_train_and_decode(text_data, text_checkpoint, tmp_path):
+def test_required_repairs_are_enough_to_resume_train_and_decode(translation_data, translation_checkpoint, tmp_path):
     settings = {"env": {"MIXHEAD_REPAIRS": "required"}}
-    shutil.copy(text_checkpoint, tmp_path / "checkpoint_last.pt")
-    words = [text_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", "--task", "language_modeling"]
-    words += ["--sample-break-mode", "eos", "--tokens-per-sample", "16", *LM_SIZES, *TRAINING, "--max-update", "2"]
-    run("fairseq-train", *words, "--save-dir", tmp_path, **settings)
+    shutil.copy(translation_checkpoint, tmp_path / "checkpoint_last.pt")
+    words = [translation_data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES, *TRAINING]
+    run("fairseq-train", *words, "--max-update", "2", "--save-dir", tmp_path, **settings)
     last = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
     assert last["optimizer_history"][-1]["num_updates"] == 2
-    use = [text_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]
-    run("fairseq-eval-lm", *use, "--sample-break-mode", "eos", "--max-tokens", "400", **settings)
+    use = [translation_data, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", *WHOLE_SETS]
+    assert "Generate test with beam=" in run("fairseq-generate", *use, "--cpu", "--beam", "2", **settings).stdout

@@ -73,8 +73,10 @@ def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:
 # ---- fairseq's files -------------------------------------------------------------------------------------------------
 
 
-def write_inputs(subset: str, folders: Sequence[Path], examples: Sequence[Example], encode: "Encoder", room: int):
-    """Write the texts of a set, shortened to `room` pieces; return how many were, and other counts."""
+def write_inputs(
+    subset: str, folders: Sequence[Path], examples: Sequence[Example], encode: "Encoder", room: int
+) -> dict[str, int]:
+    """Write the texts of a set, each example cut to `room` pieces. Return counts by name."""
     from bert.glue.pieces import shorten
 
     dictionary = encode.dictionary
@@ -180,7 +182,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     with data_folder() as data:
         folder = prepare_model(args.model, source, data)
         if args.model == "bert":
-            check_case(folder, args.cased)  # an earlier preparation may have made it
+            check_case(folder, args.cased)  # the folder may be from an earlier run
         encode = None
         settings = {"max_length": length, "cased": args.cased}
         for name in dict.fromkeys(args.tasks):
