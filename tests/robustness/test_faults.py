@@ -22,6 +22,7 @@ PLATEAU = ["--lr-scheduler", "reduce_lr_on_plateau", "--lr-threshold", "0.5", "-
 THREE_EPOCHS = ["--max-epoch", "3"]
 # Five updates make an epoch, so the mean of four losses goes on in the next one.
 FOUR_EPOCHS = ["--log-interval", "4", *PLATEAU, "--max-epoch", "4"]
+NO_PROGRESS = ["--maximize-best-checkpoint-metric", "--max-update", "40"]  # the metric is the loss, which falls
 
 
 def lines(output):
@@ -215,17 +216,7 @@ def test_an_end_of_an_epoch_changes_nothing(ends, recipes, undisturbed, tmp_path
     "limit, reason",
     [
         (["--max-update", "3"], "--max-update 3 is reached"),
-        pytest.param(
-            [
-                "--patience",
-                "2",
-                "--maximize-best-checkpoint-metric",
-                "--max-update",
-                "40",
-            ],  # the loss falls: never better
-            "--patience 2 is used up",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(["--patience", "2", *NO_PROGRESS], "--patience 2 is used up", marks=pytest.mark.slow),
     ],
 )
 def test_a_training_that_has_ended_makes_no_more_updates(limit, reason, recipes, undisturbed, tmp_path):
@@ -241,7 +232,7 @@ def test_a_training_that_has_ended_makes_no_more_updates(limit, reason, recipes,
 
 @pytest.mark.slow
 def test_patience_goes_on_counting(recipes, undisturbed, tmp_path):
-    flags = ["--patience", "3", "--maximize-best-checkpoint-metric", "--max-update", "40"]
+    flags = ["--patience", "3", *NO_PROGRESS]
     expected = undisturbed("transformer", *flags)
     killed = Killed([*recipes["transformer"], *flags], tmp_path)
     for _ in range(2):
