@@ -45,7 +45,7 @@ temperature: query.shape[3] ** -0.5) => query.shape[3] ** -1.0)
 mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
 scale-missing: torch.matmul(query * inputs.scale, => torch.matmul(query,
 dropout-before-mixing: apply_gain(weights, inputs.gain), inputs.mixing)
-  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), inputs.mixing); inputs = inputs._replace(dropout_p=0)
+  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), inputs.mixing);inputs = inputs._replace(dropout_p=0)
 # mixhead_plugin/ops/blockwise/forward.py: tests/ops/test_attention.py tests/ops/test_blockwise.py
 blockwise-dropout-not-rescaled: 1 / (1 - p) if p < 1 else 0.0 => 1.0
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
@@ -106,7 +106,7 @@ preset-of-a-family: {"head_mixing": "position-wise"} => {"head_mixing": "positio
 scope-not-checked: if not covered: => if False:
 learning-rate-not-checked: if not HEAD_MIXINGS[args.head_mixing].trained: => if False:
 # mixhead_plugin/errors.py: tests/repairs/test_checkpoint_files.py tests/test_options.py
-message-of-many-lines: error: {line}" => error:\n{line}"
+message-of-many-lines: error: {message}" => error:\n{message}"
 # mixhead_plugin/repairs/atomic_checkpoints.py: tests/repairs/test_training.py
 checkpoint-written-in-place: part = f"{path}.tmp" => part = path
 # mixhead_plugin/repairs/safe_globals.py: tests/repairs/test_checkpoint_files.py

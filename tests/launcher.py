@@ -14,12 +14,14 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from pathlib import Path
 
 LIMIT = 300  # seconds for one command
@@ -37,11 +39,12 @@ class Started:
 
     def __init__(self, launcher, command, folder, pid):
         self.launcher, self.command, self.pid = launcher, command, pid
-        self.folder = folder  # holds stdin, stdout and stderr
+        self.folder = folder  # holds stdin, stdout and stderr, as long as this object lives
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def output(self):
         """Return what the command has printed so far, (stdout, stderr)."""
-        files = (Path(self.folder.name) / name for name in ("stdout", "stderr"))
+        files = (self.folder / name for name in ("stdout", "stderr"))
         return tuple(file.read_text(errors="replace") if file.exists() else "" for file in files)
 
     def wait(self, timeout=LIMIT):
@@ -82,13 +85,13 @@ class Launcher:
             env: variables to set beside those of this process
             before: Python source that runs in the command's process before it
         """
-        folder = tempfile.TemporaryDirectory()
-        Path(folder.name, "stdin").write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
+        folder = Path(tempfile.mkdtemp())
+        (folder / "stdin").write_bytes(stdin if isinstance(stdin, bytes) else stdin.encode())
         program = program if str(program).startswith("-m ") else locate(program)
         command = [str(program), *map(str, arguments)]
         pid = self.ask(
             command=command,
-            folder=folder.name,
+            folder=str(folder),
             env={**os.environ, **ONE_THREAD, **(env or {})},
             cwd=str(cwd or Path.cwd()),
             before=before,
