@@ -105,7 +105,7 @@ synthesizer-row-of-a-step: n_keys - query.size(2) : n_keys, :n_keys]) => : query
 preset-of-a-family: {"head_mixing": "position-wise"} => {"head_mixing": "position-independent"}
 scope-not-checked: if not covered: => if False:
 learning-rate-not-checked: if not HEAD_MIXINGS[args.head_mixing].trained: => if False:
-# mixhead_plugin/errors.py: tests/repairs/test_checkpoint_files.py tests/test_options.py
+# mixhead_plugin/errors.py: tests/analysis/test_main.py
 message-of-many-lines: error: {line}" => error:\n{line}"
 # mixhead_plugin/repairs/atomic_checkpoints.py: tests/repairs/test_training.py
 checkpoint-written-in-place: part = f"{path}.tmp" => part = path
