@@ -103,9 +103,11 @@ adaptive-without-cluster: self.lsm(band(x[rows])) + cluster[rows] => self.lsm(ba
 synthesizer-row-of-a-step: n_keys - query.size(2) : n_keys, :n_keys]) => : query.size(2), :n_keys])
 # mixhead_plugin/options.py: tests/models/test_families.py tests/test_options.py
 preset-of-a-family: {"head_mixing": "position-wise"} => {"head_mixing": "position-independent"}
+preset-of-l2: "value_init_scale": 0.5 => "value_init_scale": 1.0
+preset-of-sigsoftmax: {"attention_normalizer": "sigsoftmax"} => {"attention_normalizer": "softmax"}
 scope-not-checked: if not covered: => if False:
 learning-rate-not-checked: if not HEAD_MIXINGS[args.head_mixing].trained: => if False:
-# mixhead_plugin/errors.py: tests/repairs/test_checkpoint_files.py tests/test_options.py
+# mixhead_plugin/errors.py: tests/analysis/test_main.py
 message-of-many-lines: error: {message}" => error:\n{message}"
 # mixhead_plugin/repairs/atomic_checkpoints.py: tests/repairs/test_training.py
 checkpoint-written-in-place: part = f"{path}.tmp" => part = path

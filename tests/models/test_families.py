@@ -28,8 +28,18 @@ def test_every_architecture_is_there_in_every_family():
             assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
 
 
-def expected(family, name, **usual):
-    return {**{"attention_normalizer": "softmax", "head_mixing": "none"}, **usual, **FAMILIES[family]}[name]
+# The flags that a family sets, beside the head size of fixhead.
+PRESETS = {
+    "mixhead": {"head_mixing": "position-wise"},
+    "fixhead": {},
+    "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
+    "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
+}
+
+
+def expected(family, name):
+    usual = {"attention_normalizer": "softmax", "head_mixing": "none", "value_init_scale": 1.0}
+    return {**usual, **PRESETS[family]}[name]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -42,7 +52,7 @@ def test_a_family_is_its_preset(family, upstream):
     for attention in attentions(model):
         assert attention.normalizer == expected(family, "attention_normalizer")
         assert attention.head_mixing_kind == expected(family, "head_mixing")
-        assert attention.value_init_scale == expected(family, "value_init_scale", value_init_scale=1.0)
+        assert attention.value_init_scale == expected(family, "value_init_scale")
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
 
