@@ -18,16 +18,16 @@ done
 
 scripts/setup.sh
 
-# The tests start several processes, so each has one thread. Clusters may export another number.
-export OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-
 # Everything runs, whatever failed before; pytest runs last, so that its summary is at the end.
 status=0
 .venv/bin/python -m ruff check . || status=1
 .venv/bin/python -m ruff format --check . || status=1
-if ((status)); then echo "test.sh: ruff found faults (above); this run fails even if the tests pass" >&2; fi
+find scripts examples .ci \( -name '*.sh' -o -path .ci/run \) -print0 |
+    xargs -0 -n 8 -P 2 .venv/bin/shellcheck -S warning || status=1
+if ((status)); then echo "test.sh: ruff or shellcheck found faults (above); this run fails even if the tests pass" >&2; fi
 # ${x[@]+...}: an empty array counts as unset before bash 4.4.
-# One process more than cores (tests/conftest.py); idle ones take tests from the others. `-n 0`: a single process.
+# One process more than cores (tests/conftest.py), at most 4 for the memory; idle ones take tests from the others.
+# `-n 0`: a single process.
 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
     ${marks[@]+"${marks[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
 exit "$status"

@@ -1,16 +1,17 @@
 """Fixtures and reports of all tests."""
 
 import os
-
-# The suite starts many small processes on few cores, whatever the caller's environment says of threads.
-os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
-
 from collections import defaultdict
 
 import pytest
-import torch
 
-from tests.launcher import Launcher
+from tests.launcher import ONE_THREAD, Launcher
+
+# Before torch is imported. The suite starts many small processes on few cores: what the caller exports (clusters set
+# OMP_NUM_THREADS) does not count.
+os.environ.update(ONE_THREAD)
+
+import torch
 
 NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
 VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}

@@ -42,11 +42,14 @@ def test_checkpoints_with_bleu_scores_load_with_torchs_safe_loader(translator):
     assert state["model"]["decoder.layers.0.encoder_attn.head_mixing.bias"].shape == (4, 4)
 
 
-def test_eval_lm_gives_a_perplexity(text_data, text_checkpoint):
-    arguments = [text_data, "--user-dir", PLUGIN, "--path", text_checkpoint, "--sample-break-mode", "eos"]
-    result = run("fairseq-eval-lm", *arguments, "--tokens-per-sample", "16", "--max-tokens", "400", *WHOLE_SETS)
+def test_eval_lm_gives_the_perplexity_of_the_validation(text_data, text_checkpoint):
+    use = [text_data, "--user-dir", PLUGIN, "--path", text_checkpoint, "--sample-break-mode", "eos", *WHOLE_SETS]
+    use += ["--task", "language_modeling", "--tokens-per-sample", "16", "--max-tokens", "400"]
+    result = run("fairseq-eval-lm", *use, "--gen-subset", "valid")
     perplexity = float(re.search(r"Perplexity: ([\d.]+)", result.stdout + result.stderr)[1])
-    assert 1 < perplexity < 30
+    output = run("fairseq-validate", *use, "--log-format", "json")
+    loss = float(re.findall(r'"valid_loss": "([\d.]+)"', output.stdout + output.stderr)[-1])
+    assert perplexity == pytest.approx(2**loss, rel=2e-3)
 
 
 def test_adaptive_inputs_train(text_data, tmp_path):

@@ -279,9 +279,3 @@ def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
 def test_shell_scripts_are_executable():
     for script in SHELL_SCRIPTS:
         assert os.access(ROOT / script, os.X_OK) or not (ROOT / script).read_text().startswith("#!"), script
-
-
-@pytest.mark.slow  # 13 seconds
-def test_shell_scripts_pass_shellcheck():
-    program = Path(sys.executable).parent / "shellcheck"
-    subprocess.run([program, "-S", "warning", *SHELL_SCRIPTS], check=True, cwd=ROOT)
