@@ -16,8 +16,9 @@ import itertools
 import json
 import math
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,17 @@ def from_runs(path: Path, folder: Path) -> Study:
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
     return Study(path.stem, grid, str(source), mine, {})
+
+
+def with_kept(study: Study, path: Path) -> Study:
+    """Add the effective ranks and the times of the file that --save replaces; the sweep measures neither."""
+    old = from_results(path)
+    spectra = {run["digest"]: {"spectrum": run["spectrum"]} for run in old.runs if "spectrum" in run}
+    found = [{**spectra.get(run["digest"], {}), **run} for run in study.runs]
+    if spectra or old.cost:
+        kept = f"keeps {sum('spectrum' in run for run in found)} of its {len(spectra)} effective ranks"
+        print(f"report: {path}: {kept}, and its times; sweep.py measures neither", file=sys.stderr)
+    return replace(study, runs=found, cost=old.cost)
 
 
 def save(study: Study, path: Path) -> None:
@@ -344,6 +356,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.grid:
         study = from_runs(args.grid, args.runs)
+        if args.save and args.save.exists():
+            study = with_kept(study, args.save)
         print(markdown(study))
         if args.save:
             save(study, args.save)

@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items):
 
 LONGEST = 3  # seconds of CPU time; a test that takes more is for --all
 TIMES = defaultdict(float)  # by test
+SEEDS = {}  # of random draws, by the variable that repeats them
 
 
 def cpu_seconds():
@@ -57,11 +58,14 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_runtest_logreport(report):
-    """Add up what makereport has measured; xdist's workers send their reports to the main process."""
+    """Collect what makereport and the tests record; xdist's workers send their reports to the main process."""
+    SEEDS.update((name, value) for name, value in report.user_properties if name.endswith("_SEED"))
     TIMES[report.nodeid, report.when] += dict(report.user_properties).get(report.when, 0.0)
 
 
 def pytest_terminal_summary(terminalreporter):
+    for name, value in SEEDS.items():
+        terminalreporter.write_line(f"{name}={value} repeats the random draws of this run")
     folders = defaultdict(float)
     for (test, _), seconds in TIMES.items():
         folders[os.path.dirname(test.partition("::")[0])] += seconds

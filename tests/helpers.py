@@ -8,15 +8,15 @@ from argparse import Namespace
 from types import SimpleNamespace
 from unittest import mock
 
-import bert
 import torch
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from fairseq.models import build_model
 
+import mixhead_plugin
 from mixhead_plugin.modules.attention import MixheadAttention
 
-bert.register()  # its architectures and those of mixhead_plugin
+mixhead_plugin.register()
 
 VOCABULARY = 29
 

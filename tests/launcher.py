@@ -39,6 +39,7 @@ class Started:
 
     def __init__(self, launcher, command, folder, pid):
         self.launcher, self.command, self.pid = launcher, command, pid
+        self.status = None  # the exit status, once `wait` has seen the end
         self.folder = folder  # holds stdin, stdout and stderr, as long as this object lives
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
@@ -51,21 +52,24 @@ class Started:
         """Return the CompletedProcess; kill the command and raise TimeoutExpired after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         try:
-            while (ended := self.launcher.ask(status=self.pid)) is None:
+            while self.status is None:
+                if ended := self.launcher.ask(status=self.pid):
+                    self.status, seconds = ended
+                    Launcher.cpu_seconds += seconds
+                    break
                 if time.monotonic() > deadline:
                     raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
                 time.sleep(0.01)
         except BaseException:  # Ctrl-C too: nothing is left running
             self.kill()
             raise
-        status, seconds = ended
-        Launcher.cpu_seconds += seconds
-        return subprocess.CompletedProcess(self.command, status, *self.output())
+        return subprocess.CompletedProcess(self.command, self.status, *self.output())
 
     def kill(self, number=signal.SIGKILL):
-        """Send a signal to the command and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        """Send a signal to the command and its children; do nothing after `wait`: the pid may be another's then."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
 
 
 class Launcher:

@@ -118,6 +118,14 @@ def test_two_run_beside_each_other(launcher, program, tmp_path):
     assert first.wait().returncode == -signal.SIGKILL
 
 
+def test_a_command_is_reaped_once(launcher, program, monkeypatch):
+    started = launcher.start(program, "exit")
+    assert started.wait().returncode == started.wait().returncode == 3
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("the pid may be another process's"))
+    started.kill()
+    assert launcher.run(program, "exit").returncode == 3
+
+
 def test_code_can_run_before_it(launcher, program):
     found = launcher.run(program, "echo", env={"GREETING": "hello"}, before="import sys; sys.argv.append('more')")
     assert "['more']" in found.stdout

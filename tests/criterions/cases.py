@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
+import bert
 import torch
 from bert.model import NEXT_SENTENCE
 from bert.span_head import install_span_head
@@ -12,6 +13,8 @@ from torch import Tensor
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import PositionWiseMixing
 from tests.helpers import build, dictionary, shake, tokens
+
+bert.register()  # its criteria have the penalties, too
 
 PAD = dictionary().pad()
 

@@ -5,6 +5,7 @@ import shutil
 import struct
 from functools import partial
 
+import numpy as np
 import pytest
 from fairseq.data import Dictionary
 
@@ -84,6 +85,13 @@ def test_the_check_refuses_damaged_data(kind, text_data, tmp_path):
     with pytest.raises(OptionError, match=expected) as error:
         check(str(data / "test"), 30)
     assert str(error.value).startswith(f"{data}/test.") and "\n" not in str(error.value)
+
+
+def test_the_check_refuses_the_first_token_that_a_dictionary_lacks(text_data):
+    largest = int(np.fromfile(text_data / "test.bin", np.uint16).max())
+    check(str(text_data / "test"), largest + 1)
+    with pytest.raises(OptionError, match=f"has the token {largest}, its dictionary has {largest} symbols"):
+        check(str(text_data / "test"), largest)
 
 
 # Commands that read data, the file that each gets, and its damage.

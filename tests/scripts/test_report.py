@@ -1,5 +1,6 @@
 """Tables and pictures show the runs; the committed ones are those of the committed results."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -93,6 +94,19 @@ def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
 def command(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["report.py", *map(str, words)])
     report.main()
+
+
+def test_a_saved_file_keeps_its_effective_ranks_and_times(study, tmp_path, monkeypatch, capsys):
+    spectrum = {"places": {"decoder-self": {"mean_effective_rank": 48.0}, "cross": {"mean_effective_rank": 9.0}}}
+    cost = {"rows": [{"labels": {"heads": "2", "attention": "A"}, "time_ratios": [1.3, 1.4, 1.5]}]}
+    measured = [{**run, "metrics": {"test": 1.0}, "spectrum": spectrum} for run in study.runs[:-1]]
+    report.save(dataclasses.replace(study, runs=measured, cost=cost), tmp_path / "saved.json")
+    monkeypatch.setattr(report, "draw", lambda *_: None)
+    command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs", "--save", tmp_path / "saved.json")
+    assert "keeps 7 of its 7 effective ranks, and its times" in capsys.readouterr().err
+    saved = report.from_results(tmp_path / "saved.json")
+    assert row_of(saved, "2", "A")[1] == "95.67 ± 5.51 (3)" and len(saved.runs) == 8
+    assert row_of(saved, "2", "A")[4:] == ["48.00 ± 0.00 (3)", "1.40 [1.30, 1.50] |"]
 
 
 @pytest.mark.parametrize("text", ["", "{}"])
