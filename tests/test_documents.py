@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import recipes
-import test_recipes
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +66,7 @@ def test_bash_reads_every_command():
 
 
 def test_every_command_has_a_test():
-    lines = [line for readme in test_recipes.READMES for line in test_recipes.commands_of(readme.read_text())]
+    lines = [line for readme in recipes.READMES for line in recipes.commands_of(readme.read_text())]
     parsed = {" ".join(line.split()) for line in lines}
     rest = [
         command

@@ -86,22 +86,33 @@ def ended(path):
     return not is_running(int(path.read_text()))
 
 
-def test_a_time_out_ends_it(launcher, program, tmp_path):
+@pytest.fixture
+def asleep(launcher, program, tmp_path):
+    """Return a command that has written its number to `pid` and sleeps."""
+    command, path = launcher.start(program, "sleep", tmp_path / "pid"), tmp_path / "pid"
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, command.output()
+        time.sleep(0.01)
+    return command
+
+
+def test_a_time_out_ends_it(asleep, launcher, program, tmp_path):
     with pytest.raises(subprocess.TimeoutExpired) as raised:
-        launcher.run(program, "sleep", tmp_path / "pid", timeout=3)
+        asleep.wait(timeout=0.1)
     assert raised.value.stderr == "to stderr\n" and ended(tmp_path / "pid")
     assert launcher.run(program, "exit").returncode == 3
 
 
-def test_an_interruption_ends_it(launcher, program, tmp_path):
+def test_an_interruption_ends_it(asleep, launcher, program, tmp_path):
     def interrupt(*_):
         raise KeyboardInterrupt
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.alarm(3)
         with pytest.raises(KeyboardInterrupt):
-            launcher.run(program, "sleep", tmp_path / "pid")
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            asleep.wait()
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)

@@ -1,5 +1,6 @@
 """Test the command line: its help, and how a command ends."""
 
+import logging
 import runpy
 import sys
 
@@ -69,7 +70,16 @@ def test_pictures_and_numbers_are_written_and_named(command, lm_checkpoint, anal
     assert named == [f"wrote {tmp_path / file}" for file in [*files, f"{command}.json"]]
 
 
-def test_it_runs_as_a_module(monkeypatch):
+@pytest.fixture
+def levels():
+    """Restore the levels of the loggers that the command makes quiet."""
+    before = {name: logging.getLogger(name).level for name in ("fairseq", "matplotlib", "PIL")}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def test_it_runs_as_a_module(levels, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["__main__.py", "mixing", "x.pt"])
     monkeypatch.delitem(sys.modules, "mixhead_plugin.analysis.__main__")
     with pytest.raises(SystemExit) as end:

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -17,6 +18,10 @@ mixhead_plugin.register()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PLUGIN = ROOT / "mixhead_plugin"
+READMES = sorted(EXAMPLES.rglob("README.md"))
+SCRIPT = re.compile(
+    r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])"
+)
 PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
@@ -54,6 +59,17 @@ def dry_run(line, **environment):
     commands = [shlex.split(command) for command in output.splitlines() if command.startswith("fairseq-")]
     assert commands, line
     return commands
+
+
+def commands_of(text):
+    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a sentence."""
+    fenced = r"(?ms)^```\w*\n(.*?)^```$"
+    indented = r"(?m)(?:^    .*\n)+"
+    blocks = [*re.findall(fenced, text), *re.findall(indented, re.sub(fenced, "", text))]
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    prose = re.sub(indented, "", re.sub(fenced, "", text))
+    lines += [code.replace("\\|", "|") for code in re.findall(r"`([^`\n]+)`", prose)]
+    return [line for line in lines if SCRIPT.search(line)]
 
 
 def parse(command):

@@ -1,7 +1,6 @@
 """A preparation works alone in its folder and leaves nothing there after a signal."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -22,9 +21,9 @@ echo $$ > "$2/number" && mv "$2/number" "$2/dict.txt"
 wait
 """
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from common.archives import complete
-from common.prepare import data_folder, ending_at_once, preprocess, start
+from common.prepare import ENDINGS, data_folder, ending_at_once, preprocess, start
 
 def main():
     with data_folder() as data:
@@ -35,6 +34,8 @@ def main():
             (data / "started").touch()
             time.sleep(100)
 
+for number in ENDINGS:  # a script's background process ignores them
+    signal.signal(number, signal.SIG_DFL)
 start(main)
 """
 
@@ -50,11 +51,6 @@ def data(tmp_path, plain_environment):
     return tmp_path / "data"
 
 
-def hear_signals():
-    for number in ENDINGS:  # a script's background process ignores them
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.fixture
 def at_work(data):
     """Start a preparation, and wait until it is at `work` and has made `file`."""
@@ -63,10 +59,12 @@ def at_work(data):
     def started(work, file):
         # Its children write to the same pipe, which ends when all of them have ended.
         command = [sys.executable, "-c", PROGRAM, work]
-        program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=hear_signals)
+        program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         programs.append(program)
+        deadline = time.monotonic() + 60
         while not (data / file).exists():
             assert program.poll() is None, program.stderr.read()
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         return program
 

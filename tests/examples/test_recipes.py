@@ -11,13 +11,10 @@ from common.average import average, last_checkpoints
 from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils as distributed_utils
 from omegaconf import OmegaConf
-from recipes import EXAMPLES, ROOT, dry_run, parse, refusal, script
+from recipes import EXAMPLES, READMES, ROOT, commands_of, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
-SCRIPT = re.compile(
-    r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])"
-)
 
 # Replacements for programs that start a script on many GPUs; they set the environment of the first process.
 LAUNCHERS = {
@@ -57,18 +54,6 @@ def launchers(tmp_path, plain_environment):
     plain_environment.setenv("PATH", str(tmp_path), prepend=":")
 
 
-def commands_of(text):
-    """Return the commands that contain a recipe's script: indented, fenced, or code in a table or a sentence."""
-    fenced = r"(?ms)^```\w*\n(.*?)^```$"
-    indented = r"(?m)(?:^    .*\n)+"
-    blocks = [*re.findall(fenced, text), *re.findall(indented, re.sub(fenced, "", text))]
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    prose = re.sub(indented, "", re.sub(fenced, "", text))
-    lines += [code.replace("\\|", "|") for code in re.findall(r"`([^`\n]+)`", prose)]
-    return [line for line in lines if SCRIPT.search(line)]
-
-
-READMES = sorted(EXAMPLES.rglob("README.md"))
 LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", "wikitext2")  # of many commands
 
 

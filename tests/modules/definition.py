@@ -7,9 +7,12 @@ import torch
 
 from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.synthesizer import SynthesizerAttention
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
+LONGEST = 10  # input of a synthesizer
+OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}  # of synthesizers
 KDIM = 12  # of the keys of encoder-decoder attention
 # tests/ops has all of them: these need the largest score, the number of visible keys, and the length of a row
 NORMALIZERS = ["softmax", "relu2", "l2"]
@@ -35,6 +38,12 @@ def build(kind="self", mixing="none", normalizer="softmax", **options):
         for parameter in child.parameters() if child is not None else ():
             torch.nn.init.normal_(parameter)
     return module.eval()
+
+
+def build_synthesizer(synthesizer, mixing="none", normalizer="softmax", **options):
+    torch.manual_seed(5)
+    options = {"head_mixing": mixing, "normalizer": normalizer, **options}
+    return shake(SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)).eval()
 
 
 def inputs(kind="self", batch=B, dtype=torch.float32):

@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
-from tests.modules import definition, test_synthesizer
+from tests.modules import definition
 
 N, B = 6, 2
 VARIANTS = [(kind, mixing) for kind in ("blockwise", *SYNTHESIZERS) for mixing in HEAD_MIXINGS]
@@ -17,7 +17,7 @@ VARIANTS = [(kind, mixing) for kind in ("blockwise", *SYNTHESIZERS) for mixing i
 def build(kind, mixing):
     if kind == "blockwise":
         return definition.build("self", mixing, impl="blockwise")
-    return test_synthesizer.build(kind, mixing)
+    return definition.build_synthesizer(kind, mixing)
 
 
 def gradients(module, rank):

@@ -9,23 +9,27 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from tests.covering import covering
-from tests.helpers import shake
-from tests.modules.definition import NORMALIZERS, StepByStep, check_half_precision, decode, finish, heads
+from tests.modules.definition import (
+    LONGEST,
+    NORMALIZERS,
+    OWN_SIZES,
+    E,
+    H,
+    StepByStep,
+    check_half_precision,
+    decode,
+    finish,
+    heads,
+)
+from tests.modules.definition import build_synthesizer as build
 
-E, H, D, B, N, LONGEST = 12, 3, 4, 2, 6, 10
-OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}
+D, B, N = 4, 2, 6
 FUTURE = torch.full((N, N), -math.inf).triu(1)
 PADDING = torch.zeros(B, N, dtype=torch.bool)
 PADDING[1, -2:] = True
 HIDDEN = PADDING[:, None, None] | FUTURE.isinf()
 
 every_synthesizer = pytest.mark.parametrize("synthesizer", SYNTHESIZERS)
-
-
-def build(synthesizer, mixing="none", normalizer="softmax", **options):
-    torch.manual_seed(5)
-    options = {"head_mixing": mixing, "normalizer": normalizer, **options}
-    return shake(SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)).eval()
 
 
 def network(part, q):

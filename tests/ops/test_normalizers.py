@@ -46,7 +46,8 @@ def test_weights_and_gradients_are_those_of_the_definition(name, offset, dtype):
     out = torch.full_like(scores, float("nan"))
     written = NORMALIZERS[name].grad(scores, weights, d_weights, out)
     assert written.data_ptr() == out.data_ptr()
-    eps = 64 * torch.finfo(dtype).eps
+    # Twice the error of the definition in float32; in float64 the definition's own error counts, too.
+    eps = {torch.float32: 4, torch.float64: 16}[dtype] * torch.finfo(dtype).eps
     size = float(expected_grad.abs().max()) + 1e-30
     for grad in (found, written):
         torch.testing.assert_close(grad.double(), expected_grad, rtol=eps, atol=eps * size)

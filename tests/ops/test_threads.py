@@ -1,13 +1,14 @@
 """Test the threads of the blockwise implementation."""
 
-import multiprocessing
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from mixhead_plugin.ops.blockwise import threads as module
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 
 CPU = torch.device("cpu")
@@ -61,20 +62,22 @@ def test_the_first_error_is_raised(threads):
 
 
 def test_after_an_error_nothing_runs_any_more(threads):
-    taken = []
+    taken, failing = [], threading.Event()
 
     def work(items):
         for item in items:
             if item == 0:
+                failing.set()
                 raise KeyError(item)
-            time.sleep(0.01)
+            assert failing.wait(60)
+            time.sleep(0.05)  # all items would take the threads seconds
             taken.append(item)
 
     with pytest.raises(KeyError):
         parallel_for(work, list(range(200)), CPU)
     at_once = len(taken)
-    time.sleep(0.05)
-    assert at_once == len(taken) < 20
+    time.sleep(0.1)
+    assert at_once == len(taken) < 199
 
 
 def test_two_callers_at_once_do_not_wait_for_each_other(threads):
@@ -94,23 +97,26 @@ def test_two_callers_at_once_do_not_wait_for_each_other(threads):
     assert totals == [10] * 60
 
 
-def _in_a_fork(queue):
-    queue.put(len(module._pools))
-    torch.set_num_threads(1)  # as data loaders do: torch's own threads do not outlive a fork either
+FORK = """
+import os, signal, sys, torch
+from mixhead_plugin.ops.blockwise import threads
+
+def count():
     taken = []
-    parallel_for(taken.extend, list(range(10)), CPU)
-    queue.put(len(taken))
+    threads.parallel_for(taken.extend, list(range(20)), torch.device("cpu"))
+    return len(taken)
+
+torch.set_num_threads(4)
+assert count() == 20 and len(threads._pools) == 1
+child = os.fork()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(60)
+assert not threads._pools
+torch.set_num_threads(1)  # as data loaders do: torch's own threads do not outlive a fork either
+assert count() == 20
+"""
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_process_does_not_count_on_threads_of_its_parent(threads):
-    parallel_for(list, list(range(20)), CPU)
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    child = context.Process(target=_in_a_fork, args=(queue,))
-    child.start()
-    child.join(60)
-    if child.is_alive():
-        child.kill()
-    assert child.exitcode == 0
-    assert (queue.get(), queue.get()) == (0, 10)
+def test_a_forked_process_does_not_count_on_threads_of_its_parent():
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, cwd=Path(__file__).parents[2])

@@ -342,11 +342,12 @@ def test_a_training_goes_on_in_another_number_of_workers(numbers, recipes, undis
 
 
 SPAWN = """
-import sys, torch
+import signal, sys, torch
 torch.cuda.device_count = lambda: 2  # fairseq starts a worker for each
 sys.argv[0] = "fairseq-train"
 from fairseq_cli.train import cli_main
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `&`; its workers inherit that
     cli_main()
 """
 
@@ -367,13 +368,7 @@ def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
     flags += ["--save-dir", tmp_path / "save", "--max-update", "100000", "--ddp-backend", "legacy_ddp"]
     command = [sys.executable, tmp_path / "train.py", *recipes["transformer"], *flags]
     with (tmp_path / "log").open("w") as log:
-        parent = subprocess.Popen(
-            [str(c) for c in command],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell does for `&`
-        )
+        parent = subprocess.Popen([str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     workers = []
     try:
         deadline = time.monotonic() + 180

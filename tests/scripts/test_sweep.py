@@ -225,6 +225,7 @@ def test_a_resumed_training_drops_the_points_that_it_repeats():
 def start(toy, tmp_path):
     """Start the command in a process and wait for two trainings; end what is left of them."""
     (tmp_path / "toy.toml").write_text(GRID.replace("--heads 16", "--heads 16 --wait"))
+    assert sweep.GRACE > 0.2  # or setting it does nothing
     code = "import sweep, sys; sweep.EXAMPLES, sweep.GRACE = sweep.Path(sys.argv.pop(1)), 0.2; sys.exit(sweep.main())"
     command = [sys.executable, "-c", code, tmp_path / "examples", tmp_path / "toy.toml", "--out", tmp_path / "out"]
     processes = []
@@ -255,7 +256,7 @@ def start(toy, tmp_path):
 def wait_for_the_end(tmp_path):
     """Wait for the trainings and all their children, which hold the locks of the folders."""
     for path in (tmp_path / "out").glob("16_*/lock"):
-        wait_until_unlocked(path, timeout=5)
+        wait_until_unlocked(path, timeout=60)
 
 
 @pytest.mark.parametrize("number, flag", [(signal.SIGINT, "--wait"), (signal.SIGTERM, "--wait --stubborn")])
