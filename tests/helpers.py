@@ -33,6 +33,7 @@ def task() -> SimpleNamespace:
     return SimpleNamespace(source_dictionary=words, target_dictionary=words, max_positions=lambda: 64)
 
 
+ENCODER = dict(encoder_embed_dim=16, encoder_ffn_embed_dim=24, encoder_layers=2, encoder_attention_heads=4)
 # Sizes by the name of fairseq's model; a longer name stands before its beginning.
 TINY = {
     "transformer_lm": {
@@ -45,22 +46,8 @@ TINY = {
         "tokens_per_sample": 32,
         "max_target_positions": 64,
     },
-    "transformer": {
-        "encoder_embed_dim": 16,
-        "encoder_ffn_embed_dim": 24,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "decoder_layers": 2,
-        "decoder_attention_heads": 4,
-    },
-    "roberta_base": {
-        "encoder_embed_dim": 16,
-        "encoder_ffn_embed_dim": 24,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 4,
-        "max_positions": 64,
-        "tokens_per_sample": 64,
-    },
+    "transformer": {**ENCODER, "decoder_layers": 2, "decoder_attention_heads": 4},
+    "roberta_base": {**ENCODER, "max_positions": 64, "tokens_per_sample": 64},
 }
 
 # Models that fairseq lacks

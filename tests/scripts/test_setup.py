@@ -28,6 +28,7 @@ if [[ " $* " == *" -m venv "* ]]; then
     target="${{@: -1}}"
     mkdir -p "$target/bin"
     cp {venv_python} "$target/bin/python"
+    cp {venv_python} "$target/bin/shellcheck"
     [[ "$*" == *--system-site-packages* ]] && system=true || system=false
     echo "include-system-site-packages = $system" >"$target/pyvenv.cfg"
 else
@@ -266,7 +267,9 @@ def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):
     checkout.set_up()
     assert checkout.run("test.sh", "tests/ops", "-k", "a b").returncode == 0
     command = "-m pytest -n auto --maxprocesses 4 --dist worksteal"
-    assert checkout.calls == ["-m ruff check .", "-m ruff format --check .", f"{command} -m not slow tests/ops -k a b"]
+    lint = ["-m ruff check .", "-m ruff format --check .", "-S warning scripts/audit.sh"]
+    assert [call[: len(expected)] for call, expected in zip(checkout.calls, lint)] == lint
+    assert checkout.calls[3:] == [f"{command} -m not slow tests/ops -k a b"]
     assert checkout.run("test.sh", "--all", "-x").returncode == 0
     assert checkout.calls[-1] == f"{command} -x"
     assert checkout.run("test.sh", FAKE_FAIL="ruff check").returncode != 0
