@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import nullcontext
 from unittest import mock
 
@@ -104,15 +105,19 @@ def test_the_reference_has_second_derivatives(normalizer, mixing, distances):
     dtype=[torch.float16, torch.bfloat16, torch.float32],
 )
 def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, normalizer, mixing, distances, dtype):
-    low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances).items()}  # the formula may not overflow
     options = {"normalizer": normalizer, "causal": True, "key_padding_mask": calls.hole()}
-    exact = outcome({name: t.double() for name, t in low.items()}, definitions.attention, **options)
-    formula = outcome(low, definitions.attention, **options)
-    for name, value in compute(low, way, **options).items():
-        assert value.dtype == dtype
-        allowed = 2 * (formula[name].double() - exact[name]).abs().max()
-        rounding = torch.finfo(dtype).eps * exact[name].abs().max()
-        assert (value.double() - exact[name]).abs().max() <= allowed + rounding, name
+    errors, allowed = defaultdict(float), defaultdict(float)
+    for _ in range(4):  # in one draw the formula may be exact by luck; of halves it does not overflow
+        low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances).items()}
+        exact = outcome({name: t.double() for name, t in low.items()}, definitions.attention, **options)
+        formula = outcome(low, definitions.attention, **options)
+        for name, value in compute(low, way, **options).items():
+            assert value.dtype == dtype
+            rounding = torch.finfo(dtype).eps * exact[name].abs().max()
+            errors[name] = max(errors[name], (value.double() - exact[name]).abs().max())
+            allowed[name] = max(allowed[name], 2 * (formula[name].double() - exact[name]).abs().max() + rounding)
+    for name, error in errors.items():
+        assert error <= allowed[name], name
 
 
 @st.composite
