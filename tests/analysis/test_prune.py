@@ -11,7 +11,7 @@ from fairseq import checkpoint_utils
 from mixhead_plugin.analysis import prune, scores
 from mixhead_plugin.analysis.heads import kinds, without
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.prune import least_important, seconds
+from mixhead_plugin.analysis.prune import least_important
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
@@ -214,17 +214,3 @@ def test_fairseq_s_commands_take_the_smaller_checkpoint(mixing, sizes, analysis,
     train(data, arch, tmp_path / "save", *more, *task, "--finetune-from-model", file)
     trained = load(str(tmp_path / "save" / "checkpoint_last.pt"))
     assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]
-
-
-@pytest.mark.slow
-def test_a_model_with_half_its_heads_is_faster(write_checkpoint, text_data, tmp_path):
-    sizes = ["--decoder-embed-dim", 256, "--decoder-ffn-embed-dim", 64, "--decoder-layers", 2]
-    sizes += ["--decoder-attention-heads", 16, "--task", "language_modeling", "--tokens-per-sample", 256]
-    loaded = load(write_checkpoint("wide", text_data, "mixhead_transformer_lm", *sizes), cpu=True)
-    weights = {name: {kind: torch.rand(16) for kind in ("source", "mixed")} for name in prunable(loaded)}
-    removed = least_important(weights, 0.75)
-    write(loaded, prune.kept_heads(prunable(loaded), removed), str(tmp_path / "pruned.pt"))
-    smaller = load(str(tmp_path / "pruned.pt"), cpu=True)
-    tokens = torch.randint(4, 10, (2, 256))
-    with torch.no_grad():
-        assert seconds(lambda: smaller.model(tokens)) < 0.7 * seconds(lambda: loaded.model(tokens))

@@ -25,6 +25,7 @@ from mixhead_plugin.repairs import REPAIRS, atomic_checkpoints
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 from tests.criterions.cases import CASES, criterion, model
 from tests.helpers import build
+from tests.own_process import in_own_process
 
 INF, NAN = float("inf"), float("nan")
 
@@ -181,11 +182,12 @@ def batches(number=2, workers=0, **settings):
     return iterators.EpochBatchIterator(data, data.collater, chosen, num_workers=workers, **settings)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_data_workers_know_the_epoch(workers):
-    epochs = batches(workers=workers, reuse_dataloader=True, persistent_workers=True)
-    found = [sorted(epochs.next_epoch_itr(), key=len) for _ in range(3)]
-    assert found == [[[epoch], [epoch, epoch]] for epoch in (1, 2, 3)]
+@in_own_process
+def test_data_workers_know_the_epoch():
+    for workers in (0, 1):
+        epochs = batches(workers=workers, reuse_dataloader=True, persistent_workers=True)
+        found = [sorted(epochs.next_epoch_itr(), key=len) for _ in range(3)]
+        assert found == [[[epoch], [epoch, epoch]] for epoch in (1, 2, 3)]
 
 
 def trainer_of(epochs=None, **dataset):

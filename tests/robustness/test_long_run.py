@@ -2,15 +2,16 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 from fairseq_cli.train import cli_main
 
 from tests.commands import LM_SIZES, PLUGIN
+from tests.own_process import in_own_process
 from tests.xl import XL_SIZES
 
 UPDATES = 96
@@ -44,8 +45,8 @@ def held() -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("arch", MODELS)
-def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_data, tmp_path, monkeypatch):
-    monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)
+@in_own_process
+def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_data, tmp_path):
     found = []
     train_step = Trainer.train_step
 
@@ -55,9 +56,9 @@ def test_updates_validations_and_checkpoints_leave_nothing_behind(arch, text_dat
             found.append(held())
         return output
 
-    monkeypatch.setattr(Trainer, "train_step", counted)
+    Trainer.train_step = counted
     words = ["fairseq-train", text_data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", tmp_path, *FLAGS.split()]
-    monkeypatch.setattr("sys.argv", [*map(str, words), *MODELS[arch]])
+    sys.argv = [*map(str, words), *MODELS[arch]]
     cli_main()
     assert len(found) == UPDATES // 8
     quarter = len(found) // 4

@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
 from tests.helpers import build
+from tests.own_process import in_own_process
 from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
@@ -171,6 +172,7 @@ def new_task():
     return BertPretrainingTask(BertPretrainingConfig(data=""), vocabulary())
 
 
+@in_own_process
 def test_workers_hear_of_the_epoch_and_a_resumed_training_finds_the_same_data():
     """Ask the task for batches in every epoch, as fairseq's training does."""
 
