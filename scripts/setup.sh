@@ -5,8 +5,9 @@
 #   PYTHON=python3.12 scripts/setup.sh       the interpreter, >= 3.11 (default: python3)
 #   TORCH=2.11.0 scripts/setup.sh            torch: a version, a wheel, or anything that `pip install` takes,
 #   TORCH="torch --index-url URL" ...        options included (default: the torch >= 2.6 that PYTHON has, else the pin)
+#   FAIRSEQ=source scripts/setup.sh          build fairseq (default: a wheel, on Linux x86_64 with Python 3.11 and 3.12)
 #
-# .venv keeps both choices for later runs; TORCH= (empty) returns to the default.
+# .venv keeps the choices for later runs; an empty one returns to the default.
 # MAX_JOBS (2) compilers run at a time; SETUP_TIMEOUT (1800) limits the seconds of any one step.
 set -euo pipefail
 
@@ -35,7 +36,7 @@ export MAX_JOBS="${MAX_JOBS:-2}" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 unset PYTHONHOME PYTHONPATH PIP_CONSTRAINT PIP_BUILD_CONSTRAINT PIP_PREFIX PIP_REQUIRE_HASHES PIP_TARGET PIP_USER
 unset CUDA_HOME # fairseq would build CUDA extensions, which nothing here uses
 
-# ---- the choices: PYTHON and TORCH -----------------------------------------------------------------------------------
+# ---- the choices: PYTHON, TORCH and FAIRSEQ --------------------------------------------------------------------------
 
 recorded() { # NAME: the choice that .venv was made with
     if [[ -r "$STATE/$1" ]]; then printf '%s' "$(<"$STATE/$1")"; fi
@@ -50,35 +51,17 @@ if [[ -z ${TORCH+set} ]]; then
 elif [[ -f $TORCH ]]; then
     TORCH=$(realpath -- "$TORCH")
 fi
+asked_fairseq=${FAIRSEQ-$(recorded asked_fairseq)}
 
-# Prints the interpreter's path, its version, its own torch >= 2.6, and the path of Python.h where that is missing.
-readonly PROBE='
-import sys
-if sys.version_info < (3, 11):
-    sys.exit("Python >= 3.11 is needed, this is %d.%d" % sys.version_info[:2])
-import os
-if os.path.realpath(sys.prefix) == os.path.realpath(sys.argv[1]):  # an activated .venv cannot build itself
-    os.execv(sys._base_executable, [sys._base_executable] + sys.orig_argv[1:])
-try:
-    import ensurepip, venv
-except ImportError:
-    sys.exit("the modules venv and ensurepip are missing (Debian, Ubuntu: apt-get install python3-venv)")
-import importlib.metadata, sysconfig
-try:
-    torch = importlib.metadata.version("torch")
-    if sys.prefix != sys.base_prefix or tuple(map(int, torch.split(".")[:2])) < (2, 6):
-        torch = ""  # too old, or in a virtual environment, whose packages another one does not see
-except Exception:
-    torch = ""
-header = os.path.join(sysconfig.get_path("include"), "Python.h")
-print(sys.executable, sys.version.split()[0], torch, "" if os.path.exists(header) else header, sep="\n")
-'
 command -v -- "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: not found; must be a Python >= 3.11"
-facts=$("$PYTHON" -P -c "$PROBE" "$VENV" 2>/dev/null) ||
-    fail "PYTHON=$PYTHON: $({ "$PYTHON" -c "$PROBE" "$VENV" 2>&1 >/dev/null || true; } | tail -n 1)"
+readonly PROBE="$ROOT/scripts/interpreter.py"
+facts=$("$PYTHON" "$PROBE" "$VENV" 2>/dev/null) ||
+    fail "PYTHON=$PYTHON: $({ "$PYTHON" "$PROBE" "$VENV" 2>&1 >/dev/null || true; } | tail -n 1)"
 mapfile -t facts <<<"$facts"
-python=${facts[0]} python_version=${facts[1]} own_torch=${facts[2]-} missing_header=${facts[3]-}
+python=${facts[0]} python_version=${facts[1]} own_torch=${facts[2]} missing_header=${facts[3]}
 if [[ -n $TORCH ]]; then own_torch=; fi
+readonly FAIRSEQ=${asked_fairseq:-${facts[4]}}
+[[ $FAIRSEQ == source || $FAIRSEQ == wheel ]] || fail "FAIRSEQ=$FAIRSEQ: must be source or wheel"
 
 # One run at a time. The lock lies outside .venv, which may be rebuilt. macOS has no flock.
 if command -v flock >/dev/null; then
@@ -110,6 +93,7 @@ likely_cause() { # STATUS FIRST_LOG_LINE
     case "$1 $(tail -n "+$2" "$LOG")" in
         124*) echo "stopped after $LIMIT s, a slow network? (SETUP_TIMEOUT)" ;;
         *'No space left on device'*) echo 'the disk is full' ;;
+        *'undefined symbol'*) echo "fairseq's wheel does not fit this torch (FAIRSEQ=source builds fairseq)" ;;
         *'DO NOT MATCH THE HASHES'*) echo 'the download is not what is pinned (sha256)' ;;
         *'Max retries'* | *'No matching distribution'*) echo "pip's index was not reached, or lacks this version" ;;
         *) echo 'see the log' ;;
@@ -148,8 +132,8 @@ install_torch() {
     pip_install "${words[@]}" # a call of its own: an index named in TORCH need not have anything else
 }
 
-install_fairseq() { # from its source, whose setup.py needs torch
-    pip_install --no-deps --no-build-isolation --require-hashes "$@" -r "$PINS/fairseq.txt"
+install_fairseq() { # the setup.py of its source needs torch
+    pip_install --no-deps --no-build-isolation --require-hashes "$@" -r "$PINS/fairseq_$FAIRSEQ.txt"
 }
 
 install_packages() {
@@ -168,8 +152,8 @@ check() {
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 version=$(grep '^__version__' "$ROOT/mixhead_plugin/__init__.py" || true)
-base=$(digest "$ROOT $python $python_version $TORCH $own_torch" "$PINS/build.txt" "$PINS/torch.txt")
-fairseq=$(digest "$base" "$PINS/fairseq.txt")
+base=$(digest "$ROOT $python $python_version $TORCH $own_torch $FAIRSEQ" "$PINS/build.txt" "$PINS/torch.txt")
+fairseq=$(digest "$base" "$PINS/fairseq_$FAIRSEQ.txt")
 packages=$(digest "$fairseq" "$PINS/runtime.txt" "$PINS/test.txt" "$PINS/triton.txt")
 project=$(digest "$packages $version" "$ROOT/setup.py" "$ROOT/pyproject.toml")
 
@@ -178,7 +162,7 @@ if works && finished check "$project"; then
     echo "setup: .venv is up to date (Python $python_version)"
     exit
 fi
-if ! works || ! finished fairseq "$fairseq"; then # said before anything long begins
+if [[ $FAIRSEQ == source ]] && { ! works || ! finished fairseq "$fairseq"; }; then # said before anything long begins
     compiler=${CXX:-c++}
     command -v -- "${compiler%% *}" >/dev/null || fail "no C++ compiler $compiler (Debian: apt-get install g++)"
     [[ -z $missing_header ]] || fail "no $missing_header, which fairseq needs (Debian: apt-get install python3-dev)"
@@ -188,12 +172,15 @@ if ! works; then
     mkdir -p "$STATE"
     printf '%s' "$python" >"$STATE/asked_python"
     printf '%s' "$TORCH" >"$STATE/asked_torch"
+    printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
     : >"$LOG"
 fi
 step venv "$base" "virtual environment (Python $python_version)" \
     run "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
 step torch "$base" "torch ${own_torch:-${TORCH:-(pinned)}}${own_torch:+ of $python}" install_torch
-step fairseq "$fairseq" "fairseq (from source, takes minutes)" install_fairseq
+title="fairseq (a wheel)"
+if [[ $FAIRSEQ == source ]]; then title="fairseq (from source, takes minutes)"; fi
+step fairseq "$fairseq" "$title" install_fairseq
 step packages "$packages" "what fairseq and the tests need" install_packages
 step project "$project" "this project" pip_install --no-deps --no-build-isolation -e "$ROOT"
 step check "$project" "check" check

@@ -85,6 +85,7 @@ class Checkout:
 
     def start(self, script="setup.sh", *arguments, **environment):
         self.log.write_text("")
+        environment.setdefault("FAIRSEQ", "source")
         return subprocess.Popen(
             [BASH, str(self.root / "scripts" / script), *arguments],
             # PIP_NO_INDEX: nothing is downloaded even if a fake is bypassed.
@@ -120,7 +121,7 @@ class Checkout:
             "venv": "-m venv ",
             "build tools": "build.txt",
             "torch": "torch.txt",
-            "fairseq": "fairseq.txt",
+            "fairseq": "fairseq_",
             "packages": "runtime.txt",
             "project": " -e ",
             "check": "libbleu",
@@ -156,6 +157,7 @@ def test_a_missing_compiler_or_interpreter_is_refused(checkout):
     assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
+    assert_refused(checkout.run(FAIRSEQ="sources"), "FAIRSEQ=sources: must be source or wheel")
     assert not (checkout.root / ".venv").exists()
 
 
@@ -175,7 +177,7 @@ def test_a_second_run_does_nothing(checkout):
     ("file", "steps"),
     [
         ("scripts/requirements/build.txt", ALL_STEPS),
-        ("scripts/requirements/fairseq.txt", ALL_STEPS[3:]),
+        ("scripts/requirements/fairseq_source.txt", ALL_STEPS[3:]),
         ("scripts/requirements/test.txt", ALL_STEPS[4:]),
         ("pyproject.toml", ALL_STEPS[5:]),
     ],
@@ -248,6 +250,16 @@ def test_choices_are_remembered_until_others_are_made(checkout):
     assert checkout.steps == []
     checkout.set_up(TORCH="")
     assert checkout.steps == ALL_STEPS
+
+
+@pytest.mark.parametrize("version, chosen", [((3, 11), "wheel"), ((3, 12), "wheel"), ((3, 13), "source")])
+def test_fairseq_is_a_wheel_where_there_is_one(checkout, version, chosen):
+    here = "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
+    checkout.patch(f"{here}; sys.version_info = {(*version, 1, 'final', 0)}; os.path.exists = lambda path: True")
+    if chosen == "wheel":
+        (checkout.bin / "c++").unlink()
+    checkout.set_up(FAIRSEQ="")
+    assert any(call.endswith(f"fairseq_{chosen}.txt") for call in checkout.calls)
 
 
 def test_the_interpreters_own_torch_is_used(checkout):

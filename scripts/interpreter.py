@@ -1,0 +1,48 @@
+"""Print what scripts/setup.sh asks of an interpreter, a line each, or say why it cannot serve.
+
+The lines: its path, its version, its own torch >= 2.6, the path of Python.h if that is missing, and whether fairseq is
+to be installed as a wheel or from source. The argument is the .venv that setup.sh makes. Any Python 3 can read this file.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 (this is what finds out)
+    sys.exit("Python >= 3.11 is needed, this is %d.%d" % sys.version_info[:2])  # noqa: UP031
+
+import os
+
+if os.path.realpath(sys.prefix) == os.path.realpath(sys.argv[1]):  # an activated .venv cannot build itself
+    os.execv(sys._base_executable, [sys._base_executable, *sys.orig_argv[1:]])
+try:
+    import ensurepip  # noqa: F401
+    import venv  # noqa: F401
+except ImportError:
+    sys.exit("the modules venv and ensurepip are missing (Debian, Ubuntu: apt-get install python3-venv)")
+
+import importlib.metadata
+import platform
+import sysconfig
+
+
+def own_torch():
+    try:
+        version = importlib.metadata.version("torch")
+        new = tuple(map(int, version.split(".")[:2])) >= (2, 6)
+    except Exception:  # none, or a damaged one
+        return ""
+    # A virtual environment does not see the packages of another one.
+    return version if new and sys.prefix == sys.base_prefix else ""
+
+
+def missing_header():
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    return "" if os.path.exists(header) else header
+
+
+def fairseq():
+    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt."""
+    here = platform.python_implementation(), platform.libc_ver()[0], platform.machine()
+    return "wheel" if here == ("CPython", "glibc", "x86_64") and sys.version_info < (3, 13) else "source"
+
+
+print(sys.executable, platform.python_version(), own_torch(), missing_header(), fairseq(), sep="\n")
