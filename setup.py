@@ -34,14 +34,11 @@ setup(
     # mixhead_plugin.ops needs nothing but torch.
     install_requires=["torch>=2.6"],
     extras_require={
-        # An extra, because pip alone can rarely install fairseq: it is built from source against the torch that is
-        # already there (--no-build-isolation), and asks for a torchaudio that text models do not use.
-        # scripts/setup.sh does it right.
+        # What fairseq needs to run text models. fairseq itself comes by `pip install --no-deps ve-fairseq`: it asks for
+        # a torchaudio that text models do not use, and that rarely fits the torch which is there.
         "fairseq": [
-            "fairseq-fixed==0.12.3.1",
             "bitarray",
             "cffi",
-            "cython",
             "hydra-core==1.3.2",
             "numpy",
             "omegaconf==2.3.0",
@@ -63,5 +60,6 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: Text Processing :: Linguistic",
     ],
+    entry_points={"console_scripts": ["mixhead = mixhead_plugin.__main__:main"]},
     zip_safe=False,  # fairseq takes --user-dir as a folder
 )

@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable
 
 __version__ = "0.1.0"
 
+if sys.version_info < (3, 11):  # noqa: UP036 (a --user-dir is imported without pip)
+    raise ImportError(f"mixhead_plugin needs Python 3.11 or newer, this is {sys.version.split()[0]}")
+
 
 def register() -> None:
     """Register the architectures and criteria with fairseq, and apply the repairs that MIXHEAD_REPAIRS names."""

@@ -1,7 +1,7 @@
 """Print what scripts/setup.sh asks of an interpreter, a line each, or say why it cannot serve.
 
-The lines: its path, its version, its own torch >= 2.6, the path of Python.h if that is missing, and whether fairseq is
-to be installed as a wheel or from source. The argument is the .venv that setup.sh makes. Any Python 3 can read this file.
+The lines: its path, its version, its own torch >= 2.6, the path of Python.h if that is missing, and how to install
+fairseq: 'wheel' or 'source'. The argument is the .venv that setup.sh makes. Any Python 3 can read this file.
 """
 
 import sys

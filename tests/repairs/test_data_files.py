@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, FastaDataset
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.binarized_data import check
@@ -145,3 +145,14 @@ def test_fairseq_reports_other_faults_of_a_dictionary(tmp_path):
     with pytest.raises(ValueError, match="Incorrect dictionary format") as error:
         Dictionary.load(str(tmp_path / "dict.de.txt"))
     assert not isinstance(error.value, OptionError)
+
+
+def test_a_fasta_file_is_indexed_without_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "$(touch harm)"
+    folder.mkdir()
+    (folder / "train.fasta").write_bytes(b">a\nACG\nT\n>b\n>c\nGG\r\n")
+    found = FastaDataset(str(folder / "train"))
+    assert (found.offsets.tolist(), found.sizes.tolist()) == ([0, 9, 12], [4, 0, 2])
+    assert [found[i] for i in range(3)] == [(">a", "ACGT"), (">b", ""), (">c", "GG")]
+    assert not (tmp_path / "harm").exists()
