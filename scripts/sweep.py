@@ -129,7 +129,7 @@ def about() -> dict[str, Any]:
     own = ROOT / ".venv" / "bin" / "python"
     beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
     python = str(own if own.exists() else beside_fairseq)
-    names = ("torch", "numpy", "fairseq", "fairseq-fixed")
+    names = ("torch", "numpy", "fairseq", "fairseq-fixed", "ve-fairseq")
     code = f"""import json, platform; from importlib.metadata import distributions
 found = {{d.name: d.version for d in distributions() if d.name in {names}}}
 print(json.dumps({{"python": platform.python_version(), **found}}))"""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1, with NumPy >= 2"
+VERSIONS = "fairseq 0.12.2 and its main branch, with NumPy >= 2"
 
 
 def apply() -> None:

@@ -16,7 +16,7 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 
 ISSUE = "https://github.com/facebookresearch/fairseq/issues/5610"
-VERSIONS = "fairseq 0.12.2 and fairseq-fixed 0.12.3.1, with torch >= 2.6"
+VERSIONS = "fairseq 0.12.2 and its main branch, with torch >= 2.6"
 
 _ARRAYS = (np._core if hasattr(np, "_core") else np.core).multiarray
 CLASSES = [Namespace, defaultdict, Any, dict, list, int, float]
