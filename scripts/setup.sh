@@ -85,8 +85,8 @@ run() {
     ${limit[@]+"${limit[@]}"} "$@" >>"$LOG" 2>&1
 }
 
-pip_install() {
-    run "$VENV_PYTHON" -P -m pip install --progress-bar off "$@"
+pip_install() { # Python compiles what is imported, at its first import
+    run "$VENV_PYTHON" -P -m pip install --no-compile --progress-bar off "$@"
 }
 
 likely_cause() { # STATUS FIRST_LOG_LINE
