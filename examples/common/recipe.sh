@@ -214,7 +214,7 @@ checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n
     folder=$(save_folder "$1")
     if [[ ! ${AVERAGE:-} ]]; then
         [[ -f $folder/checkpoint_best.pt || ${DRY_RUN:-} ]] ||
-            fail "SAVE=$folder: has no checkpoint_best.pt; give the folder of a train.sh as SAVE, or a file as CHECKPOINT"
+            fail "SAVE=$folder: has no checkpoint_best.pt; give a train.sh's folder as SAVE, or a file as CHECKPOINT"
         printf '%s' "$folder/checkpoint_best.pt"
     else
         [[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.average "$folder" "$AVERAGE" >&2 || exit

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Optional
@@ -48,14 +47,15 @@ def unpack_task(name: str, task: Task, data: Path) -> Path:
 def read_set(name: str, task: Task, subset: str, text: Path) -> Table:
     """Read the examples of one of fairseq's sets."""
     path, labelled = text / task.files[subset], subset not in task.predictions
-    if name == "MRPC" and labelled:
-        valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
-        return read_table(path, task, True, partial(_is_in_set, valid, subset == "valid"))
-    return read_table(path, task, labelled)
+    if name != "MRPC" or not labelled:
+        return read_table(path, task, labelled)
+    # MRPC's training file has the validation set, too; another file names its pairs.
+    valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
 
+    def is_in_set(row: Mapping[str, str]) -> bool:
+        return ((row["#1 ID"], row["#2 ID"]) in valid) == (subset == "valid")
 
-def _is_in_set(pairs: set[tuple[str, ...]], inside: bool, row: Mapping[str, str]) -> bool:
-    return ((row["#1 ID"], row["#2 ID"]) in pairs) == inside
+    return read_table(path, task, labelled, is_in_set)
 
 
 def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:
