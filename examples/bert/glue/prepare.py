@@ -6,12 +6,12 @@ from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Optional
 
-from bert.binary import BinarySet, is_ready, write_settings
+from bert.binary import BinarySet
 from bert.glue.rows import Example, Table, read_table
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from bert.pretrained import FILES, check_case, prepare_model
 from common.archives import complete, fail, note, obtain, read_lines, unpack
-from common.prepare import data_folder, parser, require_files, start
+from common.prepare import data_folder, is_ready, parser, require_files, start, write_settings
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, and the command line is read before
     from bert.glue.pieces import Encoder
