@@ -218,7 +218,7 @@ class Runner:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Within, SIGINT, SIGTERM and SIGHUP end all scripts; a SIGHUP that nohup ignores does nothing."""
+        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context. Ignore a SIGHUP that nohup ignores."""
         nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
         def stop(number: int, frame: Any) -> None:

@@ -122,7 +122,7 @@ def mark_unchecked(folder: Path) -> None:
 
 
 def refuse_unchecked(folders: Iterable[Path], any_counts: bool) -> None:
-    """Without --any-counts, end the program if one of the folders was made with it."""
+    """End the program if one of the folders was made with --any-counts, unless this run has the flag, too."""
     for folder in folders:
         if (folder / UNCHECKED).exists() and not any_counts:
             fail(f"{folder}: made with --any-counts, so its counts are unchecked; give --any-counts, or remove it")

@@ -1,4 +1,4 @@
-"""Show the matrices that mix the heads, and how far they are from the identity and from orthogonal (mixhead section 3).
+"""Show the matrices that mix the heads, and their distances from the identity and orthogonality (mixhead section 3).
 
 M[j, i] is the weight of source head j in mixed head i. The first figure shows M of every layer. Where M depends on the
 position (Mixhead B), it shows the mean over the tokens.
