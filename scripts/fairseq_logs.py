@@ -47,7 +47,7 @@ class Progress:
 
     def add(self, series: str, values: Mapping[str, Any], cpu: float | None) -> dict[str, float] | None:
         prefix = "" if series == "train_inner" else f"{series}_"
-        if series == "train" or f"{prefix}num_updates" not in values:  # the mean of an epoch, or another's line
+        if series == "train" or f"{prefix}num_updates" not in values:  # the mean of an epoch, or another kind of line
             return None
         self.pass_time(cpu, updating=True)
         last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
@@ -62,7 +62,7 @@ class Progress:
         return point
 
     def all(self) -> Sequence[dict[str, float]]:
-        """Return the points, those of earlier processes too where this one ended before its first update."""
+        """Return the points; if this process ended before its first update, those of earlier processes."""
         return self.points or self.before
 
 
