@@ -16,7 +16,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, NoReturn, Optional
 
 import torch
 from tqdm import tqdm
@@ -24,7 +24,6 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from common.errors import failing
 from low_rank_bottleneck.figure import draw
 from low_rank_bottleneck.fitting import STARTS, Problem, effective_rank, fit, random_problem, uniform_squares
 from low_rank_bottleneck.theorems import Check, checks, smallest_error
@@ -50,7 +49,8 @@ FIXHEAD = "fixhead"  # softmax with heads of size n
 TASKS = {"own": "every head has a matrix of its own", "one": "one matrix from all heads"}
 
 
-fail = failing("low_rank_bottleneck")
+def fail(message: str) -> NoReturn:
+    sys.exit(f"low_rank_bottleneck: error: {message}")
 
 
 def parse(arguments: Optional[list[str]]) -> Namespace:

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 from tqdm import tqdm
@@ -32,7 +32,6 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from common.errors import failing
 from position_probe.figure import draw
 from position_probe.probe import KINDS, POSITIONS, VARIANTS, Outcome, Setting, examine, random_spread, train
 
@@ -43,7 +42,8 @@ FACTORS = (1.5, 2, 4)
 EQUAL = 1e-10  # states that differ by less are equal; rounding makes 1e-15
 
 
-fail = failing("position_probe")
+def fail(message: str) -> NoReturn:
+    sys.exit(f"position_probe: error: {message}")
 
 
 def parse(arguments: Optional[list[str]]) -> Namespace:
