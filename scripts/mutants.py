@@ -163,7 +163,7 @@ next-sentence-label: relation = FOLLOWS if can_follow => relation = RANDOM if ca
 # examples/common/archives.py: tests/examples/test_archives.py
 archive-writes-outside: set_attrs=False, filter="data" => set_attrs=False, filter="fully_trusted"
 checksum-ignored: pooch.retrieve(url, archive.sha256, => pooch.retrieve(url, None,
-# scripts/sweep.py: tests/scripts/test_sweep.py
+# scripts/fairseq_logs.py: tests/scripts/test_sweep.py
 repeated-points-kept: if point["update"] <= int(resumed[1])] => if point["update"]]
 # scripts/report.py: tests/scripts/test_report.py
 deviation-of-the-population: statistics.stdev(values) => statistics.pstdev(values)

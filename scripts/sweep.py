@@ -19,96 +19,31 @@ if sys.version_info < (3, 11):  # noqa: UP036 (the system's Python may be older)
 import argparse
 import contextlib
 import fcntl
-import functools
-import hashlib
 import itertools
 import json
 import os
-import platform
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from fairseq_logs import NUMBER, Progress, last_line
 from grids import EVALUATION, TRAINING, Grid, Point, Run, as_name, canonical, fail, is_variable, read_grid, runs
+from provenance import CORES, ROOT, about, add_commit, checksum
 
-ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 OF_ONE_MACHINE = {"--user-dir", "--save-dir"}  # flags left out of the record
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 POLL = 0.1  # seconds between two looks at a running script
-NUMBER = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")  # in "perplexity = 20.54", "BLEU|... = 33.5 66.1/..."
-PROGRESS = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")  # a line of fairseq-train --log-format json
-RESUMED = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
-
-
-# ---- what a training reports -----------------------------------------------------------------------------------------
-
-
-class Progress:
-    """Collects the points of a training from the lines of fairseq's log, one process after another.
-
-    A point has the update, the tokens so far, a loss in bits, and the CPU seconds so far, without start-up and
-    validations. After an interruption, updates after the last checkpoint are dropped.
-    """
-
-    def __init__(self, points: Sequence[dict[str, float]]):
-        self.points: list[dict[str, float]] = []
-        self.before = points  # of earlier processes
-        self.spent = 0.0
-        self.cpu = 0.0  # of this process, when a line was read last
-        self.updating = False
-
-    def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
-        """Return the new point if the line has one; `cpu` is the CPU time of the process so far."""
-        if resumed := RESUMED.search(line):
-            self.points = [point for point in self.before if point["update"] <= int(resumed[1])]
-            self.spent = self.points[-1].get("cpu_seconds", 0.0) if self.points else 0.0
-        elif "Start iterating over samples" in line:
-            self.before = self.points
-            self.pass_time(cpu, updating=True)
-        elif "begin validation on" in line:
-            self.pass_time(cpu, updating=False)
-        elif match := PROGRESS.search(line):
-            return self.add(match[1], json.loads(match[2]), cpu)
-        return None
-
-    def pass_time(self, cpu: float | None, updating: bool) -> None:
-        if cpu is not None:
-            self.spent += cpu - self.cpu if self.updating else 0.0
-            self.cpu = cpu
-        self.updating = updating
-
-    def add(self, series: str, values: Mapping[str, Any], cpu: float | None) -> dict[str, float] | None:
-        prefix = "" if series == "train_inner" else f"{series}_"
-        if series == "train" or f"{prefix}num_updates" not in values:  # the mean of an epoch, or another's line
-            return None
-        self.pass_time(cpu, updating=True)
-        last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
-        update = int(values[f"{prefix}num_updates"])
-        per_update = float(values.get("wpb", 0)) or last["tokens"] / max(last["update"], 1)
-        point = {"update": update, "tokens": round(last["tokens"] + (update - last["update"]) * per_update)}
-        if cpu is not None:
-            point["cpu_seconds"] = round(self.spent, 2)
-        loss = values.get(f"{prefix}nll_loss", values.get(f"{prefix}loss", "nan"))
-        point["train_loss" if series == "train_inner" else f"{series}_loss"] = float(loss)
-        self.points.append(point)
-        return point
-
-    def all(self) -> Sequence[dict[str, float]]:
-        """Return the points, those of earlier processes too where this one ended before its first update."""
-        return self.points or self.before
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -120,71 +55,25 @@ def cpu_seconds(pid: int) -> float | None:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-# ---- the record of a run ---------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def about() -> dict[str, Any]:
-    """Return the machine and the versions, which are the same for all runs of this command."""
-    own = ROOT / ".venv" / "bin" / "python"
-    beside_fairseq = Path(shutil.which("fairseq-train") or "python3").with_name("python3")
-    python = str(own if own.exists() else beside_fairseq)
-    names = ("torch", "numpy", "fairseq", "fairseq-fixed", "ve-fairseq")
-    code = f"""import json, platform; from importlib.metadata import distributions
-found = {{d.name: d.version for d in distributions() if d.name in {names}}}
-print(json.dumps({{"python": platform.python_version(), **found}}))"""
-    printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout
-    source = (ROOT / "mixhead_plugin" / "__init__.py").read_text()
-    version = source.partition('__version__ = "')[2].partition('"')[0]
-    versions = {**json.loads(printed or "{}"), "mixhead_plugin": version}
-    return {"device": f"{processor()}, {CORES} cores", "versions": versions}
-
-
-def processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-@functools.cache
-def commit() -> str:
-    """Return the commit, with + if files differ from it; empty outside of git."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(ROOT), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def add_commit(record: dict[str, Any]) -> None:
-    """Add the current commit to those of a run."""
-    record["commit"] = ", ".join(dict.fromkeys(filter(None, (*record.get("commit", "").split(", "), commit()))))
-
-
-@functools.cache
-def checksum(folders: str) -> str | None:
-    """Return 12 digits of the SHA-256 of the text that fairseq reads; None if there is none."""
-    found = [
-        path for folder in folders.split(":") for kind in ("*.bin", "dict*.txt") for path in Path(folder).rglob(kind)
-    ]
-    whole = hashlib.sha256()
-    for path in sorted(found):
-        with path.open("rb") as file:
-            whole.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()[:12] if found else None
-
-
-# ---- running ---------------------------------------------------------------------------------------------------------
-
-
 class Failure(Exception):
     """Ends one run; the message says where its log is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that this command has begun."""
+
+    run: Run
+    folder: Path
+    variables: Mapping[str, str]  # its share of the machine, and SAVE
+    lock: int  # the file that keeps other sweeps out of the folder
+    record: dict[str, Any]  # the content of run.json
+
+    def save(self) -> None:
+        """Write run.json, whole or not at all."""
+        unfinished = self.folder / "run.json.unfinished"
+        unfinished.write_text(json.dumps(self.record, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(self.folder / "run.json")
 
 
 class Runner:
@@ -220,62 +109,63 @@ class Runner:
         try:
             folder = run.folder(self.out)
             folder.mkdir(parents=True, exist_ok=True)
+            variables = {**share, "SAVE": str(folder / "checkpoints")}
             with held(folder) as lock:
-                self.train_and_evaluate(run, folder, dict(share), lock)
-                values = self.known(run)["metrics"]
-                return ", ".join(f"{metric} {values[metric]:g}" for metric in run.evaluate)
+                job = Job(run, folder, variables, lock, self.known(run))
+                if not job.record.get("trained"):
+                    self.train(job)
+                for metric in self.missing(run):
+                    self.evaluate(job, metric)
+            return ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate)
         except OSError as error:
             raise Failure(str(error)) from error
         finally:
             self.shares.put(share)
 
-    def train_and_evaluate(self, run: Run, folder: Path, share: dict[str, str], lock: int) -> None:
-        place = {**share, "SAVE": str(folder / "checkpoints")}
-        record = self.known(run)
-        if not record.get("trained"):
-            now = start_of(run, place)
-            if record and record["data"] != now["data"]:
-                raise Failure(
-                    f"began with another text (SHA-256 {record['data']}, now {now['data']}); folder: {folder}"
-                )
-            record = {**now, **record}
-            add_commit(record)
-            progress = Progress(record["points"])
-            try:
-                used = self.script(run, "train", run.train, place, folder / "train.log", lock, progress)
-                record["trained"] = used.pop("status") == 0
-                for name in ("seconds", "cpu_seconds"):
-                    record[name] = round(record.get(name, 0.0) + used[name], 2)
-                record["peak_memory_mib"] = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
-            finally:
-                record["points"] = progress.all()
-                write(folder / "run.json", record)
-            if not record["trained"]:
-                log = folder / "train.log"
-                raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
-        for metric in self.missing(run):
-            log = folder / f"evaluate-{as_name(metric)}.log"
-            used = self.script(run, "evaluate", run.evaluate[metric], place, log, lock, None)
-            last = last_line(log)
-            number = NUMBER.search(last)
-            if used["status"] or not number:
-                why = "failed" if used["status"] else "ended in a line without a number"
-                raise Failure(f"evaluate.sh {why} ({last[:200]}); log: {log}")
-            add_commit(record)
-            record["measure"] = re.split(r"[|=:]", last)[0].strip()
-            record["metrics"][metric] = float(number[1])
-            record["evaluate"][metric] = canonical(run.evaluate[metric])
-            write(folder / "run.json", record)
+    def train(self, job: Job) -> None:
+        """Train to the end, from the last checkpoint if there is one."""
+        record, now = job.record, start_of(job.run, job.variables)
+        if record and record["data"] != now["data"]:
+            texts = f"SHA-256 {record['data']}, now {now['data']}"
+            raise Failure(f"began with another text ({texts}); folder: {job.folder}")
+        record |= {**now, **record}
+        add_commit(record)
+        log, progress = job.folder / "train.log", Progress(record["points"])
+        try:
+            used = self.script(job, "train", job.run.train, log, progress)
+            record["trained"] = used["status"] == 0
+            for name in ("seconds", "cpu_seconds"):
+                record[name] = round(record.get(name, 0.0) + used[name], 2)
+            record["peak_memory_mib"] = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
+        finally:
+            record["points"] = progress.all()
+            job.save()
+        if not record["trained"]:
+            raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
+
+    def evaluate(self, job: Job, metric: str) -> None:
+        log, words = job.folder / f"evaluate-{as_name(metric)}.log", job.run.evaluate[metric]
+        used = self.script(job, "evaluate", words, log)
+        last = last_line(log)
+        number = NUMBER.search(last)
+        if used["status"] or not number:
+            why = "failed" if used["status"] else "ended in a line without a number"
+            raise Failure(f"evaluate.sh {why} ({last[:200]}); log: {log}")
+        add_commit(job.record)
+        job.record["measure"] = re.split(r"[|=:]", last)[0].strip()
+        job.record["metrics"][metric] = float(number[1])
+        job.record["evaluate"][metric] = canonical(words)
+        job.save()
 
     def script(
-        self, run: Run, name: str, words: Sequence[str], place: Mapping[str, str], log: Path, lock: int,
-        progress: Progress | None,
-    ) -> dict[str, float]:  # fmt: skip
+        self, job: Job, name: str, words: Sequence[str], log: Path, progress: Progress | None = None
+    ) -> dict[str, float]:
         """Run a script to its end; return its status, its seconds, and the memory of its largest process."""
-        command, variables = command_of(run.example, name, words, place["SAVE"])
+        command, variables = command_of(job.run.example, name, words, job.variables["SAVE"])
+        variables = {**job.variables, **variables}
         if progress:
             command += ["--log-format", "json"]
-        shown = shlex.join([*(f"{key}={value}" for key, value in {**place, **variables}.items()), *command])
+        shown = shlex.join([*(f"{key}={value}" for key, value in variables.items()), *command])
         with log.open("a", encoding="utf-8") as file, log.open(encoding="utf-8", errors="replace") as lines:
             lines.seek(0, os.SEEK_END)
             file.write(f"$ {shown}\n")
@@ -288,11 +178,11 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **place, **variables},
+                env={**os.environ, **variables},
                 start_new_session=True,  # fairseq's own processes end with it
-                pass_fds=(lock,),  # a training that outlives this command keeps its folder
+                pass_fds=(job.lock,),  # a training that outlives this command keeps its folder
             )
-            usage = self.wait(process, run, lines, progress)
+            usage = self.wait(process, job.run, lines, progress)
         unit = 1 if sys.platform == "darwin" else 2**10  # bytes
         return {
             "status": process.returncode,
@@ -328,7 +218,7 @@ class Runner:
 
     @contextlib.contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Within, SIGINT, SIGTERM and SIGHUP end all scripts; a SIGHUP that nohup ignores does nothing."""
+        """Let SIGINT, SIGTERM and SIGHUP end all scripts within the context. Ignore a SIGHUP that nohup ignores."""
         nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
         def stop(number: int, frame: Any) -> None:
@@ -359,20 +249,9 @@ def end_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def last_line(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-
-
-def write(path: Path, content: Any) -> None:
-    """Write JSON, whole or not at all."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(path)
-
-
-def start_of(run: Run, place: Mapping[str, str]) -> dict[str, Any]:
+def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
     """Return the record of a run before its training; a dry run of train.sh prints all flags and the data."""
-    printed = dry_run(run, "train", run.train, place["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
+    printed = dry_run(run, "train", run.train, variables["SAVE"], stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
     command = next((line for line in printed.splitlines() if line.startswith("fairseq-")), "")
     _, data, *flags = [*shlex.split(command), "", ""]
     own = {"labels": dict(run.labels), "seed": run.seed, "digest": run.digest, "example": run.example}
@@ -383,7 +262,7 @@ def start_of(run: Run, place: Mapping[str, str]) -> dict[str, Any]:
         "flags": {name: values for name, values in canonical(flags).items() if name not in {*OF_ONE_MACHINE, ""}},
         "data": checksum(data) if data else None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "threads": int(place.get("OMP_NUM_THREADS", 0)) or None,
+        "threads": int(variables.get("OMP_NUM_THREADS", 0)) or None,
         "trained": False,
         "metrics": {},
         "evaluate": {},

@@ -1,38 +1,7 @@
-"""Write fairseq's binary sets, and the settings that made a folder of them."""
+"""Write fairseq's binary sets."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from common.archives import fail, note
-from common.prepare import mark_unchecked, refuse_unchecked, require_files
-
-SETTINGS = "settings.json"
-
-
-def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool) -> bool:
-    """Return True if the folder exists; end the program if it lacks one of `files` or has other settings."""
-    if not folder.exists():
-        return False
-    refuse_unchecked([folder], any_counts)
-    require_files(folder, [SETTINGS, *files])
-    try:
-        made = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8"))["settings"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        fail(f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again")
-    for name, value in settings.items():
-        if made.get(name) != value:
-            fail(f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose another DATA")
-    note(f"{folder} is there already")
-    return True
-
-
-def write_settings(folder: Path, settings: Mapping[str, Any], any_counts: bool, **more: Any) -> None:
-    content = json.dumps({"settings": dict(settings), **more}, indent=2)
-    (folder / SETTINGS).write_text(f"{content}\n", encoding="utf-8")
-    if any_counts:
-        mark_unchecked(folder)
 
 
 class BinarySet:

@@ -49,7 +49,7 @@ class Pooler(nn.Module):
         self.apply(init_bert_params)
 
     def forward(self, features: Tensor) -> Tensor:
-        """features [B, N, C] -> [B, C]"""
+        """Return [B, C] for features [B, N, C]."""
         return torch.tanh(self.dense(features[:, 0]))
 
 
@@ -63,7 +63,7 @@ class ClassificationHead(nn.Module):
         self.apply(init_bert_params)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """pooled [B, C] -> [B, classes]"""
+        """Return [B, classes] for pooled states [B, C]."""
         return self.out_proj(self.dropout(pooled))
 
 

@@ -7,9 +7,7 @@ from shutil import copyfile
 from typing import Optional
 
 from common.archives import Archive, complete, fail, note, obtain, sha256, unpack
-from common.prepare import require_files
-
-from bert.binary import is_ready, write_settings
+from common.prepare import is_ready, require_files, write_settings
 
 FILES = {"bert": ("vocab.txt",), "roberta": ("encoder.json", "vocab.bpe")}  # beside dict.txt and model.pt
 

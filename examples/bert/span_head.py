@@ -29,7 +29,7 @@ class SpanHead(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, features: Tensor, masked_tokens: Optional[Tensor] = None, **unused: Any) -> Tensor:
-        """features [B, N, C] -> [B, N, 2]; fairseq passes `masked_tokens` to every head of a language model."""
+        """Return [B, N, 2] for features [B, N, C]. fairseq passes `masked_tokens` to every head of a language model."""
         return self.out_proj(features)
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:

@@ -192,13 +192,13 @@ class Refused(ValueError):
 def unpack(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]] = None) -> None:
     """Unpack the files of an archive to `folder`.
 
-    End the program if the archive is damaged, has links or special files, leads out of `folder` (tarfile's filter
-    'data'), unpacks to too many bytes, or has no wanted file.
+    End the program if the archive is damaged, unpacks to too many bytes, or has no wanted file. Links, special files
+    and names that lead out of `folder` are refused, too (by tarfile's filter 'data').
 
     Args:
         path: .zip, a tar, or a single file as .gz, .bz2, .xz
         folder: is created if it does not exist
-        wanted: tells if a file is unpacked, from its name with / between folders; all are by default
+        wanted: returns True if a file of this name, with / between folders, is unpacked; by default all are
     """
     folder.mkdir(parents=True, exist_ok=True)
     limit = min(LIMIT, max(FLOOR, RATIO * path.stat().st_size))

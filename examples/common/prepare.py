@@ -2,12 +2,13 @@
 
 import argparse
 import fcntl
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -67,6 +68,7 @@ def ending_at_once() -> Iterator[None]:
 LOCK = "prepare.lock"  # in DATA, during a preparation
 _locks: set[int] = set()  # descriptors of locked files
 
+SETTINGS = "settings.json"  # in every folder that depends on flags of prepare.sh
 UNCHECKED = "counts-not-checked"  # an empty file in every folder that was made with --any-counts
 
 
@@ -120,7 +122,7 @@ def mark_unchecked(folder: Path) -> None:
 
 
 def refuse_unchecked(folders: Iterable[Path], any_counts: bool) -> None:
-    """Without --any-counts, end the program if one of the folders was made with it."""
+    """End the program if one of the folders was made with --any-counts, unless this run has the flag, too."""
     for folder in folders:
         if (folder / UNCHECKED).exists() and not any_counts:
             fail(f"{folder}: made with --any-counts, so its counts are unchecked; give --any-counts, or remove it")
@@ -131,6 +133,31 @@ def require_files(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         if not (folder / name).is_file():
             fail(f"{folder}: {name} is missing; remove the folder to have it made again")
+
+
+def is_ready(folder: Path, settings: Mapping[str, Any], files: Iterable[str], any_counts: bool) -> bool:
+    """Return True if the folder exists; end the program if it lacks one of `files` or has other settings."""
+    if not folder.exists():
+        return False
+    refuse_unchecked([folder], any_counts)
+    require_files(folder, [SETTINGS, *files])
+    try:
+        content = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        made = dict(content.get("settings", content))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        fail(f"{folder / SETTINGS}: is not made by prepare.sh; remove {folder} to have it made again")
+    for name, value in settings.items():
+        if made.get(name) != value:
+            fail(f"{folder}: made with {name} {made.get(name)}, not {value}; remove it, or choose another DATA")
+    note(f"{folder} is there already")
+    return True
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], any_counts: bool, **more: Any) -> None:
+    content = json.dumps({"settings": dict(settings), **more}, indent=2)
+    (folder / SETTINGS).write_text(f"{content}\n", encoding="utf-8")
+    if any_counts:
+        mark_unchecked(folder)
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------

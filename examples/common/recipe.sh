@@ -149,14 +149,9 @@ update_freq() { # BATCHES "$@": the --update-freq with which all workers togethe
     printf '%s' $(($1 / count))
 }
 
-max_tokens() { # TOKENS: the --max-tokens of each worker, rounded up, if the recipe's update is one batch
-    local count
-    count=$(workers) || exit
-    printf '%s' $((($1 + count - 1) / count))
-}
-
-rows() { # ROWS: the --batch-size of each worker, rounded up. In truncated_bptt_lm a row is a text with its own memory;
-    # --update-freq would read fewer texts, and several windows of each in an update.
+share() { # NUMBER: the tokens (--max-tokens) or rows (--batch-size) of each worker, rounded up, where an update is one
+    # batch. In truncated_bptt_lm a row is a text with its own memory; --update-freq would read fewer texts, and several
+    # windows of each in an update.
     local count
     count=$(workers) || exit
     printf '%s' $((($1 + count - 1) / count))
@@ -214,7 +209,7 @@ checkpoint() { # DEFAULT_ARCH: CHECKPOINT, or SAVE's best one, or with AVERAGE=n
     folder=$(save_folder "$1")
     if [[ ! ${AVERAGE:-} ]]; then
         [[ -f $folder/checkpoint_best.pt || ${DRY_RUN:-} ]] ||
-            fail "SAVE=$folder: has no checkpoint_best.pt; give the folder of a train.sh as SAVE, or a file as CHECKPOINT"
+            fail "SAVE=$folder: has no checkpoint_best.pt; give a train.sh's folder as SAVE, or a file as CHECKPOINT"
         printf '%s' "$folder/checkpoint_best.pt"
     else
         [[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.average "$folder" "$AVERAGE" >&2 || exit
@@ -239,7 +234,11 @@ check_subset() { # FOLDER SUFFIX "$@": end unless FOLDER has <--gen-subset>SUFFI
 TRANSFORMER_XL=(--task truncated_bptt_lm --tokens-per-sample 64 --batch-size 1 --softmax-batch 1024
     --model-overrides "{'mem_len': 640, 'clamp_len': 400, 'same_length': True}")
 
-evaluate_lm() { # MODULE FOLDER FLAG...: run fairseq-eval-lm; MODULE, such as common.perplexity, reads its log
+evaluate_lm() { # MODULE FOLDER CHECKPOINT FLAG...: run fairseq-eval-lm; MODULE (common.perplexity) reads its log
+    local machine
+    machine=$(machine "${@:4}")
+    # shellcheck disable=SC2086 # $machine is no flag or one
+    set -- "$1" "$2" --user-dir "$PLUGIN" --path "$3" $machine --gen-subset test "${@:4}"
     if [[ ${DRY_RUN:-} ]]; then
         run fairseq-eval-lm "${@:2}"
     else

@@ -4,33 +4,14 @@ It has the files of fairseq-preprocess, the references for BLEU as reference/{va
 of prepare.sh as settings.json.
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.archives import complete, fail, note
+from common.archives import complete, note
 from common.parallel_text import SOURCE, SPLITS, TARGET, write_lines
-from common.prepare import mark_unchecked, preprocess
-
-
-def is_ready(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Return True if an earlier run made `folder` with the same flags; end the program if with others."""
-    if not folder.is_dir():
-        return False
-    record = folder / "settings.json"
-    if not record.exists():
-        fail(f"{folder}: is not made by prepare.sh; remove it, or name another folder as DATA")
-    try:
-        made = dict(json.loads(record.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, RecursionError):
-        fail(f"{record}: is not made by prepare.sh; remove {folder}, or name another folder as DATA")
-    for flag, value in settings.items():
-        if made.get(flag) != value:
-            fail(f"{flag} {value}: {folder} was made with {made.get(flag)}; remove it, or name another folder as DATA")
-    note(f"{folder} is ready")
-    return True
+from common.prepare import preprocess, write_settings
 
 
 def binarise(
@@ -62,7 +43,5 @@ def binarise(
         prefixes = [part for split in SPLITS for part in (f"--{split}pref", str(text / split))]
         preprocess(unfinished, workers, ["--source-lang", SOURCE, "--target-lang", TARGET, *prefixes, *flags])
         shutil.rmtree(text)
-        (unfinished / "settings.json").write_text(json.dumps(settings, indent=2) + "\n")
-        if not checked:
-            mark_unchecked(unfinished)
+        write_settings(unfinished, settings, any_counts=not checked)
     note(f"{folder} is ready")

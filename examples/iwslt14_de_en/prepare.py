@@ -20,9 +20,9 @@ from common.parallel_text import (
     read_text,
     write_lines,
 )
-from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, refuse_unchecked, start
+from common.prepare import UNCHECKED, data_folder, is_ready, mark_unchecked, parser, refuse_unchecked, start
 from common.subwords import SUBWORDS, in_subwords
-from common.translation_data import binarise, is_ready
+from common.translation_data import binarise
 from iwslt14_de_en.moses import Tokenizer, is_clean, lowercase
 from tqdm import tqdm
 
@@ -146,7 +146,7 @@ def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concate
     """Make the folder `variant(subwords, concatenate)` in `data`, with the text in subwords for fairseq; return it."""
     folder = data / variant(subwords, concatenate)
     settings = {"--vocabulary": vocabulary}
-    if is_ready(folder, settings):
+    if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
         return folder
     kinds = KINDS if subwords == "bpe" else ("raw",)
     lines = read_text(text, f"{{split}}.{kinds[-1]}.{{language}}")

@@ -8,7 +8,7 @@ source "$ROOT/examples/iwslt14_de_en/variant.sh"
 default=mixhead_transformer_iwslt_de_en
 save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
-tokens=$(max_tokens 4096)
+tokens=$(share 4096)
 
 # A variable, because later flags cannot turn --eval-bleu off. SELECT=loss avoids the beam searches of validation.
 case ${SELECT:=bleu} in

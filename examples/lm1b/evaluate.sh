@@ -19,8 +19,4 @@ else
     if [[ $form == word ]]; then length=512; else length=256; fi
     flags=(--tokens-per-sample "$length" --sample-break-mode none --max-tokens 4096 --required-batch-size-multiple 1)
 fi
-machine=$(machine)
-
-# shellcheck disable=SC2086 # $machine is no flag or one
-evaluate_lm lm1b.perplexity "$DATA/$form" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
-    --gen-subset test --softmax-batch 1024 "${flags[@]}" "$@"
+evaluate_lm lm1b.perplexity "$DATA/$form" "$checkpoint" --softmax-batch 1024 "${flags[@]}" "$@"

@@ -16,7 +16,7 @@ save=$(save_folder "$arch")
 machine=$(machine "$@")
 
 if has_memory "$arch"; then
-    rows=$(rows 224)
+    rows=$(share 224)
     # shellcheck disable=SC2086 # $machine is several flags
     run fairseq-train "$DATA/word" --user-dir "$PLUGIN" --save-dir "$save" $machine \
         --task truncated_bptt_lm --tokens-per-sample 32 --batch-size "$rows" \

@@ -5,8 +5,8 @@
     examples/low_rank_bottleneck/run.py --quick             seconds, a test
     examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
 
-First check the theorems; the exit status is 1 if one fails. Then, for each head size, fit W_Q, W_K and Mixhead's M of a
-layer, so that its attention weights come near random matrices whose rows sum to 1. Write results.json,
+First check the theorems; the exit status is 1 if one fails. Then fit W_Q, W_K and Mixhead's M of a layer, for each head
+size. Its attention weights shall come near random matrices whose rows sum to 1. Write results.json,
 low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
 """
 

@@ -31,10 +31,10 @@ def project(embedding: Tensor, projection: Tensor) -> Tensor:
 
 
 def scores_of(weights: Tensor, normalizer: str) -> Tensor:
-    """Return scores [..., n, n] that the normalizer turns into positive `weights` whose rows sum to 1.
+    """Return scores [..., n, n] that the normalizer turns into `weights` p; these are positive with row sums 1.
 
-    softmax: log p minus its row's mean. A constant in a row changes no weight; without it the rank is at most n - 1.
-    sigsoftmax: the solution of exp(s) sigmoid(s) = n p, a quadratic equation in exp(s).
+    softmax: s = log p minus the mean of its row. A constant in a row changes no weight. Without it the rank is at most
+    n - 1. sigsoftmax: s solves exp(s) sigmoid(s) = n p, a quadratic equation in exp(s).
     """
     if normalizer == "softmax":
         return _centred_log(weights)
@@ -45,9 +45,10 @@ def scores_of(weights: Tensor, normalizer: str) -> Tensor:
 
 
 def construct(embedding: Tensor, weights: Tensor, head_size: int, normalizer: str) -> tuple[Tensor, Tensor]:
-    """Return W_Q and W_K that give `weights` (theorem 1, eqs 4 to 7), from their scores cut to rank `head_size`.
+    """Return W_Q and W_K of a head with these weights (theorem 1, eqs 4 to 7).
 
-    The weights are exact if head_size >= n, for softmax if head_size >= n - 1. The largest singular values are kept.
+    The scores are cut to rank `head_size` by keeping the largest singular values. The weights are exact if head_size is
+    at least n; for softmax n - 1 is enough.
 
     Args:
         embedding: X [..., n, d] of full row rank
@@ -70,9 +71,9 @@ def construct(embedding: Tensor, weights: Tensor, head_size: int, normalizer: st
 def smallest_error(weights: Tensor, head_size: int) -> Tensor:
     """Return a lower bound [...] of ||A - P||_F for softmax heads of that size; it is 0 from n - 1 on.
 
-    The centred log A has rank D at most, because log A is the scores plus a constant in each row. So its distance from
-    the centred log P is at least t = sqrt(sum of the squared singular values of the centred log P after the first D).
-    If ||A - P||_F = e, then |log a - log p| <= |a - p| / (min p - e) for each element, hence t <= e / (min p - e).
+    log A is the scores plus a constant in each row. So the centred log A has rank D at most. Let t^2 be the sum of the
+    squared singular values of the centred log P after the first D. The distance between both is at least t. Now let
+    ||A - P||_F = e. For each element |log a - log p| <= |a - p| / (min p - e). Hence t <= e / (min p - e).
     """
     tail = torch.linalg.svdvals(_centred_log(weights))[..., head_size:].square().sum(-1).sqrt()
     if head_size >= weights.shape[-1] - 1:  # the tail is rounding
@@ -106,7 +107,7 @@ def _construction(n: int) -> list[Check]:
 
 
 def _counterexample() -> list[Check]:
-    """Check theorem 1, second part: with X = [1, 0], of size 1 < n = 2, the second row always has equal scores."""
+    """Check theorem 1, second part: for n = 2 and X = [1, 0] of size 1, the second row always has equal scores."""
     embedding = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
     target = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64)
     generator = torch.Generator().manual_seed(2)
@@ -122,7 +123,7 @@ def _counterexample() -> list[Check]:
 
 
 def _full_rank(n: int) -> list[Check]:
-    """Check a limit of the theorem: heads of size 2 give weights of full rank for points on a circle."""
+    """Check what the theorem does not exclude: for points on a circle, heads of size 2 give weights of full rank."""
     angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     points = torch.stack([angles.cos(), angles.sin()], 1)  # [n, 2]
     gap = 1 - math.cos(2 * math.pi / n)
@@ -133,21 +134,21 @@ def _full_rank(n: int) -> list[Check]:
 
 
 def _weights(embedding: Tensor, query: Tensor, key: Tensor, normalizer: str) -> Tensor:
-    """X [n, d], W_Q and W_K [H, d, D] -> weights [H, n, n]"""
+    """Return the weights [H, n, n] for X [n, d], and W_Q and W_K [H, d, D]."""
     identity = torch.eye(len(embedding), dtype=embedding.dtype).expand(1, len(query), -1, -1)
     queries, keys = project(embedding, query)[None], project(embedding, key)[None]
     return attention(queries, keys, identity, normalizer=normalizer, impl="reference")[0]
 
 
 class Layer(NamedTuple):
-    """A layer of softmax heads without its residual: f_W or g_V of the paper's section 3.1."""
+    """A layer of softmax heads without the residual connection: f_W or g_V of the paper's section 3.1."""
 
     query: Tensor  # [H, d, D]
     key: Tensor  # [H, d, D]
-    output: Tensor  # the value's and the output's projection in one, [H, d, d]
+    output: Tensor  # the product of the value's and the output's projection, [H, d, d]
 
     def __call__(self, embedding: Tensor) -> Tensor:
-        """X [n, d] -> [n, d]"""
+        """Return the sum of all heads, [n, d], for X [n, d]."""
         value = project(embedding, self.output)[None]  # [1, H, n, d]
         queries, keys = project(embedding, self.query)[None], project(embedding, self.key)[None]
         return attention(queries, keys, value, impl="reference")[0].sum(0)
@@ -158,9 +159,10 @@ class Layer(NamedTuple):
 
 
 def _theorem_2(n: int, size: int = 8, heads: int = 4) -> list[Check]:
-    """Check theorem 2: heads of size d / h cannot do what heads of size d do, even if these all have the same scores.
+    """Check theorem 2: heads of size d / h cannot compute what heads of size d compute.
 
-    In each of the proof's three cases there is an X [n, d] with different outputs.
+    This holds even if all large heads have the same scores. In each of the proof's three cases the outputs differ for
+    some X [n, d].
     """
     generator = torch.Generator().manual_seed(3)
 
@@ -168,7 +170,7 @@ def _theorem_2(n: int, size: int = 8, heads: int = 4) -> list[Check]:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     small = size // heads
-    # Values of head i stand in its own `small` columns; heads of size d / h can do no more.
+    # The values of head i are in its own `small` columns, as in any layer of heads of size d / h.
     split = torch.block_diag(*[torch.ones(small, 1, dtype=torch.float64)] * heads).T  # [h, d]
     outputs = split[:, :, None] * normal(size, size)  # [h, d, d]
     narrow = Layer(normal(heads, size, small), normal(heads, size, small), outputs)
@@ -199,7 +201,7 @@ def _theorem_2(n: int, size: int = 8, heads: int = 4) -> list[Check]:
     values, vectors = torch.linalg.eigh(symmetric + symmetric.T)
     compare("same values", wide, tokens(vectors[:, values.abs().argmax()]))
 
-    # 3. Only scores between two tokens differ, by a skew-symmetric matrix. X: one token, and a large second one.
+    # 3. Only scores between two different tokens differ, by a skew-symmetric matrix. X: a token, and a large one.
     skew = normal(size, size)
     wide = layer(narrow.scores(0) + skew - skew.T, narrow.output)
     first = torch.linalg.svd(wide.scores(0) - narrow.scores(0)).U[:, 0]

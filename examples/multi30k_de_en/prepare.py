@@ -7,9 +7,9 @@ from typing import Any
 
 from common.archives import Archive, complete, count, fail, obtain, remove, unpack
 from common.parallel_text import LANGUAGES, TARGET, compare_counts, pairs_of, read_lines, read_text, write_lines
-from common.prepare import UNCHECKED, data_folder, mark_unchecked, parser, refuse_unchecked, start
+from common.prepare import UNCHECKED, data_folder, is_ready, mark_unchecked, parser, refuse_unchecked, start
 from common.subwords import in_subwords
-from common.translation_data import binarise, is_ready
+from common.translation_data import binarise
 
 # github.com/multi30k/dataset as of November 2020, the last change of these files
 URL = "https://raw.githubusercontent.com/multi30k/dataset/c40b37b23d6387214f8ab37335b5a8672b9745f2/data/task1/raw/"
@@ -64,7 +64,7 @@ def prepare_text(
 
 def prepare_data(text: Path, folder: Path, vocabulary: int, workers: int) -> None:
     settings = {"--vocabulary": vocabulary}
-    if is_ready(folder, settings):
+    if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
         return
     lines = read_text(text)
     pieces = in_subwords(lines, "sentencepiece", folder.parent / "subwords", vocabulary)

@@ -8,7 +8,7 @@ prepared "$DATA/binary"
 default=mixhead_transformer
 save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
-tokens=$(max_tokens 1500)
+tokens=$(share 1500)
 
 # shellcheck disable=SC2086 # $machine is several flags
 run fairseq-train "$DATA/binary" --user-dir "$PLUGIN" --save-dir "$save" \

@@ -1,4 +1,4 @@
-"""Train models that see only distances to number a row of zeros 1 .. n: fairseq's, with the plugin's attention.
+"""Train fairseq's models, with the plugin's attention, to number a row of zeros 1 .. n. They see only distances.
 
 B rows, N positions, E is the size of the embedding.
 """
@@ -19,7 +19,7 @@ from mixhead_plugin.modules.relative_position import BucketedBias
 WIDTH = 32
 SHAPE = "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"
 PLAIN = "--dropout 0 --attention-dropout 0 --no-token-positional-embeddings --head-mixing none"
-BIAS = 1.0  # standard deviation of T5's initial biases, see `Probe`; with 0.2 relu2 learns slowly
+BIAS = 1.0  # standard deviation of T5's initial biases (see `Probe`); with 0.2, relu2 learns slowly
 
 
 class Kind(NamedTuple):
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
     arch: str
     flags: str
     causal: bool
-    effort: float  # the share of --steps that it trains
+    effort: float  # the part of --steps for which it is trained
 
 
 class Variant(NamedTuple):
@@ -39,7 +39,7 @@ class Variant(NamedTuple):
     what: str = ""  # explains the variant in --help
 
     def blind(self, causal: bool) -> bool:
-        """Return True if in theory it cannot see positions, because its weights sum to 1 and all values are equal."""
+        """Return True if in theory it sees no positions: the weights of a row sum to 1, and all values are equal."""
         seen = "begin" in self.markers or ("end" in self.markers and not causal)
         return not seen and "gain" not in self.flags and ("normalizer" not in self.flags or "softmax" in self.flags)
 
@@ -91,8 +91,8 @@ class Setting(NamedTuple):
 class Probe(nn.Module):
     """A model with a linear layer that reads one number, in units of n, from each state.
 
-    T5's biases start at random numbers, not at 0 as in the plugin. If all inputs are equal, the gradient at 0 is 0: the
-    sum of a row of l2 weights is largest when all biases are equal.
+    T5's biases start at random numbers here; in the plugin they start at 0. With equal inputs the gradient there would
+    be 0, because the sum of a row of l2 weights is largest when all biases are equal.
     """
 
     def __init__(self, setting: Setting, impl: str = "auto"):
@@ -114,7 +114,7 @@ class Probe(nn.Module):
         self.readout = nn.Linear(WIDTH, 1)
 
     def features(self, lengths: list[int]) -> Tensor:
-        """Return the states at the zeros, [B, N, E]; those after the end of a row have no meaning."""
+        """Return the states of the zeros, [B, N, E]. States after the end of a row have no meaning."""
         tokens = self.tokens(lengths)
         if self.causal:
             states = self.stack.extract_features(tokens, None)[0]  # [B, N, E]
@@ -125,7 +125,7 @@ class Probe(nn.Module):
         return states[:, first : first + max(lengths)]
 
     def forward(self, lengths: list[int]) -> Tensor:
-        """Return the answers [B, N]; the right ones are 1, 2, ..."""
+        """Return the answers [B, N]; right are 1, 2, ..."""
         return self.readout(self.features(lengths))[..., 0] * self.unit
 
     def tokens(self, lengths: list[int]) -> Tensor:
@@ -161,10 +161,10 @@ def _parse(arch: str, flags: list[str]) -> Any:
 
 
 def spread(probe: Probe, lengths: list[int]) -> float:
-    """Return the largest difference between any state and that of the first zero, divided by the largest state.
+    """Return the largest difference between a state and that of the first zero, relative to the largest state.
 
-    It is computed in float64, where rounding makes about 1e-15. If it is 0, the states tell neither the position nor
-    the length of the row.
+    In float64 rounding alone gives about 1e-15. If the difference is 0, the states tell neither the position nor the
+    length of the row.
     """
     probe = probe.double().eval()
     with torch.no_grad():
@@ -174,7 +174,7 @@ def spread(probe: Probe, lengths: list[int]) -> float:
 
 
 def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> float:
-    """Return the `spread` of an untrained model whose parameters are all moved from their initial values."""
+    """Return the `spread` of an untrained model, after random numbers were added to all its parameters."""
     probe = Probe(setting, impl)
     generator = torch.Generator().manual_seed(setting.seed)
     with torch.no_grad():
@@ -184,10 +184,10 @@ def random_spread(setting: Setting, size: float = 0.3, impl: str = "auto") -> fl
 
 
 def train(setting: Setting, steps: int, learning_rate: float, batch: int = 8) -> Probe:
-    """Train by least squares on rows of random lengths up to n, with Adam.
+    """Train with Adam, by least squares, on rows of random lengths up to n.
 
-    The learning rate is a cosine to 0, with warm-up over a tenth of the steps. A causal model trains only on rows of
-    length n, which contain all shorter ones.
+    The learning rate warms up over a tenth of the steps and falls to 0 as a cosine. A causal model trains only on rows
+    of length n, which contain all shorter rows.
     """
     probe = Probe(setting)
     steps = math.ceil(KINDS[setting.kind].effort * steps)

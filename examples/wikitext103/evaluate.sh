@@ -17,8 +17,4 @@ case ${MODEL:=baevski} in
     *) fail "MODEL=$MODEL: must be one of baevski, vanilla, transformer-xl, synthesizer" ;;
 esac
 checkpoint=$(checkpoint "$arch")
-machine=$(machine)
-
-# shellcheck disable=SC2086 # $machine is no flag or one
-evaluate_lm common.perplexity "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
-    --gen-subset test --softmax-batch 1024 "${flags[@]}" "$@"
+evaluate_lm common.perplexity "$data" "$checkpoint" --softmax-batch 1024 "${flags[@]}" "$@"

@@ -40,7 +40,7 @@ case ${MODEL:=baevski} in
         ;;
     transformer-xl)
         save=$(save_folder mixhead_transformer_xl_wiki103 "$@")
-        rows=$(rows 60)
+        rows=$(share 60)
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task truncated_bptt_lm --tokens-per-sample 150 --batch-size "$rows" \

@@ -20,8 +20,4 @@ case ${MODEL:=vanilla} in
     *) fail "MODEL=$MODEL: must be vanilla or transformer-xl" ;;
 esac
 checkpoint=$(checkpoint "$arch")
-machine=$(machine)
-
-# shellcheck disable=SC2086 # $machine is no flag or one
-evaluate_lm common.perplexity "$data" --user-dir "$PLUGIN" --path "$checkpoint" $machine \
-    --gen-subset test "${flags[@]}" "$@"
+evaluate_lm common.perplexity "$data" "$checkpoint" "${flags[@]}" "$@"

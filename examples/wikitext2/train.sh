@@ -23,7 +23,7 @@ case ${MODEL:=vanilla} in
         ;;
     transformer-xl)
         save=$(save_folder mixhead_transformer_xl_wiki2 "$@")
-        rows=$(rows 32)
+        rows=$(share 32)
         # shellcheck disable=SC2086
         run fairseq-train "$data" --user-dir "$PLUGIN" --save-dir "$save" $machine \
             --task truncated_bptt_lm --tokens-per-sample 150 --batch-size "$rows" \

@@ -51,7 +51,7 @@ def by_site(names: Iterable[str]) -> dict[str, list[str]]:
 
 @contextmanager
 def hooked(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]) -> Iterator[None]:
-    """Within the context, call `see(name, attention, heads)` in each forward pass of each attention."""
+    """Call `see(name, attention, heads)` in each forward pass of each attention, within the context."""
 
     def hook(name: str, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
         see(name, attention, heads)

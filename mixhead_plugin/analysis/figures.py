@@ -1,4 +1,4 @@
-"""The style of all pictures. matplotlib is imported only to draw one."""
+"""Draw all pictures in one style. matplotlib is imported only when a picture is drawn."""
 
 import itertools
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def heat_maps(
     square: bool = False,
     **labels: str,
 ) -> Any:
-    """Draw matrices in one scale of colours; other colours than SEQUENTIAL have 0 in their middle.
+    """Draw matrices in one scale of colours; in all colours but SEQUENTIAL, 0 is in the middle.
 
     `panels` has rows of titles and matrices; None is an empty panel. The rows of a matrix may have different lengths.
     """

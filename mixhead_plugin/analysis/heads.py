@@ -52,7 +52,7 @@ def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[H
 
 @contextmanager
 def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> Iterator[None]:
-    """Within the context, give the attentions these gates, by name."""
+    """Give the attentions these gates, by name, within the context."""
     before = {name: attention.gates for name, attention in attentions.items()}
     try:
         for name, attention in attentions.items():
@@ -65,7 +65,7 @@ def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGa
 
 @contextmanager
 def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Iterator[None]:
-    """Within the context, mask the heads `removed`."""
+    """Mask the heads `removed` within the context."""
     kept = kept_heads(attentions, removed)
     with gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()}):
         yield

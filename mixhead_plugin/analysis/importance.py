@@ -5,8 +5,8 @@ The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for
 L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
 mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
-To compare two sets, give --subset valid,test, or --compare-data for the same set of other data. The command draws the
-importances on one set over those on the other, and prints Pearson's r.
+To compare two sets, give --subset valid,test. To compare the same set of other data, give --compare-data. The command
+draws the importances on one set over those on the other, and prints Pearson's r.
 
 Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
 `prune --importance importance.json` reads the first set.

@@ -48,7 +48,7 @@ class Loaded:
 
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
-    """Add the flags for one checkpoint, or `several`, and its data; with `batching` also those for batches."""
+    """Add the flags for one checkpoint (or `several`) and its data, and with `batching` the flags for batches."""
     if several:
         parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="fairseq checkpoints (.pt)")
     else:
@@ -145,7 +145,7 @@ def load_subset(loaded: Loaded, subset: str) -> Any:
 
 
 def forward(loaded: Loaded, net_input: dict[str, Any]) -> None:
-    """Pass a batch through the model, without the large projection to the vocabulary if the model can omit it."""
+    """Pass a batch through the model. Omit the large projection to the vocabulary if the model can do without it."""
     model = loaded.model
     called = model.decoder.forward if isinstance(model, FairseqLanguageModel) else model.forward
     settings = {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}

@@ -1,11 +1,11 @@
-"""Show the matrices that mix the heads, and how far they are from the identity and from orthogonal (mixhead section 3).
+"""Show the matrices that mix the heads, and their distances from the identity and orthogonality (mixhead section 3).
 
 M[j, i] is the weight of source head j in mixed head i. The first figure shows M of every layer. Where M depends on the
 position (Mixhead B), it shows the mean over the tokens.
 
 The second figure shows the Frobenius norms ||M - I|| and ||M^T M - I||. The first says how much the heads are mixed.
 The orthogonal_* criteria penalise the square of the second. Where M depends on the position, the norms are means over
-the tokens, because the mean of M can be near the identity when no token's M is.
+the tokens: the mean of M can be near the identity although no token's M is.
 
 A pruned model's M is rectangular, [source heads, mixed heads], and has no distance from the identity.
 

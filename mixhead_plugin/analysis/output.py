@@ -44,7 +44,7 @@ def name_of(path: str) -> str:
 
 
 def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
-    """Return the names of the inputs, --labels or else `defaults`; refuse equal names."""
+    """Return the names of the inputs, from --labels or else from `defaults`; refuse equal names."""
     names = list(defaults) if args.labels is None else args.labels.split(",")
     if len(names) != len(defaults) or not all(names):
         raise OptionError(f"--labels {args.labels}: must be {len(defaults)} names, with commas between them")

@@ -65,7 +65,7 @@ def score(loaded: Loaded, batches: Batches, args: Namespace, wanted: Sequence[st
 
 
 def generation_flags(loaded: Loaded, args: Namespace) -> Namespace:
-    """Return the flags of fairseq's generator: those given, else those of --eval-bleu-args, else fairseq's defaults."""
+    """Return the flags of fairseq's generator: the given ones, else those of --eval-bleu-args, else the defaults."""
     trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
     given = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b")}
     return Namespace(**{"beam": 5, **trained_with, **{name: x for name, x in given.items() if x is not None}})

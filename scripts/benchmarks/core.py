@@ -1,6 +1,7 @@
 """Benchmark the attention alone: causal, from queries, keys and values, forward and backward pass."""
 
 import functools
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import NamedTuple
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.measure import Case, Wrong, check
+from benchmarks.measure import Case, check, peak_of_process
 from mixhead_plugin.ops import NORMALIZERS, attention
 
 Size = tuple[int, int, int, int]  # batch, heads, length, head size
@@ -32,10 +33,9 @@ class Core(NamedTuple):
 
 def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
     """Return the contenders, upstream's first; with dropout there is no formula."""
-    on_gpu, half = device == "cuda", dtype in ("float16", "bfloat16")
-    found = [Core("flash"), Core("mask")] if on_gpu and half else [Core("mask"), Core("is_causal")]
-    providers = [*([] if dropout_p else ["formula"]), "auto", *(["blockwise"] if on_gpu else [])]
-    return found + [Core(provider, *variant) for provider in providers for variant in VARIANTS]
+    upstream = ("flash", "mask") if (device, dtype) == ("cuda", "bfloat16") else ("mask", "is_causal")
+    providers = [*([] if dropout_p else ["formula"]), "auto", *(["blockwise"] if device == "cuda" else [])]
+    return [*map(Core, upstream), *(Core(provider, *variant) for provider in providers for variant in VARIANTS)]
 
 
 def formula(
@@ -52,7 +52,7 @@ def formula(
 class Inputs:
     """The tensors that all contenders of one size share."""
 
-    def __init__(self, size: Size, device: str, dtype: str, dropout_p: float):
+    def __init__(self, size: Size, device: str, dtype: str):
         b, h, n, d = size
         generator = torch.Generator().manual_seed(1)
 
@@ -65,7 +65,6 @@ class Inputs:
         self.tensors = {name: t.to(**own).requires_grad_() for name, t in tensors.items()}
         self.d_output = tensor(b, h, n, d).to(**own)
         self.future = torch.full((n, n), float("-inf"), **own).triu(1)
-        self.dropout_p = dropout_p
 
     def of(self, core: Core) -> list[Tensor]:
         return [self.tensors[name] for name in ("query", "key", "value", *core.mixing)]
@@ -82,23 +81,21 @@ class Inputs:
         options = {"normalizer": core.normalizer, "mixing": mixing, "causal": True, "dropout_p": dropout_p}
         return attention(query, key, value, impl=core.provider, **options)
 
-    def with_gradients(self, core: Core) -> list[Tensor]:
-        output = self.run(core, self.dropout_p)
-        return [output.detach(), *torch.autograd.grad(output, self.of(core), self.d_output)]
+    def with_gradients(self, core: Core, dropout_p: float, d_output: Tensor) -> list[Tensor]:
+        output = self.run(core, dropout_p)
+        return [output.detach(), *torch.autograd.grad(output, self.of(core), d_output)]
 
     def check(self, core: Core) -> None:
         """Run at full size without dropout; compare the first and the last sentence with the formula in float64.
 
         The other sentences get no gradient: theirs must be 0, and the gradient of a shared mixing is known.
         """
-        last = len(self.d_output) - 1
-        chosen = sorted({0, last})
+        chosen = sorted({0, len(self.d_output) - 1})
         d_output = torch.zeros_like(self.d_output)
         d_output[chosen] = self.d_output[chosen]
-        output = self.run(core, 0.0)
-        got = [output.detach(), *torch.autograd.grad(output, self.of(core), d_output)]
-        if any(g[1:last].any() for g in got[1:] if g.dim() == 4):
-            raise Wrong(f"{core.name}: a gradient comes from another sentence; nothing is timed")
+        got = self.with_gradients(core, 0.0, d_output)
+        if any(g[1:-1].any() for g in got[1:] if g.dim() == 4):
+            sys.exit(f"{core.name}: a gradient comes from another sentence; nothing is timed")
         found = []
         for dtype in (self.d_output.dtype, torch.float64):
             leaves = [(t[chosen] if t.dim() == 4 else t).detach().to(dtype).requires_grad_() for t in self.of(core)]
@@ -114,10 +111,18 @@ def title(size: Size, dropout_p: float) -> str:
 
 def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Case]:
     """Yield the checked contenders of one size, without dropout and with it."""
+    inputs = Inputs(size, device, dtype)
+    for core in cores(device, dtype, 0.0):
+        inputs.check(core)
     for p in dict.fromkeys([0.0, dropout_p]):
-        inputs = Inputs(size, device, dtype, p)
         chosen = cores(device, dtype, p)
-        for core in chosen:
-            inputs.check(core)
-        contenders = {core.name: functools.partial(inputs.with_gradients, core) for core in chosen}
-        yield Case("core", title(size, p), contenders, chosen[0].name, Core("auto").name)
+        contenders = {core.name: functools.partial(inputs.with_gradients, core, p, inputs.d_output) for core in chosen}
+        yield Case("core", title(size, p), contenders, Core("auto").name)
+
+
+def peak(size: Size, core: Core, dtype: str, dropout_p: float) -> float:
+    """Return the peak memory of a contender beyond its inputs, in MiB; call it in a fresh process."""
+    for length in (min(256, size[2]), size[2]):  # in the first, libraries load and threads start
+        inputs = Inputs((size[0], size[1], length, size[3]), "cpu", dtype)
+        found = peak_of_process(functools.partial(inputs.with_gradients, core, dropout_p, inputs.d_output))
+    return found

@@ -1,7 +1,9 @@
 """Check results, then measure time and memory."""
 
 import ctypes
+import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,29 +17,26 @@ WARM_UP = {"cpu": 1, "cuda": 3}  # rounds; a GPU has to raise its clock
 FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
 
 
-class Wrong(SystemExit):
-    """A contender computes other values than the formula; this ends the command in one line."""
-
-
 @dataclass(frozen=True)
 class Case:
     """Contenders for the same work; each was checked."""
 
     name: str
     size: str
-    contenders: Mapping[str, Callable[[], Any]]
-    upstream: str  # the contender of torch or fairseq
+    contenders: Mapping[str, Callable[[], Any]]  # that of torch or fairseq first
     softmax: str  # the plugin's own softmax
 
 
-def check(name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor]):
-    """Allow twice the error that the formula has in the same dtype, and rounding. Raises Wrong."""
+def check(
+    name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor],
+    norm: float = math.inf, rounding: float = 0.0,
+) -> None:  # fmt: skip
+    """End the command if an error is above twice the formula's error in the same dtype, and rounding."""
     for part, value, by_formula, right in zip(parts, got, formula, exact):
-        rounding = torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
-        allowed = 2 * (by_formula - right).abs().max() + rounding * right.abs().max()
-        error = (value - right).abs().max()
-        if not error <= allowed:  # NaN too
-            raise Wrong(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")
+        eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
+        error, own, size = (torch.linalg.vector_norm(t, norm) for t in (value - right, by_formula - right, right))
+        if not error <= (allowed := 2 * own + eps * size):  # NaN too
+            sys.exit(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")
 
 
 def shake(model: torch.nn.Module) -> None:
@@ -63,10 +62,7 @@ def milliseconds(function: Callable[[], Any], filler: Tensor | None) -> float:
 
 
 def measure(case: Case, rounds: int, device: str) -> list[dict[str, Any]]:
-    """Time the contenders in turn; return a row for each.
-
-    A ratio is the median over rounds of two times of the same round. So a change of the machine's speed affects both.
-    """
+    """Time the contenders in turn. A ratio is the median over rounds of two times of the same round."""
     filler = torch.empty(FLUSHED, dtype=torch.int8, device="cuda") if device == "cuda" else None
     times: dict[str, list[float]] = {name: [] for name in case.contenders}
     for i in range(-WARM_UP[device], rounds):
@@ -74,11 +70,11 @@ def measure(case: Case, rounds: int, device: str) -> list[dict[str, Any]]:
             took = milliseconds(function, filler)
             if i >= 0:
                 times[name].append(took)
-    rows = []
+    rows, upstream = [], next(iter(case.contenders))
     for name, values in times.items():
         row = {"case": case.name, "size": case.size, "name": name, "ms": statistics.median(values)}
         row |= {"ms_min": min(values), "ms_max": max(values)}
-        for column, base in (("by_upstream", case.upstream), ("by_softmax", case.softmax)):
+        for column, base in (("by_upstream", upstream), ("by_softmax", case.softmax)):
             row[column] = statistics.median(a / b for a, b in zip(values, times[base]))
         if device == "cuda":
             row["peak_mib"] = peak_on_gpu(case.contenders[name])
@@ -99,10 +95,8 @@ def peak_of_process(function: Callable[[], Any]) -> float:
     ctypes.CDLL(None).malloc_trim(0)  # free memory that the process keeps would lower the peak: malloc_trim(3)
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
     before = resident("VmRSS")
-    result = function()  # kept: the gradients are part of what is needed
-    peak = resident("VmHWM") - before
-    del result
-    return peak / 2**10
+    function()
+    return (resident("VmHWM") - before) / 2**10
 
 
 def resident(field: str) -> int:

@@ -8,6 +8,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from benchmarks.core import Size, title
 from benchmarks.measure import Case, check, shake
 from mixhead_plugin.modules.attention import MixheadAttention
 
@@ -15,7 +16,7 @@ MIXINGS = {"softmax": "none", "Mixhead A": "position-independent", "Mixhead B": 
 PARTS = ("output", "gradient of x", "gradient of the parameters")
 
 
-def case(size: tuple[int, int, int, int], causal: bool, dropout: float, device: str, dtype: str) -> Case:
+def case(size: Size, causal: bool, dropout: float, device: str, dtype: str) -> Case:
     """Return the checked contenders; if not causal, the sentences have half to all of the length, and padding."""
     batch, heads, length, head_dim = size
     torch.manual_seed(1)
@@ -47,6 +48,5 @@ def case(size: tuple[int, int, int, int], causal: bool, dropout: float, device: 
         x64 = x.detach().double().requires_grad_()
         check(name, PARTS, results(module, x), results(reference, x), results(exact, x64))
     contenders = {name: functools.partial(results, module.train(), x) for name, module in modules.items()}
-    what = "causal" if causal else "padded"
-    title = "batch {}, heads {}, length {}, head size {}".format(*size)
-    return Case("module", f"{title}, {what}", contenders, "fairseq", "softmax")
+    shown = f"{title(size, dropout)}, {'causal' if causal else 'padded'}"
+    return Case("module", shown, contenders, "softmax")

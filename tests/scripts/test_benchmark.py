@@ -33,7 +33,7 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
     times = iter([5, 5, 1, 2, 10, 5, 2, 30])  # of a and b in turn; the first round warms up
     monkeypatch.setattr(measure, "milliseconds", lambda function, filler: next(times))
-    a, b = measure.measure(measure.Case("x", "y", {"a": None, "b": None}, "a", "b"), 3, "cpu")
+    a, b = measure.measure(measure.Case("x", "y", {"a": None, "b": None}, "b"), 3, "cpu")
     assert (a["ms"], b["ms"], b["by_upstream"], a["by_softmax"]) == (2, 5, 2.0, 0.5)
 
 
@@ -43,7 +43,7 @@ def test_modules_have_short_padded_and_long_causal_rows(tmp_path):
     assert {row["name"] for row in found} == {"fairseq", "softmax", "Mixhead A", "Mixhead B"}
     sizes = {row["size"] for row in found}
     assert len([size for size in sizes if "padded" in size]) == 8
-    assert any("heads 16, length 128, head size 8, causal" in size for size in sizes)
+    assert any("heads 16, length 128, head size 8, dropout 0.1, causal" in size for size in sizes)
 
 
 @pytest.mark.slow

@@ -11,8 +11,10 @@ import sys
 import time
 
 import grids
+import provenance
 import pytest
 import sweep
+from fairseq_logs import Progress
 from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
 
 VARIABLES = (*grids.TRAINING, *grids.EVALUATION, "SAVE", "CHECKPOINT", "GPUS", "CUDA_VISIBLE_DEVICES", "DRY_RUN")
@@ -191,7 +193,7 @@ BEGIN = 'x | INFO | fairseq_cli.train | begin validation on "valid" subset\n'
 
 
 def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
-    progress = sweep.Progress([])
+    progress = Progress([])
     for cpu, line in [(9, START), (11, inner(10)), (14, BEGIN), (17, valid(15, 3.5)), (18, inner(20)), (19, "other\n")]:
         progress.read(line, cpu)
     assert progress.all() == [
@@ -202,14 +204,14 @@ def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
 
 
 def test_a_resumed_training_drops_the_points_that_it_repeats():
-    first = sweep.Progress([])
+    first = Progress([])
     for cpu, update in ((1, 10), (2, 20), (3, 30)):
         first.read(START if update == 10 else "", 0)
         first.read(inner(update), cpu)
-    early = sweep.Progress(first.all())
+    early = Progress(first.all())
     early.read("killed before it began", 5)
     assert early.all() == first.all()
-    second = sweep.Progress(early.all())
+    second = Progress(early.all())
     for cpu, line in [(5, "Loaded checkpoint x.pt (epoch 1 @ 20 updates)"), (6, START), (8, inner(30, 1.0))]:
         second.read(line, cpu)
     assert second.all() == [
@@ -295,7 +297,7 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
     run("--only", "2,B", grid=bad)
     calls()
     (tmp_path / "data" / "dict.txt").write_text("b 1\n")
-    sweep.checksum.cache_clear()
+    provenance.checksum.cache_clear()
     status, _, errors = run("--only", "2,B", grid=bad)
     assert status == 1 and "began with another text" in errors and calls() == []
 

@@ -14,10 +14,10 @@ from typing import Any
 import bert
 import numpy
 import torch
-from bert.binary import SETTINGS
 from bert.glue.metrics import measure
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from common.errors import failing
+from common.prepare import SETTINGS
 from fairseq import checkpoint_utils, options, utils
 from tqdm import tqdm
 

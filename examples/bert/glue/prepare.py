@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Optional
 
-from bert.binary import BinarySet, is_ready, write_settings
+from bert.binary import BinarySet
 from bert.glue.rows import Example, Table, read_table
 from bert.glue.tasks import HIGHEST, TASKS, Task
 from bert.pretrained import FILES, check_case, prepare_model
 from common.archives import complete, fail, note, obtain, read_lines, unpack
-from common.prepare import data_folder, parser, require_files, start
+from common.prepare import data_folder, is_ready, parser, require_files, start, write_settings
 
 if TYPE_CHECKING:  # fairseq takes seconds to import, and the command line is read before
     from bert.glue.pieces import Encoder
@@ -48,14 +47,15 @@ def unpack_task(name: str, task: Task, data: Path) -> Path:
 def read_set(name: str, task: Task, subset: str, text: Path) -> Table:
     """Read the examples of one of fairseq's sets."""
     path, labelled = text / task.files[subset], subset not in task.predictions
-    if name == "MRPC" and labelled:
-        valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
-        return read_table(path, task, True, partial(_is_in_set, valid, subset == "valid"))
-    return read_table(path, task, labelled)
+    if name != "MRPC" or not labelled:
+        return read_table(path, task, labelled)
+    # MRPC's training file has the validation set, too; another file names its pairs.
+    valid = {tuple(line.split()[:2]) for line in read_lines(text / "mrpc_dev_ids.tsv")}
 
+    def is_in_set(row: Mapping[str, str]) -> bool:
+        return ((row["#1 ID"], row["#2 ID"]) in valid) == (subset == "valid")
 
-def _is_in_set(pairs: set[tuple[str, ...]], inside: bool, row: Mapping[str, str]) -> bool:
-    return ((row["#1 ID"], row["#2 ID"]) in pairs) == inside
+    return read_table(path, task, labelled, is_in_set)
 
 
 def check_counts(name: str, task: Task, tables: Mapping[str, Table]) -> None:

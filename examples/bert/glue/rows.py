@@ -1,4 +1,4 @@
-"""Examples from GLUE's tables: tabs between columns, no quoting, and a few broken rows."""
+"""Read examples from GLUE's tables. Tabs separate the columns, nothing is quoted, and a few rows are broken."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,18 +21,18 @@ class Table(NamedTuple):
 
 
 def read_table(
-    path: Path, task: Task, labelled: bool, wanted: Callable[[Mapping[str, str]], bool] = lambda row: True
+    path: Path, task: Task, labelled: bool, wanted: Optional[Callable[[Mapping[str, str]], bool]] = None
 ) -> Table:
     """Read the examples of a file.
 
-    A labelled row is left out if its number of columns is wrong, or if its label is not the task's. Rows without
-    labels all stay, since the evaluation server asks for every one: a missing text is empty, and columns beyond the
-    last belong to the last text.
+    A labelled row is left out if its number of columns is wrong, or if the task has no such label. Rows without labels
+    all stay, because the evaluation server asks for every one. In them a missing text is empty, and columns after the
+    last one belong to the last text.
 
     Args:
         path: UTF-8, with or without a byte-order mark
         labelled: read the labels; the program ends if their column is missing
-        wanted: tells if a row belongs to the set
+        wanted: returns True if a row belongs to the set; by default every row does
     """
     lines = enumerate(read_lines(path), 1)
     names = list(task.header) if task.header and labelled else _fields(next(lines, (1, ""))[1].removeprefix("\ufeff"))
@@ -49,9 +49,10 @@ def read_table(
         if labelled and len(fields) != len(names):
             table.left_out.append(f"line {number}: {len(fields)} columns, not {len(names)}")
             continue
-        last = " ".join(fields[len(names) - 1 :])
-        row = dict(zip(names, [*fields[: len(names) - 1], *[""] * (len(names) - 1 - len(fields)), last]))
-        if not wanted(row):
+        before = len(names) - 1  # columns before the last
+        fields += [""] * (before - len(fields))
+        row = dict(zip(names, [*fields[:before], " ".join(fields[before:])]))
+        if wanted and not wanted(row):
             continue
         label = row[task.label].strip() if labelled else None
         if labelled and not is_label(label, task):

@@ -31,12 +31,16 @@ class Task(NamedTuple):
 
 
 def _task(name: str, entry: dict[str, Any]) -> Task:
+    """Return a task; `files` and `predictions` have defaults that depend on the folder and on the name."""
     folder = entry.pop("folder", None)
     files = {"train": f"{folder}/train.tsv", "valid": f"{folder}/dev.tsv", "test": f"{folder}/test.tsv"}
+    entry = {"files": files, "predictions": {"test": f"{name}.tsv"}, **entry}
     archives = tuple(_archive(file, sha256) for file, sha256 in entry.pop("archives").items())
-    numbers = {subset: n if isinstance(n, list) else [n, n] for subset, n in entry.pop("examples").items()}
-    examples = {subset: range(least, most + 1) for subset, (least, most) in numbers.items()}
-    return Task(archives, examples=examples, **{"files": files, "predictions": {"test": f"{name}.tsv"}, **entry})
+    examples = {}
+    for subset, number in entry.pop("examples").items():
+        least, most = number if isinstance(number, list) else (number, number)
+        examples[subset] = range(least, most + 1)
+    return Task(archives, examples=examples, **entry)
 
 
 def _archive(file: str, sha256: str) -> Archive:

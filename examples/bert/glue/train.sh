@@ -35,8 +35,8 @@ esac
 machine=$(machine "$@")
 from=$(finetuned_from "$DATA/$MODEL/model/model.pt" "$@")
 same_pieces "$data/input0/dict.txt" "$from"
-batch=$(rows "$batch")
-tokens=$(max_tokens 4400)
+batch=$(share "$batch")
+tokens=$(share 4400)
 ((tokens >= 512)) || tokens=512 # the longest example
 
 # --mixing-lr-scale needs --fp16-no-flatten-grads.

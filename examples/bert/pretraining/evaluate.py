@@ -7,8 +7,8 @@ import re
 import sys
 from pathlib import Path
 
-from bert.binary import SETTINGS
 from common.errors import failing
+from common.prepare import SETTINGS
 
 fail = failing("evaluate")
 

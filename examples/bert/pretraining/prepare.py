@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from bert.binary import BinarySet, is_ready, write_settings
+from bert.binary import BinarySet
 from bert.pretrained import HUGGING_FACE, check_case
 from bert.pretraining.documents import Text, own_text, wikitext
 from common.archives import Archive, complete, fail, note, obtain, sha256
-from common.prepare import data_folder, parser, start
+from common.prepare import data_folder, is_ready, parser, start, write_settings
 from common.wikitext import unpack_text
 from wikitext2.prepare import WIKITEXT2
 

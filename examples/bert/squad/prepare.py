@@ -5,11 +5,10 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Optional
 
-from bert.binary import is_ready, write_settings
 from bert.pretrained import check_case, prepare_model
 from bert.squad_data import SquadError, locate, read_squad
 from common.archives import Archive, check_counts, complete, fail, note, obtain, sha256
-from common.prepare import data_folder, parser, start
+from common.prepare import data_folder, is_ready, parser, start, write_settings
 
 URL = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
 # The sums are those of huggingface/datasets and ParlAI.

@@ -9,8 +9,8 @@ prepared "$DATA/text"
 default=mixhead_bert_base
 save=$(save_folder "$default" "$@")
 machine=$(machine "$@")
-windows=$(rows 32)
-tokens=$(max_tokens 12288) # 32 of the longest
+windows=$(share 32)
+tokens=$(share 12288) # 32 of the longest
 model=$DATA/bert/model/model.pt
 from=$(finetuned_from "$model" "$@")
 same_pieces "$DATA/text/dict.txt" "$from"

@@ -1,0 +1,70 @@
+"""Read the logs of fairseq's commands."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+NUMBER = re.compile(r"[=:]\s+(-?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")  # in "perplexity = 20.54", "BLEU|... = 33.5 66.1/..."
+PROGRESS = re.compile(r"\| INFO \| (\w+) \| (\{.*\})\s*$")  # a line of fairseq-train --log-format json
+RESUMED = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
+
+
+class Progress:
+    """Collects the points of a training from the lines of fairseq's log, one process after another.
+
+    A point has the update, the tokens so far, a loss in bits, and the CPU seconds so far, without start-up and
+    validations. After an interruption, updates after the last checkpoint are dropped.
+    """
+
+    def __init__(self, points: Sequence[dict[str, float]]):
+        self.points: list[dict[str, float]] = []
+        self.before = points  # of earlier processes
+        self.spent = 0.0
+        self.cpu = 0.0  # of this process, when a line was read last
+        self.updating = False
+
+    def read(self, line: str, cpu: float | None) -> dict[str, float] | None:
+        """Return the new point if the line has one; `cpu` is the CPU time of the process so far."""
+        if resumed := RESUMED.search(line):
+            self.points = [point for point in self.before if point["update"] <= int(resumed[1])]
+            self.spent = self.points[-1].get("cpu_seconds", 0.0) if self.points else 0.0
+        elif "Start iterating over samples" in line:
+            self.before = self.points
+            self.pass_time(cpu, updating=True)
+        elif "begin validation on" in line:
+            self.pass_time(cpu, updating=False)
+        elif match := PROGRESS.search(line):
+            return self.add(match[1], json.loads(match[2]), cpu)
+        return None
+
+    def pass_time(self, cpu: float | None, updating: bool) -> None:
+        if cpu is not None:
+            self.spent += cpu - self.cpu if self.updating else 0.0
+            self.cpu = cpu
+        self.updating = updating
+
+    def add(self, series: str, values: Mapping[str, Any], cpu: float | None) -> dict[str, float] | None:
+        prefix = "" if series == "train_inner" else f"{series}_"
+        if series == "train" or f"{prefix}num_updates" not in values:  # the mean of an epoch, or another kind of line
+            return None
+        self.pass_time(cpu, updating=True)
+        last = self.points[-1] if self.points else {"update": 0, "tokens": 0}
+        update = int(values[f"{prefix}num_updates"])
+        per_update = float(values.get("wpb", 0)) or last["tokens"] / max(last["update"], 1)
+        point = {"update": update, "tokens": round(last["tokens"] + (update - last["update"]) * per_update)}
+        if cpu is not None:
+            point["cpu_seconds"] = round(self.spent, 2)
+        loss = values.get(f"{prefix}nll_loss", values.get(f"{prefix}loss", "nan"))
+        point["train_loss" if series == "train_inner" else f"{series}_loss"] = float(loss)
+        self.points.append(point)
+        return point
+
+    def all(self) -> Sequence[dict[str, float]]:
+        """Return the points; if this process ended before its first update, those of earlier processes."""
+        return self.points or self.before
+
+
+def last_line(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
