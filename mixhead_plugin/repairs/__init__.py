@@ -24,7 +24,8 @@ _NAMES = {
     """,
     "trap": "restore_file no_worker torchrun_workers asynchronous_writing",
 }
-VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"  # a file may define other VERSIONS
+# A file may define other VERSIONS.
+VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
 
 
 class Repair(NamedTuple):
