@@ -12,7 +12,7 @@ from mixhead_plugin.analysis.attentions import Where, attentions, by_site, hooke
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import MixheadAttention
 
-CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+CHECKPOINTS = ["lm_checkpoint", "fairseq_lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
 
 
 class Hostile:
@@ -75,16 +75,16 @@ def test_a_limit_draws_the_same_batches_each_time_and_not_the_shortest(translati
     assert all(batch in everything for batch in drawn)
 
 
-def test_overrides_reach_the_model(stock_lm_checkpoint, lm_checkpoint, text_data):
+def test_overrides_reach_the_model(fairseq_lm_checkpoint, lm_checkpoint, text_data):
     overrides = {"attention_impl": "reference", "dropout": 0.25}
-    for path in (stock_lm_checkpoint, lm_checkpoint):
+    for path in (fairseq_lm_checkpoint, lm_checkpoint):
         loaded = load(path, data=str(text_data), overrides=overrides, cpu=True)
         assert {m.impl for m in attentions(loaded.model).values()} == {"reference"}
         assert loaded.model.decoder.dropout_module.p == 0.25
 
 
-def test_a_checkpoint_of_old_form_loads(stock_translation_checkpoint, tmp_path):
-    state = torch.load(stock_translation_checkpoint)
+def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path):
+    state = torch.load(fairseq_translation_checkpoint)
     cfg = state["cfg"]
     flags = {k: v for part in ("task", "optimization", "dataset", "common", "criterion") for k, v in cfg[part].items()}
     registered = {"task": "translation", "criterion": "cross_entropy", "optimizer": "adam"}
@@ -92,11 +92,11 @@ def test_a_checkpoint_of_old_form_loads(stock_translation_checkpoint, tmp_path):
     del state["args"]._name
     state["cfg"] = None
     torch.save(state, tmp_path / "old.pt")
-    old, new = load(str(tmp_path / "old.pt"), cpu=True), load(stock_translation_checkpoint, cpu=True)
+    old, new = load(str(tmp_path / "old.pt"), cpu=True), load(fairseq_translation_checkpoint, cpu=True)
     net_input = first_batch(new)["net_input"]
     with torch.no_grad():
         assert torch.equal(old.model(**net_input)[0], new.model(**net_input)[0])
-    assert (old.name, new.name) == ("old", "stock_translation")
+    assert (old.name, new.name) == ("old", "fairseq_translation")
 
 
 @pytest.mark.parametrize("change", ["code", "cut", "other", "missing"])

@@ -17,7 +17,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
 from tests.commands import LM_SIZES, PLUGIN, SIZES, WHOLE_SETS, run, train
 
-CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
 
 
 def random_importance(loaded):
@@ -59,8 +59,8 @@ def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoi
     torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
 
 
-def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stock_lm_checkpoint, tmp_path):
-    loaded = load(stock_lm_checkpoint)
+def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(fairseq_lm_checkpoint, tmp_path):
+    loaded = load(fairseq_lm_checkpoint)
     kept = {
         "decoder.layers.0.self_attn": KeptHeads((1,), (1,)),
         "decoder.layers.1.self_attn": KeptHeads((0, 2, 3), (0, 2, 3)),
@@ -79,8 +79,8 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stoc
 
 
 @pytest.mark.slow
-def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(stock_translation_checkpoint, tmp_path):
-    state = torch.load(stock_translation_checkpoint, weights_only=True)
+def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(fairseq_translation_checkpoint, tmp_path):
+    state = torch.load(fairseq_translation_checkpoint, weights_only=True)
     cfg = state.pop("cfg")
     state["args"] = Namespace(**{**cfg["task"], **vars(cfg["model"]), "criterion": "cross_entropy"})
     state["model"] = {name: t.half() if t.is_floating_point() else t for name, t in state["model"].items()}
@@ -93,8 +93,8 @@ def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(stock_transla
     load(str(tmp_path / "pruned.pt"))
 
 
-def test_what_a_smaller_model_cannot_be_is_refused(stock_lm_checkpoint, tmp_path):
-    loaded = load(stock_lm_checkpoint)
+def test_what_a_smaller_model_cannot_be_is_refused(fairseq_lm_checkpoint, tmp_path):
+    loaded = load(fairseq_lm_checkpoint)
     loaded.cfg.model.scale_heads = True
     with pytest.raises(OptionError, match="--scale-heads"):
         cut(loaded, tmp_path / "pruned.pt")
@@ -196,7 +196,7 @@ def test_other_models_are_weighed_masked_and_cut_or_refused(
 @pytest.mark.parametrize("mixing, sizes", [("none", SIZES), ("position-wise", LM_SIZES)])
 def test_fairseq_s_commands_take_the_smaller_checkpoint(mixing, sizes, analysis, request, tmp_path):
     translation = mixing == "none"
-    checkpoint = request.getfixturevalue("stock_translation_checkpoint" if translation else "lm_checkpoint")
+    checkpoint = request.getfixturevalue("fairseq_translation_checkpoint" if translation else "lm_checkpoint")
     data = request.getfixturevalue("translation_data" if translation else "text_data")
     file, arch = tmp_path / "pruned.pt", "mixhead_transformer" if translation else "mixhead_transformer_lm"
     status, _, err = analysis("prune", checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path)

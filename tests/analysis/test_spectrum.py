@@ -99,15 +99,15 @@ def by_hand(path, length):
 
 
 @pytest.mark.usefixtures("numbers_alone")
-def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, stock_lm_checkpoint, analysis, tmp_path):
+def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm_checkpoint, analysis, tmp_path):
     length = 7
-    paths = {"mixhead_lm": lm_checkpoint, "stock_lm": stock_lm_checkpoint}
+    paths = {"mixhead_lm": lm_checkpoint, "fairseq_lm": fairseq_lm_checkpoint}
     flags = ["--length", length, "--windows", 1000, "--output", tmp_path]
     status, printed, _ = analysis("spectrum", *paths.values(), *flags)
     assert status == 0
     found = json.loads((tmp_path / "spectrum.json").read_text())
     assert found["length"] == length
-    assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "stock_lm"]
+    assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "fairseq_lm"]
     for name, path in paths.items():
         curves, ranks, number = by_hand(path, length)
         model = found["models"][name]

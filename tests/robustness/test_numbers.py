@@ -120,18 +120,18 @@ def test_rows_that_see_nothing_are_zero_whatever_their_scores(hidden, normalizer
     [*((name, "position-wise") for name in NORMALIZERS), *(("softmax", name) for name in HEAD_MIXINGS)],
 )
 def test_a_model_of_huge_scores_and_a_sentence_of_padding_alone(normalizer, mixing):
-    stock = "label_smoothed_cross_entropy"
+    upstream = "label_smoothed_cross_entropy"
     for heads in (1, 4):
         if heads == 1 and mixing in ("random", "average"):
             continue  # refused: of no effect
         flags = {"encoder_attention_heads": heads, "decoder_attention_heads": heads, "head_mixing": mixing}
-        made, sample = model(stock, attention_normalizer=normalizer, **flags), CASES[stock].batch()
+        made, sample = model(upstream, attention_normalizer=normalizer, **flags), CASES[upstream].batch()
         sample["net_input"]["src_tokens"][1] = PAD
         for module in made.modules():
             if isinstance(module, MixheadAttention):
                 module.q_proj.weight.data *= 100
                 module.k_proj.weight.data *= 100
-        loss = criterion(stock)(made, sample)[0]
+        loss = criterion(upstream)(made, sample)[0]
         loss.backward()
         finite = [loss, *(parameter.grad for parameter in made.parameters())]
         assert all(value.isfinite().all() for value in finite) == (normalizer != "unnormalized")
