@@ -17,7 +17,7 @@ from tests.ops.triton_cases import (
     must_be_right_with_dropout,
     operators,
     padding,
-)  # fmt: skip
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 
@@ -57,7 +57,7 @@ def test_full_size(monkeypatch, case, mixed):
     must_be_right(tensors, **options, key_padding_mask=padding(tensors["key"].shape[2]))
 
 
-@each_once(head_dim=[64, 128], normalizer=NORMALIZERS, mixed=[None, "per query"])
+@covering(head_dim=[64, 128], normalizer=NORMALIZERS, mixed=[None, "per query"])
 def test_the_last_of_a_batch_of_long_sentences(head_dim, normalizer, mixed):
     """Check the largest size that is timed: in the last sentence an address could overflow."""
     tensors = full_size(mixed, 4096, head_dim=head_dim, batch=16)

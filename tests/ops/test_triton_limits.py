@@ -29,7 +29,7 @@ from tests.ops.triton_cases import (
     tuning,
     use_tiles,
     with_gradients,
-)  # fmt: skip
+)
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
