@@ -1,6 +1,6 @@
 """Build calls of the fused kernels and compare them with the formula: interpreted on a CPU, compiled on a GPU.
 
-triton must be imported here first. The tests take from here what needs it: `operators`, `tuning`, `Tile`.
+This file must be the first that imports triton. Tests import `operators`, `tuning` and `Tile` from here.
 """
 
 import importlib.util
@@ -195,7 +195,7 @@ def kept_weights(p, query, key, mixing=None):
 
 
 def must_be_right_with_dropout(tensors, normalizer, p):
-    """Compare with the formula, to which the kernels say what they drop without any scores."""
+    """Compare with the formula, which drops what the kernels drop; that depends on the seed and the place alone."""
     kept = kept_weights(p, torch.zeros_like(tensors["query"]), torch.zeros_like(tensors["key"]))
 
     def dropped(query, key, value, mixing=None):

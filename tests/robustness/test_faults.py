@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.commands import ROOT, in_workers, logged, start
+from tests.commands import ROOT, free_port, in_workers, logged, start
 from tests.robustness import faults
 
 # A loss that does not halve in an epoch counts as no progress. Two such epochs in a row lower the learning rate.
@@ -293,12 +292,9 @@ def children(process):
 @pytest.mark.slow
 @pytest.mark.parametrize("hit", ["worker", "parent", "parent, politely"])
 def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     (tmp_path / "train.py").write_text(SPAWN)
     flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo"]
-    flags += ["--distributed-init-method", f"tcp://localhost:{port}"]
+    flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}"]
     flags += ["--save-dir", tmp_path / "save", "--max-update", "100000", "--ddp-backend", "legacy_ddp"]
     command = [sys.executable, tmp_path / "train.py", *recipes["transformer"], *flags]
     with (tmp_path / "log").open("w") as log:
