@@ -98,18 +98,24 @@ def test_any_tile(monkeypatch, split, mixed):
     must_be_right(tensors, normalizer="softmax", attn_mask=holes(1, 5, 9, 18), causal=True)
 
 
-# The most heads and the largest head size for which the tables have a tile.
-SHAPES = sorted({shape for table in tuning._MIXED.values() for tiles in table.values() for shape in tiles})
+def tables():
+    """Yield dtype, mixing, heads with their size, and place of every tile of the tables."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for mixed, kernels in (("per query", tuning._MIXED), (None, tuning._FLASH)):
+            rows = [table[dtype.itemsize] for table in kernels.values()]
+            for shape in sorted({shape for row in rows for shape in row}):
+                for place in range(max(len(row.get(shape, ())) for row in rows)):
+                    yield dtype, mixed, shape if mixed else (2, shape), place
 
 
-@first_of(dtype=[torch.bfloat16, torch.float32], mixed=[*MIXED, None], shape=SHAPES, place=range(3))
-def test_every_tile_of_the_tables(monkeypatch, dtype, mixed, shape, place):
-    """Run the tiles that a GPU would try, each in its place."""
+@first_of(case=tables())
+def test_every_tile_of_the_tables(monkeypatch, case):
+    """Run the tiles that a GPU would try."""
+    dtype, mixed, (heads, head_dim), place = case
     monkeypatch.setattr(tuning, "tiles_for", lambda *size: TABLES(*size)[place:] or TABLES(*size)[-1:])
-    heads, head_dim = shape
     # more queries and keys than a tile has, unless it has many
     n_queries, n_keys = (131, 133) if mixed is None else (35, 37) if heads <= 8 else (17, 18)
-    tensors = inputs(mixed, dtype, 1, 2 if mixed is None else heads, n_queries, n_keys, head_dim, head_dim)
+    tensors = inputs(mixed, dtype, 1, heads, n_queries, n_keys, head_dim, head_dim)
     must_be_right(tensors, normalizer="softmax", causal=True)
 
 
