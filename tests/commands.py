@@ -1,16 +1,14 @@
 """Start fairseq's commands as a user types them."""
 
 import json
-import os
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 import mixhead_plugin
 from mixhead_plugin.errors import option_name
 from tests.helpers import TINY
-from tests.launcher import LIMIT, ONE_THREAD, Launcher, locate
+from tests.launcher import LIMIT, Launcher
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = str(Path(mixhead_plugin.__file__).parent)
@@ -44,14 +42,9 @@ def start(command, *arguments, **settings):
     return (TRAIN if command == "fairseq-train" else OTHERS).start(command, *arguments, **settings)
 
 
-def run(command, *arguments, check=True, fresh=False, timeout=LIMIT, **settings):
-    """Return the finished command; `fresh` runs it in a process of its own, without the fork of a warm one."""
-    if fresh:
-        line, text = [locate(command), *map(str, arguments)], settings.pop("stdin", "")
-        env = {**os.environ, **ONE_THREAD, **(settings.pop("env", None) or {})}
-        result = subprocess.run(line, input=text, capture_output=True, text=True, env=env, timeout=timeout, **settings)
-    else:
-        result = start(command, *arguments, **settings).wait(timeout)
+def run(command, *arguments, check=True, timeout=LIMIT, **settings):
+    """Return the finished command."""
+    result = start(command, *arguments, **settings).wait(timeout)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
 
@@ -67,14 +60,13 @@ def refusal(*command, **settings):
     return lines[0]
 
 
-def train(data, arch, save, *flags, updates=3, check=True, fresh=False):
+def train(data, arch, save, *flags, updates=3, check=True):
     arguments = [data, "--user-dir", PLUGIN, "--arch", arch, "--save-dir", save, "--max-update", updates]
-    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check, fresh=fresh)
+    return run("fairseq-train", *arguments, *TRAINING, *flags, check=check)
 
 
 def losses(result):
-    logged = re.findall(r"\| train_inner \| (\{.*\})", result.stdout + result.stderr)
-    return [json.loads(line)["loss"] for line in logged]
+    return [log["loss"] for log in logged(result.stdout + result.stderr)]
 
 
 def preprocess(corpus, data, *flags):
@@ -93,13 +85,16 @@ def logged(output, kind="train_inner"):
     return [json.loads(line) for line in re.findall(rf"\| {kind} \| (\{{.*\}})", output)]
 
 
-def in_workers(number, *arguments, **settings):
-    """Start fairseq-train in `number` workers on the CPU; return them in the order of their ranks."""
+def free_port():
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def in_workers(number, *arguments, **settings):
+    """Start fairseq-train in `number` workers on the CPU; return them in the order of their ranks."""
     flags = ["--distributed-world-size", number, "--distributed-backend", "gloo", "--distributed-no-spawn"]
-    flags += ["--distributed-init-method", f"tcp://localhost:{port}", "--distributed-rank"]
+    flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--distributed-rank"]
     return [start("fairseq-train", *arguments, *flags, rank, **settings) for rank in range(number)]
 
 

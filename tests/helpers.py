@@ -87,7 +87,7 @@ def tokens(batch: int = 3, length: int = 7, padded: bool = False) -> torch.Tenso
 def run_here(command, *arguments):
     """Run a command of fairseq in this process and return its log.
 
-    This saves most of a command's time: the registration of the plugin. tests/test_commands.py runs real processes.
+    This saves most of a command's time: the registration of the plugin. tests/test_commands.py starts the commands.
     """
     cli = importlib.import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
     log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()

@@ -3,7 +3,7 @@
 A server process imports what every command imports and forks for each command. It runs no thread, so the fork is safe.
 A command has its own program, flags, environment, folder, files and exit status, as in a process of its own. It does
 not read what Python and torch read when they start (PYTHONHASHSEED, OMP_NUM_THREADS), and ends without Python's
-clean-up. `fresh=True` of tests/commands.py starts a real process.
+clean-up. The recipes' slow tests start real processes.
 """
 
 import atexit

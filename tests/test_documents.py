@@ -65,19 +65,6 @@ def test_bash_reads_every_command():
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_every_command_has_a_test():
-    lines = [line for readme in recipes.READMES for line in recipes.commands_of(readme.read_text())]
-    parsed = {" ".join(line.split()) for line in lines}
-    rest = [
-        command
-        for _, command in COMMANDS
-        if not (is_python(VARIABLES.sub("", command, count=1)) or command in parsed or command.startswith("fairseq-"))
-    ]
-    # tests/scripts/test_setup.py runs these; the others of a recipe take no flags of their own
-    known = re.compile(r"(?:\w+=\S* )*(?:scripts/(?:setup|test|audit)\.sh|examples/[\w/]+\.sh)(?: |$)")
-    assert [command for command in rest if not known.match(command)] == []
-
-
 @of(lambda command: re.match("fairseq-(?!hydra)", command))
 def test_fairseq_takes_the_command(command):
     words = shlex.split(re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("...", ""))

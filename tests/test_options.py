@@ -120,6 +120,8 @@ def test_what_cannot_work_is_refused_on_the_command_line_and_when_the_model_is_b
 
 WORKS = [
     (LM, {"scale_heads": True, "head_dim": 4}),
+    ("fixhead_transformer_lm", {"relative_position": "rotary"}),
+    (TRANSLATION, {"encoder_layers_to_keep": "0"}),  # fairseq reads a list
     (TRANSLATION, {"scale_heads": True, "head_dim": 7, "attention_scope": "cross"}),
     (TRANSLATION, {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"}),
     (LM, {"head_dim": 5, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),

@@ -56,9 +56,9 @@ def lm_checkpoint(write_checkpoint, text_data):
 
 
 @pytest.fixture(scope="session")
-def stock_lm_checkpoint(write_checkpoint, text_data):
+def fairseq_lm_checkpoint(write_checkpoint, text_data):
     flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES]
-    return write_checkpoint("stock_lm", text_data, "transformer_lm_gpt", *flags)
+    return write_checkpoint("fairseq_lm", text_data, "transformer_lm_gpt", *flags)
 
 
 @pytest.fixture(scope="session")
@@ -69,8 +69,8 @@ def translation_checkpoint(write_checkpoint, translation_data):
 
 
 @pytest.fixture(scope="session")
-def stock_translation_checkpoint(write_checkpoint, translation_data):
-    return write_checkpoint("stock_translation", translation_data, "transformer", *SIZES)
+def fairseq_translation_checkpoint(write_checkpoint, translation_data):
+    return write_checkpoint("fairseq_translation", translation_data, "transformer", *SIZES)
 
 
 @pytest.fixture

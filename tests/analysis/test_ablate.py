@@ -42,13 +42,15 @@ def test_each_head_goes_once_and_stays_alone_once():
 
 
 @pytest.mark.usefixtures("numbers_alone")
-def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(analysis, stock_lm_checkpoint, tmp_path):
-    status, out, err = analysis("ablate", stock_lm_checkpoint, "--output", tmp_path)
+def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(
+    analysis, fairseq_lm_checkpoint, tmp_path
+):
+    status, out, err = analysis("ablate", fairseq_lm_checkpoint, "--output", tmp_path)
     assert status == 0, err
     content = json.loads((tmp_path / "ablate.json").read_text())
     assert f"baseline: loss (base 2) {content['baseline']['loss']:.4f}" in out
 
-    loaded = load(stock_lm_checkpoint)
+    loaded = load(fairseq_lm_checkpoint)
     samples = list(batches(loaded))
 
     def loss_without(columns):

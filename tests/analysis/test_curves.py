@@ -66,11 +66,11 @@ def test_the_same_update_in_several_series_is_no_interruption(run_of):
 
 @pytest.fixture
 def logs(tmp_path):
-    (tmp_path / "stock").mkdir()
-    stock, mixhead = tmp_path / "stock" / "train.log", tmp_path / "mixhead.log"
-    stock.write_text("\n".join([inner(5, 4), inner(10, 3), valid(10, 3.5), inner(12, 2)[:-9]]))
+    (tmp_path / "transformer").mkdir()
+    transformer, mixhead = tmp_path / "transformer" / "train.log", tmp_path / "mixhead.log"
+    transformer.write_text("\n".join([inner(5, 4), inner(10, 3), valid(10, 3.5), inner(12, 2)[:-9]]))
     mixhead.write_text("\n".join(["loading ...", f"x | INFO | {inner(5, 3.5)}", inner(10, float("inf")), VALID]))
-    return stock, mixhead
+    return transformer, mixhead
 
 
 def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
@@ -79,10 +79,10 @@ def test_runs_are_drawn_on_one_figure_and_written(logs, analysis, tmp_path):
     assert status == 0
     assert sorted(path.name for path in out.iterdir()) == ["curves.json", "curves.png", "curves.svg"]
     runs = json.loads((out / "curves.json").read_text())["runs"]
-    assert runs["stock"]["train_inner"]["loss"] == {"updates": [5, 10], "values": [4.0, 3.0]}
-    assert runs["stock"]["valid"]["loss"] == {"updates": [10], "values": [3.5]}
+    assert runs["transformer"]["train_inner"]["loss"] == {"updates": [5, 10], "values": [4.0, 3.0]}
+    assert runs["transformer"]["valid"]["loss"] == {"updates": [10], "values": [3.5]}
     assert runs["mixhead"]["train_inner"]["loss"] == {"updates": [5, 10], "values": [3.5, None]}
-    assert printed.startswith("stock: 10 updates\nmixhead: 20 updates\n")
+    assert printed.startswith("transformer: 10 updates\nmixhead: 20 updates\n")
 
 
 LOGS = [b"", b"epoch 001: loss 4.5\n", bytes(range(256)), b"{" * 100_000, b'{"loss": NaN}', b'[{"a":' * 50_000]

@@ -11,16 +11,6 @@ import torch
 from mixhead_plugin.analysis import figures, output
 
 
-def example():
-    with figures.style():
-        figure, axes = figures.subplots(1, 2, (2, 2))
-        for panel in axes[0]:
-            panel.plot([1, 2], [3, 40], **figures.line(0), label="one")
-            panel.plot([1, 2], [4, 50], **figures.line(1), label="two")
-        figures.legend_below(figure, axes)
-    return figure
-
-
 def test_matrices_share_one_scale_with_0_in_its_middle():
     panels = [[("A", [[1.0], [2.0, -3.0]]), None], [("B", [[0.0]]), ("C", [[1.0]])]]
     figure = figures.heat_maps(panels, (2, 2), "M", "RdBu_r")
@@ -29,11 +19,6 @@ def test_matrices_share_one_scale_with_0_in_its_middle():
     np.testing.assert_array_equal(images[0].get_array().filled(np.nan), [[1, np.nan], [2, -3]])
     assert [axes.axison for axes in figure.axes[:4]] == [True, False, True, True]
     assert figures.heat_maps(panels, (2, 2), "M").axes[0].images[0].get_clim() == (-3, 2)
-
-
-def test_one_legend_has_every_name_once():
-    (legend,) = example().legends
-    assert [text.get_text() for text in legend.get_texts()] == ["one", "two"]
 
 
 def test_json_has_versions_flags_and_numbers(tmp_path):

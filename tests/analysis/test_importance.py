@@ -159,10 +159,10 @@ def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path, numbers_alone)
     assert numbers_alone == ["importance", "importance-2", "importance-correlation"]
 
 
-def test_activation_checkpointing_does_not_hide_the_gradients(stock_lm_checkpoint):
+def test_activation_checkpointing_does_not_hide_the_gradients(fairseq_lm_checkpoint):
     args = Namespace(subset="valid", max_tokens=None, batch_size=None, limit=2)
     plain, recomputing = (
-        weigh(args, load(stock_lm_checkpoint, overrides={"checkpoint_activations": on}), "valid")[0]
+        weigh(args, load(fairseq_lm_checkpoint, overrides={"checkpoint_activations": on}), "valid")[0]
         for on in (False, True)
     )
     for name, by_kind in plain.items():

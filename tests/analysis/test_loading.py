@@ -1,7 +1,6 @@
 """Test that checkpoints of every kind load, and that other files are refused in one line."""
 
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from mixhead_plugin.analysis.attentions import Where, attentions, by_site, hooke
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import MixheadAttention
 
-CHECKPOINTS = ["lm_checkpoint", "stock_lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+CHECKPOINTS = ["lm_checkpoint", "fairseq_lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
 
 
 class Hostile:
@@ -75,16 +74,16 @@ def test_a_limit_draws_the_same_batches_each_time_and_not_the_shortest(translati
     assert all(batch in everything for batch in drawn)
 
 
-def test_overrides_reach_the_model(stock_lm_checkpoint, lm_checkpoint, text_data):
+def test_overrides_reach_the_model(fairseq_lm_checkpoint, lm_checkpoint, text_data):
     overrides = {"attention_impl": "reference", "dropout": 0.25}
-    for path in (stock_lm_checkpoint, lm_checkpoint):
+    for path in (fairseq_lm_checkpoint, lm_checkpoint):
         loaded = load(path, data=str(text_data), overrides=overrides, cpu=True)
         assert {m.impl for m in attentions(loaded.model).values()} == {"reference"}
         assert loaded.model.decoder.dropout_module.p == 0.25
 
 
-def test_a_checkpoint_of_old_form_loads(stock_translation_checkpoint, tmp_path):
-    state = torch.load(stock_translation_checkpoint)
+def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path):
+    state = torch.load(fairseq_translation_checkpoint)
     cfg = state["cfg"]
     flags = {k: v for part in ("task", "optimization", "dataset", "common", "criterion") for k, v in cfg[part].items()}
     registered = {"task": "translation", "criterion": "cross_entropy", "optimizer": "adam"}
@@ -92,23 +91,18 @@ def test_a_checkpoint_of_old_form_loads(stock_translation_checkpoint, tmp_path):
     del state["args"]._name
     state["cfg"] = None
     torch.save(state, tmp_path / "old.pt")
-    old, new = load(str(tmp_path / "old.pt"), cpu=True), load(stock_translation_checkpoint, cpu=True)
+    old, new = load(str(tmp_path / "old.pt"), cpu=True), load(fairseq_translation_checkpoint, cpu=True)
     net_input = first_batch(new)["net_input"]
     with torch.no_grad():
         assert torch.equal(old.model(**net_input)[0], new.model(**net_input)[0])
-    assert (old.name, new.name) == ("old", "stock_translation")
+    assert (old.name, new.name) == ("old", "fairseq_translation")
 
 
-@pytest.mark.parametrize("change", ["code", "cut", "other", "missing"])
+@pytest.mark.parametrize("change", ["code", "missing"])
 def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, analysis, tmp_path):
     file = tmp_path / "bad.pt"
-    state = torch.load(lm_checkpoint)
     if change == "code":
-        torch.save({**state, "extra_state": {"x": Hostile(tmp_path / "was_here")}}, file)
-    elif change == "cut":
-        file.write_bytes(Path(lm_checkpoint).read_bytes()[:10_000])
-    elif change == "other":
-        torch.save({"weights": torch.zeros(3)}, file)
+        torch.save({**torch.load(lm_checkpoint), "extra_state": {"x": Hostile(tmp_path / "was_here")}}, file)
     status, _, errors = analysis("mixing", file, "--output", tmp_path / "out")
     assert status == 1
     assert "error: " in errors and str(file) in errors and errors.count("\n") == 1

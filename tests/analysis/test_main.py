@@ -1,9 +1,5 @@
 """Test the command line: its help, and how a command ends."""
 
-import logging
-import runpy
-import sys
-
 import pytest
 
 from mixhead_plugin.analysis.__main__ import COMMANDS
@@ -68,20 +64,3 @@ def test_pictures_and_numbers_are_written_and_named(command, lm_checkpoint, anal
     assert all((tmp_path / file).stat().st_size > 5000 for file in files)
     named = [line for line in printed.splitlines() if line.startswith("wrote ")]
     assert named == [f"wrote {tmp_path / file}" for file in [*files, f"{command}.json"]]
-
-
-@pytest.fixture
-def levels():
-    """Restore the levels of the loggers that the command makes quiet."""
-    before = {name: logging.getLogger(name).level for name in ("fairseq", "matplotlib", "PIL")}
-    yield
-    for name, level in before.items():
-        logging.getLogger(name).setLevel(level)
-
-
-def test_it_runs_as_a_module(levels, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["__main__.py", "mixing", "x.pt"])
-    monkeypatch.delitem(sys.modules, "mixhead_plugin.analysis.__main__")
-    with pytest.raises(SystemExit) as end:
-        runpy.run_module("mixhead_plugin.analysis", run_name="__main__")
-    assert str(end.value.code).startswith("python -m mixhead_plugin.analysis: error: ") and "x.pt" in end.value.code

@@ -97,7 +97,7 @@ def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analy
         assert [len(layer["effective_rank"]) for layer in layers.values()] == numbers
 
 
-def test_a_model_that_mixes_nothing_is_refused(stock_translation_checkpoint, analysis, tmp_path):
-    status, _, errors = analysis("mixing", stock_translation_checkpoint, "--output", tmp_path)
+def test_a_model_that_mixes_nothing_is_refused(fairseq_translation_checkpoint, analysis, tmp_path):
+    status, _, errors = analysis("mixing", fairseq_translation_checkpoint, "--output", tmp_path)
     assert status == 1
     assert "--head-mixing none" in errors and errors.count("\n") == 1

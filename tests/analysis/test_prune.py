@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from argparse import Namespace
 
 import pytest
 import torch
@@ -15,9 +14,9 @@ from mixhead_plugin.analysis.prune import least_important
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
-from tests.commands import LM_SIZES, PLUGIN, SIZES, WHOLE_SETS, run, train
+from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, run, train
 
-CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "stock_translation_checkpoint"]
+CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
 
 
 def random_importance(loaded):
@@ -59,8 +58,8 @@ def test_the_smaller_checkpoint_computes_what_the_masked_model_computes(checkpoi
     torch.testing.assert_close(found, masked, rtol=1e-10, atol=1e-10)
 
 
-def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stock_lm_checkpoint, tmp_path):
-    loaded = load(stock_lm_checkpoint)
+def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(fairseq_lm_checkpoint, tmp_path):
+    loaded = load(fairseq_lm_checkpoint)
     kept = {
         "decoder.layers.0.self_attn": KeptHeads((1,), (1,)),
         "decoder.layers.1.self_attn": KeptHeads((0, 2, 3), (0, 2, 3)),
@@ -78,23 +77,8 @@ def test_the_file_is_a_checkpoint_of_fairseq_s_with_the_heads_in_its_config(stoc
     assert (record["attention_heads"], record["mixed_heads"]) == (3, 3)
 
 
-@pytest.mark.slow
-def test_an_old_checkpoint_with_args_and_half_precision_is_cut_too(stock_translation_checkpoint, tmp_path):
-    state = torch.load(stock_translation_checkpoint, weights_only=True)
-    cfg = state.pop("cfg")
-    state["args"] = Namespace(**{**cfg["task"], **vars(cfg["model"]), "criterion": "cross_entropy"})
-    state["model"] = {name: t.half() if t.is_floating_point() else t for name, t in state["model"].items()}
-    old = tmp_path / "old.pt"
-    torch.save(state, old)
-    cut(load(str(old)), tmp_path / "pruned.pt")
-    written = torch.load(tmp_path / "pruned.pt", weights_only=True)
-    assert written["cfg"]["model"].heads_per_layer.startswith("encoder-self=")
-    assert written["model"]["encoder.layers.0.self_attn.q_proj.weight"].dtype == torch.float16
-    load(str(tmp_path / "pruned.pt"))
-
-
-def test_what_a_smaller_model_cannot_be_is_refused(stock_lm_checkpoint, tmp_path):
-    loaded = load(stock_lm_checkpoint)
+def test_what_a_smaller_model_cannot_be_is_refused(fairseq_lm_checkpoint, tmp_path):
+    loaded = load(fairseq_lm_checkpoint)
     loaded.cfg.model.scale_heads = True
     with pytest.raises(OptionError, match="--scale-heads"):
         cut(loaded, tmp_path / "pruned.pt")
@@ -193,24 +177,15 @@ def test_other_models_are_weighed_masked_and_cut_or_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixing, sizes", [("none", SIZES), ("position-wise", LM_SIZES)])
-def test_fairseq_s_commands_take_the_smaller_checkpoint(mixing, sizes, analysis, request, tmp_path):
-    translation = mixing == "none"
-    checkpoint = request.getfixturevalue("stock_translation_checkpoint" if translation else "lm_checkpoint")
-    data = request.getfixturevalue("translation_data" if translation else "text_data")
-    file, arch = tmp_path / "pruned.pt", "mixhead_transformer" if translation else "mixhead_transformer_lm"
-    status, _, err = analysis("prune", checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path)
+def test_fairseq_s_commands_take_the_smaller_checkpoint(lm_checkpoint, text_data, analysis, tmp_path):
+    file = tmp_path / "pruned.pt"
+    status, _, err = analysis("prune", lm_checkpoint, "--fraction", 0.4, "--save", file, "--output", tmp_path)
     assert status == 0, err
     found = json.loads((tmp_path / "prune-save.json").read_text())
-    plugin = [data, "--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
-    if translation:
-        result = run("fairseq-generate", *plugin, "--beam", 2, "--max-len-b", 5)
-        assert "Translated 15 sentences" in result.stdout + result.stderr
-    else:
-        result = run("fairseq-eval-lm", *plugin, "--tokens-per-sample", 16)
-        assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
-    more = ["--head-mixing", mixing, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4, *sizes]
-    task = [] if translation else ["--task", "language_modeling", "--tokens-per-sample", 16]
-    train(data, arch, tmp_path / "save", *more, *task, "--finetune-from-model", file)
+    plugin = [text_data, "--user-dir", PLUGIN, "--path", file, "--cpu", "--gen-subset", "valid", *WHOLE_SETS]
+    result = run("fairseq-eval-lm", *plugin, "--tokens-per-sample", 16)
+    assert f"Loss (base 2): {found['masked']['loss']:.4f}" in result.stdout + result.stderr
+    flags = [*LM, "--heads-per-layer", found["heads_per_layer"], "--head-dim", 4, "--finetune-from-model", file]
+    train(text_data, "mixhead_transformer_lm", tmp_path / "save", *flags)
     trained = load(str(tmp_path / "save" / "checkpoint_last.pt"))
     assert trained.cfg.model.heads_per_layer == found["heads_per_layer"]

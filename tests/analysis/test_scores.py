@@ -18,8 +18,8 @@ def flags(*arguments):
     return parser.parse_args(list(map(str, arguments)))
 
 
-def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(stock_lm_checkpoint):
-    loaded = load(stock_lm_checkpoint)
+def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm_checkpoint):
+    loaded = load(fairseq_lm_checkpoint)
     samples = list(batches(loaded, batch_size=3))
     assert len({len(sample["id"]) for sample in samples}) == 2  # a mean over batches would be another number
     nats, tokens = 0.0, 0
@@ -45,8 +45,8 @@ def test_accuracy_is_the_share_of_sentences_that_are_right():
     assert found["loss"] > 0
 
 
-def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(stock_translation_checkpoint):
-    loaded = load(stock_translation_checkpoint)
+def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(fairseq_translation_checkpoint):
+    loaded = load(fairseq_translation_checkpoint)
     (sample,) = batches(loaded, limit=1, batch_size=4)
     args = flags("--beam", 2, "--max-len-b", 12, "--bleu-tokenize", "none")
     loaded.task.tokenizer = None

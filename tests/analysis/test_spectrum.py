@@ -13,10 +13,7 @@ from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.spectrum import (
     NOTE,
-    Measured,
-    Spectrum,
     cumulative,
-    draw_ranks,
     effective_rank,
     singular_values,
     windows,
@@ -99,15 +96,15 @@ def by_hand(path, length):
 
 
 @pytest.mark.usefixtures("numbers_alone")
-def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, stock_lm_checkpoint, analysis, tmp_path):
+def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm_checkpoint, analysis, tmp_path):
     length = 7
-    paths = {"mixhead_lm": lm_checkpoint, "stock_lm": stock_lm_checkpoint}
+    paths = {"mixhead_lm": lm_checkpoint, "fairseq_lm": fairseq_lm_checkpoint}
     flags = ["--length", length, "--windows", 1000, "--output", tmp_path]
     status, printed, _ = analysis("spectrum", *paths.values(), *flags)
     assert status == 0
     found = json.loads((tmp_path / "spectrum.json").read_text())
     assert found["length"] == length
-    assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "stock_lm"]
+    assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "fairseq_lm"]
     for name, path in paths.items():
         curves, ranks, number = by_hand(path, length)
         model = found["models"][name]
@@ -135,10 +132,3 @@ def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, analys
     assert f"mixhead_translation, before mixing: cross: mean effective rank {source:.2f} of 4" in printed
     assert NOTE in printed and found["note"] == NOTE
     assert numbers_alone == ["spectrum", "effective_rank"]
-
-
-def test_the_picture_of_ranks_has_a_panel_before_mixing_and_the_note():
-    spectra = {"cross": {0: Spectrum(torch.rand(4), torch.rand(2)), 1: Spectrum(torch.rand(4), torch.rand(2))}}
-    figure = draw_ranks([Measured("A", False, 1, spectra), Measured("A", True, 1, spectra)])
-    assert [axes.get_title().partition("\n")[0] for axes in figure.axes[:2]] == ["A", "A, before mixing"]
-    assert figure.get_supxlabel() == NOTE

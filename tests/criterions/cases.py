@@ -91,16 +91,16 @@ def criterion(name: str, **flags: Any) -> torch.nn.Module:
     return CRITERION_REGISTRY[name].build_criterion(config, task()).train()
 
 
-def model(stock: str, **flags: Any) -> torch.nn.Module:
+def model(upstream: str, **flags: Any) -> torch.nn.Module:
     """Build the case's Mixhead model, with mixing away from the identity."""
-    case = CASES[stock]
+    case = CASES[upstream]
     made = shake(build(f"mixhead_{case.arch}", **{**case.flags, **flags})).train()
     torch.manual_seed(4)
-    if stock == "sentence_prediction":
+    if upstream == "sentence_prediction":
         made.register_classification_head("sentence_classification_head", num_classes=2)
-    elif stock == "bert_pretraining":
+    elif upstream == "bert_pretraining":
         made.register_classification_head(NEXT_SENTENCE, num_classes=2, dropout=0.0)
-    elif stock == "squad":
+    elif upstream == "squad":
         install_span_head(made)
     return made
 

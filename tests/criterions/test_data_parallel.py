@@ -3,7 +3,6 @@
 As a program: one worker, `python -m tests.criterions.test_data_parallel RANK PORT FILE`.
 """
 
-import socket
 import sys
 from typing import Any, Dict
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.commands import start
+from tests.commands import free_port, start
 from tests.criterions.cases import CASES, criterion, model
 
 FLAGS = {
@@ -70,9 +69,7 @@ def work(rank: int, port: str, file: str) -> None:
 
 @pytest.fixture(scope="module")
 def of_two_workers(tmp_path_factory):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     files = [tmp_path_factory.mktemp("gradients") / f"{rank}.pt" for rank in (0, 1)]
     module = "-m tests.criterions.test_data_parallel"
     path = f"import sys; sys.path[:] = {sys.path}"

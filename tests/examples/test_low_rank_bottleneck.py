@@ -113,19 +113,3 @@ def test_errors_end_where_the_theorem_says(task, outcome):
 
 def test_two_heads_mixed_come_nearer_to_one_matrix_than_one(outcome):
     assert errors(outcome, "one", "mixhead")[1] < 0.9 * errors(outcome, "one", "softmax")[1]
-
-
-def test_the_parameters_are_counted(outcome):
-    counted = {(row["task"], row["attention"], row["head_size"]): row["parameters"] for row in outcome[1]["errors"]}
-    assert counted["own", "softmax", 3] == 2 * 2 * 4 * 3
-    assert counted["own", "mixhead", 3] == 2 * 2 * 4 * 3 + 4
-    assert counted["one", "softmax", 3] == 2 * 4 * 3
-    assert counted["one", "mixhead", 3] == 2 * 2 * 4 * 3 + 2
-    assert counted["own", "fixhead", 4] == 2 * 2 * 4 * 4
-
-
-def test_what_cannot_be_is_named(tmp_path):
-    from low_rank_bottleneck.run import main
-
-    with pytest.raises(SystemExit, match=r"^low_rank_bottleneck: error: --sizes 9: must be between 1 and"):
-        main(["--quick", "--sizes", "4", "9", "--output", str(tmp_path)])

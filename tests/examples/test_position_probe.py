@@ -77,10 +77,3 @@ def test_softmax_says_one_number_and_swish_l2_learns(outcome):
         assert learned["answers"]["4"][0] + 1.5 < learned["answers"]["4"][-1]
         assert learned["flags"] == "--attention-normalizer swish-l2 --relative-position rotary"
         assert list(softmax["error_of_longer"]) == ["6", "8", "16"]
-
-
-def test_what_cannot_be_is_named(tmp_path):
-    from position_probe.run import main
-
-    with pytest.raises(SystemExit, match=r"^position_probe: error: --attentions end-marker: needs --models encoder"):
-        main(["--models", "decoder", "--attentions", "end-marker", "--output", str(tmp_path)])

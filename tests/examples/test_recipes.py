@@ -268,3 +268,7 @@ def test_the_average_of_the_last_checkpoints(tmp_path):
     assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
     assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
     assert state["model"]["steps"] == 10
+    torch.save({"model": {"weight": torch.tensor([float("nan")] * 2)}, "cfg": {"model": {}}}, paths[1])
+    with pytest.raises(SystemExit):
+        average(paths[1:], tmp_path / "bad.pt")
+    assert not (tmp_path / "bad.pt").exists()

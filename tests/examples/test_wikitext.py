@@ -2,7 +2,6 @@
 
 import io
 import re
-import socket
 import sys
 import zipfile
 
@@ -14,7 +13,7 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from recipes import ROOT, dry_run, script
+from recipes import dry_run, script
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
 
@@ -22,7 +21,6 @@ from tests.helpers import run_here
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
-REAL = ROOT.parent / "shared" / "data"
 CORPORA = {"wikitext2": WIKITEXT2, "wikitext103": WIKITEXT103}
 TINY = """--decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16 --decoder-output-dim 16
     --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --num-workers 0 --log-format json --log-interval 1"""
@@ -76,13 +74,6 @@ def preprocess_here(destination, workers, flags):
     fairseq_preprocess(parser.parse_args([*flags, "--destdir", str(destination), "--workers", str(workers)]))
 
 
-def test_the_counts_are_those_of_the_authors():
-    """Count the <eos> at the end of every line as a token and a type, as the authors do."""
-    assert [WIKITEXT2.counts[split]["tokens"] for split in TEXTS] == [2_088_628, 217_646, 245_569]
-    assert [WIKITEXT103.counts[split]["tokens"] for split in TEXTS] == [103_227_021, 217_646, 245_569]
-    assert (WIKITEXT2.counts["train"]["types"], WIKITEXT103.counts["train"]["types"]) == (33_278, 267_735)
-
-
 def test_articles_begin_at_titles_between_blank_lines():
     found = articles_of(TEXTS["train"])
     assert [words[1] for words in found] == ["A", "B", "C"]
@@ -122,24 +113,6 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
 
 
 @pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
-def test_an_interrupted_preparation_goes_on(corpus, server, tmp_path, monkeypatch):
-    def interrupted(destination, workers, flags):
-        destination.mkdir()
-        (destination / "dict.txt").write_text("half\n")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(wikitext, "preprocess", interrupted)
-        prepare(corpus, tmp_path, monkeypatch)
-    assert not (tmp_path / "lines").exists()
-    done = []
-    monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: done.append(destination.mkdir()))
-    prepare(corpus, tmp_path, monkeypatch)
-    assert (tmp_path / "lines").is_dir() and len(done) == 1
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("corpus", ["wikitext2"], indirect=True)
 def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, capfd):
     own = corpus._replace(counts=WIKITEXT2.counts)
     monkeypatch.setattr(wikitext, "preprocess", lambda destination, *rest: destination.mkdir(exist_ok=True))
@@ -151,49 +124,6 @@ def test_own_text_needs_the_flag_that_says_so(corpus, tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit):  # what is there was never checked
         prepare(own, tmp_path, monkeypatch)
     assert f"prepare: error: {tmp_path / 'lines'}: made with --any-counts" in capfd.readouterr().err
-
-
-@pytest.fixture
-def own_text(tmp_path):
-    """Prepare a user's own text, in the layout of WikiText-2, by the script itself; return its folder."""
-    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
-        for split, text in TEXTS.items():
-            archive.writestr(f"wikitext-2/wiki.{split}.tokens", text * (40 if split == "train" else 4))
-    script("examples/wikitext2/prepare.sh --any-counts --workers 1", ARCHIVES=tmp_path, DATA=tmp_path / "data")
-    return tmp_path / "data"
-
-
-def losses(log):
-    return re.findall(r'train_inner.*?"loss": "([\d.]+)"', log)
-
-
-def torchrun():
-    """Return the words that start a script in two processes, on a free port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"torchrun --no-python --nproc-per-node 2 --master-port {free.getsockname()[1]} "
-
-
-@pytest.mark.slow
-def test_two_processes_log_what_one_does_with_twice_the_update_freq(own_text, tmp_path):
-    flags = f"""{TINY} --dropout 0 --attention-dropout 0 --activation-dropout 0 --max-tokens 64 --lr 0.01
-        --warmup-updates 1 --tokens-per-sample 16 --max-update 4 --save-interval-updates 2 --keep-last-epochs 0"""
-    found = {}
-    for processes, launcher in ((1, ""), (2, torchrun())):
-        line = f"{launcher}examples/wikitext2/train.sh {' '.join(flags.split())}"
-        result = script(line, DATA=own_text, SAVE=tmp_path / str(processes), OMP_NUM_THREADS=1)
-        log = result.stdout + result.stderr
-        assert f"'distributed_world_size': {processes}," in log
-        assert f"'update_freq': [{8 // processes}]" in log
-        found[processes] = losses(log)
-    assert len(found[1]) == 4 and len(set(found[1])) == 4
-    assert found[1] == found[2]
-
-    flags = "--tokens-per-sample 16 --context-window 8"
-    line = f"AVERAGE=2 examples/wikitext2/evaluate.sh {flags}"
-    result = script(line, DATA=own_text, SAVE=tmp_path / "2", OMP_NUM_THREADS=1)
-    assert f"average of checkpoint_1_2.pt, checkpoint_1_4.pt: {tmp_path}/2/average_last_2.pt\n" in result.stderr
-    assert re.fullmatch(r"perplexity = [\d.]+\n", result.stdout)
 
 
 TINY_XL = """--n-layer 1 --d-model 16 --n-head 2 --d-head 4 --d-inner 16 --cutoffs 4,8 --mem-len 8 --tokens-per-sample 8
@@ -263,21 +193,3 @@ def test_the_words_that_fairseq_only_reads_are_counted(corpus, tmp_path, monkeyp
     assert figures_of(tmp_path, monkeypatch, "--tokens-per-sample=8") == 0
     title = "test: 50 of 58 tokens are predicted, all but the first of every 8"
     assert capsys.readouterr().out == f"{title}\nperplexity = 8.01\n"
-
-
-# ---- the real text ---------------------------------------------------------------------------------------------------
-
-real = pytest.mark.skipif(not (REAL / "wikitext-2-v1.zip").exists(), reason="needs ../shared/data/wikitext-2-v1.zip")
-
-
-@real
-@pytest.mark.slow
-def test_the_whole_text_becomes_what_fairseq_makes_of_it(tmp_path):
-    script("examples/wikitext2/prepare.sh", ARCHIVES=REAL, DATA=tmp_path)
-    words = Dictionary.load(str(tmp_path / "lines" / "dict.txt"))
-    for split, counts in WIKITEXT2.counts.items():
-        binary = data_utils.load_indexed_dataset(str(tmp_path / "lines" / split), words)
-        assert (len(binary), int(binary.sizes.sum())) == (counts["lines"], counts["tokens"])
-    # Of the authors' types, </s> and <unk> are not listed; one word pads the number to a multiple of 8.
-    listed = [line.split()[0] for line in (tmp_path / "lines" / "dict.txt").read_text().splitlines()]
-    assert len([word for word in listed if not word.startswith("madeupword")]) == 33_278 - 2

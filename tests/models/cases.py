@@ -1,10 +1,8 @@
 """Provide models and values to the tests of the models."""
 
-import itertools
 from argparse import Namespace
 from types import SimpleNamespace
 
-import pytest
 import torch
 from fairseq import options
 from fairseq.data import Dictionary
@@ -30,13 +28,6 @@ ENTRIES = [
 ]
 
 
-def once(**axes):
-    """Parametrise a test so that every value of every axis occurs in at least one case, without all pairs."""
-    rows = max(len(list(values)) for values in axes.values())
-    columns = [list(itertools.islice(itertools.cycle(values), rows)) for values in axes.values()]
-    return pytest.mark.parametrize(", ".join(axes), [*zip(*columns)])
-
-
 def shown(flags):
     """Return the name of a case in the output of pytest."""
     return "-".join(f"{name}={value}".replace(" ", "") for name, value in flags.items()) or "plain"
@@ -58,13 +49,6 @@ def step_by_step(decoder, prefix, encoder_out=None):
     for t in range(prefix.shape[1]):
         logits.append(decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0])
     return torch.cat(logits, 1), state
-
-
-def assert_as_precise(found, formula, exact):
-    """Assert that a result in half precision has at most twice the error of the formula in the same dtype."""
-    assert found.isfinite().all()
-    found, formula = ((result.double() - exact).abs().max() for result in (found, formula))
-    assert found <= 2 * formula, (found, formula)
 
 
 def command(arch, *flags, task=None):

@@ -9,8 +9,9 @@ import torch
 from mixhead_plugin.errors import CheckpointError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
+from tests.covering import each_once
 from tests.helpers import TINY, build, shake, tokens
-from tests.models.cases import forward, once
+from tests.models.cases import forward
 from tests.xl import build_xl
 
 TRANSLATION = "mixhead_transformer"
@@ -21,7 +22,7 @@ def same(left, right):
     return all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
 
 
-@once(upstream=TINY, mixing=["none", *TRAINED])
+@each_once(upstream=TINY, mixing=["none", *TRAINED])
 def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, mixing):
     trained = build(upstream, seed=2).eval()
     model = shake(build(f"mixhead_{upstream}", seed=3, head_mixing=mixing)).eval()

@@ -4,8 +4,9 @@ import torch
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import parse_heads_per_layer
+from tests.covering import each_once
 from tests.helpers import build, shake, tokens
-from tests.models.cases import once, step_by_step
+from tests.models.cases import step_by_step
 
 HEADS = {"encoder-self": [(3, 2), (1, 4)], "decoder-self": [(4, 4), (2, 1)], "cross": [(1, 1), (4, 3)]}
 TEXT = "encoder-self=3:2,1:4;decoder-self=4,2:1;cross=1,4:3"
@@ -27,7 +28,9 @@ def test_the_text_stands_for_the_numbers():
     assert parse_heads_per_layer(None) == parse_heads_per_layer("") == {}
 
 
-@once(mixing=["position-independent", "position-wise", "random", "average"], normalizer=["softmax", "sigsoftmax", "l2"])
+@each_once(
+    mixing=["position-independent", "position-wise", "random", "average"], normalizer=["softmax", "sigsoftmax", "l2"]
+)
 def test_every_layer_has_its_numbers_and_decodes_as_it_trains(normalizer, mixing):
     flags = {"head_dim": 4, "heads_per_layer": TEXT, "head_mixing": mixing, "attention_normalizer": normalizer}
     model = shake(build("mixhead_transformer", **flags)).eval()

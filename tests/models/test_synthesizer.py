@@ -13,10 +13,11 @@ from fairseq.sequence_generator import SequenceGenerator
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
-from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS, losses, run, train
+from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS
+from tests.covering import each_once
 from tests.criterions.cases import criterion, lm_batch
 from tests.helpers import OWN, build, dictionary, run_here, shake, task, tokens
-from tests.models.cases import attentions, once
+from tests.models.cases import attentions
 
 ARCH = "mixhead_synthesizer_lm"
 LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
@@ -71,17 +72,6 @@ def test_the_maximal_length_is_that_of_the_tasks_blocks_unless_it_is_given(flags
         model(tokens(batch=1, length=length + 1))
 
 
-@every_synthesizer
-def test_nothing_leaks_from_the_future_from_padding_or_from_other_sentences(synthesizer):
-    model = shake(build(ARCH, synthesizer=synthesizer, attention_normalizer="sigsoftmax")).eval()
-    batch = tokens(padded=True)
-    together = model(batch)[0]
-    for i, sentence in enumerate(batch):
-        alone = sentence[sentence != 1][None]
-        torch.testing.assert_close(model(alone)[0][0], together[i, : alone.shape[1]], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(model(alone[:, :4])[0][0], together[i, :4], rtol=1e-4, atol=1e-5)
-
-
 def test_rows_of_padding_alone_do_no_harm():
     model = build(ARCH).eval()
     batch = tokens(padded=True)
@@ -89,7 +79,7 @@ def test_rows_of_padding_alone_do_no_harm():
     assert model(batch)[0][:2].isfinite().all()
 
 
-@once(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
+@each_once(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
 def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_time(synthesizer, mixing):
     model = shake(build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)).eval()
     words = dictionary()
@@ -115,12 +105,6 @@ def test_the_rank_penalty_reaches_the_scores(synthesizer):
         criterion("orthogonal_cross_entropy", orthogonal_weight=0.0, rank_weight=weight)(model, sample)[0].backward()
         gradients.append([p.grad.clone() for p in attentions(model)[0].synthesizer.parameters()])
     assert all(not torch.allclose(a, b) for a, b in zip(*gradients))
-
-
-def test_torchscript_exports_the_decoder():
-    model = shake(build(ARCH)).eval()
-    sentences = tokens(padded=True)
-    torch.testing.assert_close(torch.jit.script(model.decoder)(sentences)[0], model(sentences)[0])
 
 
 def test_evaluation_refuses_what_it_would_leave_out():
@@ -160,21 +144,3 @@ def test_training_and_evaluation_have_the_same_loss(text_data, trained):
     assert float(re.search(r"Perplexity: ([\d.]+)", log)[1]) == pytest.approx(
         2 ** state["extra_state"]["val_loss"], rel=2e-3
     )
-
-
-@pytest.mark.slow
-def test_evaluation_in_blocks_that_are_too_long_ends_with_one_line(text_data, trained):
-    result = run(*evaluation(text_data, trained[0]), check=False)
-    assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert result.stderr.splitlines()[-1].startswith("fairseq-eval-lm: error: --tokens-per-sample 1024: ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("synthesizer", ["dense", "fixed-random"])
-def test_training_goes_on_where_it_stopped(synthesizer, text_data, tmp_path):
-    flags = [*FLAGS, "--dropout", "0.2", "--attention-dropout", "0.2", "--max-tokens", "64", "--mixing-lr-scale", "4"]
-    flags += ["--synthesizer", synthesizer]
-    whole = losses(train(text_data, ARCH, tmp_path / "whole", *flags, updates=6))
-    first = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=3))
-    second = losses(train(text_data, ARCH, tmp_path / "parts", *flags, updates=6, fresh=True))
-    assert first + second == whole

@@ -16,21 +16,20 @@ from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import distance_encodings, segment_mask
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import FAMILIES
+from tests.covering import each_once
 from tests.helpers import VOCABULARY, dictionary, task
 from tests.models.cases import (
     WIKITEXT2,
-    assert_as_precise,
     attentions,
     command,
     in_real_size,
-    once,
     parameters,
     task_of,
     yaml,
 )
 from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text
 
-every_entry = once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])
+every_entry = each_once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])
 
 
 def variant(normalizer="softmax", mixing="position-wise", **flags):
@@ -174,18 +173,6 @@ def test_steps_leave_the_memory_alone():
 
 
 # ---- what fairseq's models can do ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_as_precise_as_the_formula(dtype):
-    tokens = text(16)
-    flags = {"attention_normalizer": "sigsoftmax", "mem_len": 16}
-    model = build_xl(**flags).to(dtype).eval()
-    found = in_windows(model, tokens, [8, 8])
-    assert model.decoder.memory.recall(2, torch.zeros(1, 2, 1, dtype=dtype))[0].dtype == dtype
-    assert found.dtype == torch.float32
-    formula, exact = (by_definition(build_xl(**flags).to(d).eval(), tokens) for d in (dtype, torch.float64))
-    assert_as_precise(found, formula, exact)
 
 
 def test_gradients_go_through_everything_and_the_memory_of_none():

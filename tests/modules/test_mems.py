@@ -10,7 +10,7 @@ from fairseq.models.ema.ema import EMA
 from fairseq.utils import move_to_cpu
 
 from mixhead_plugin.modules import mems
-from mixhead_plugin.modules.mems import POSITION, STATES, Mems
+from mixhead_plugin.modules.mems import Mems
 from tests.xl import build_xl, log_probs, text
 
 L, C, LENGTH, WINDOW = 2, 3, 5, 4
@@ -126,42 +126,6 @@ def test_it_is_the_first_workers_alone(rank, monkeypatch, caplog):
     with caplog.at_level(logging.INFO):
         assert empty(loaded(memory.state_dict()), 4) == (rank == 1)
     assert caplog.text.count("memory: of the first worker") == 1
-
-
-# ---- in a model ------------------------------------------------------------------------------------------------------
-
-
-def trained(windows=2, **flags):
-    model = build_xl(**flags).train()
-    for window, part in enumerate(text(8 * windows).split(8, 1)):
-        model(part, window=window)
-    return model
-
-
-def test_a_model_loads_strictly_with_and_without_memory():
-    model = trained()
-    state = model.state_dict()
-    names = {name for name in state if ".memory." in name}
-    assert names == {f"decoder.memory.{STATES}", f"decoder.memory.{POSITION}"}
-    part = text(8)
-    expected = log_probs(model, part, 2)
-    other = build_xl(seed=2).train()
-    other.load_state_dict(dict(state), strict=True)
-    assert torch.equal(log_probs(other, part, 2), expected)
-    other.load_state_dict({name: value for name, value in state.items() if name not in names}, strict=True)
-    assert not torch.equal(log_probs(other, part, 2), expected)
-
-
-def build_and_load(state):
-    model = build_xl(seed=3).eval()
-    model.load_state_dict(state)
-    return model
-
-
-def test_a_checkpoint_of_training_evaluates_without_its_memory():
-    state, part = trained().eval().state_dict(), text(8)
-    without = {name: value for name, value in state.items() if ".memory." not in name}
-    assert torch.equal(log_probs(build_and_load(state), part, 2), log_probs(build_and_load(without), part, 2))
 
 
 def test_a_moving_average_of_the_model_leaves_memory_out():

@@ -48,15 +48,6 @@ def test_gradients_are_those_of_finite_differences(mixing, names):
             torch.testing.assert_close(gradient.view(-1)[index], slope, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loss_is_the_plain_one_plus_the_weighted_values():
-    made, source = model(), tokens(padded=True)
-    loss, regularized = regularized_loss(made, source, WEIGHTS, sample_size=7)
-    plain, _ = regularized_loss(made, source, {})
-    torch.testing.assert_close(loss, plain + 7 * sum(WEIGHTS[name] * regularized.values[name] for name in WEIGHTS))
-    assert regularized.attentions == {"orthogonal": 2, "rank": 2}
-    assert not any(value.requires_grad for value in regularized.values.values())
-
-
 @each_once(order=["together", "first", "last"], checkpointing=[True, False])
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""

@@ -1,14 +1,10 @@
 """Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch can compile."""
 
-import threading
-from unittest import mock
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import NORMALIZERS, attention
-from mixhead_plugin.ops.blockwise import forward
+from mixhead_plugin.ops import attention
 from tests.covering import covering, each_once
 from tests.ops import calls
 from tests.ops.calls import DV, MIXINGS, NK, NQ, B, D, H, assert_same, blocks, outcome, tensors
@@ -160,23 +156,3 @@ def test_inference_mode_is_carried_into_the_threads():
         given = {name: t.clone() for name, t in tensors("shared").items()}
         out = attention(**given, causal=True, impl="blockwise")
         torch.testing.assert_close(out, attention(**given, causal=True, impl="reference"))
-
-
-@pytest.mark.parametrize("where", ["weights", "grad"])
-def test_an_error_in_a_block_is_raised_and_no_thread_waits(where):
-    taken = []
-
-    def fail_at_the_third(function):
-        def run(*arguments):
-            taken.append(threading.get_ident())
-            if len(taken) == 3:
-                raise MemoryError("no room")
-            return function(*arguments)
-
-        return run
-
-    softmax = NORMALIZERS["softmax"]
-    broken = softmax._replace(**{where: fail_at_the_third(getattr(softmax, where))})
-    given = {name: t.requires_grad_() for name, t in tensors("shared").items()}
-    with mock.patch.object(forward, "NORMALIZERS", {"softmax": broken}), pytest.raises(MemoryError, match="no room"):
-        attention(**given, impl="blockwise").sum().backward()

@@ -23,7 +23,7 @@ def parameters(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-@pytest.mark.slow  # by default tests/criterions/test_commands.py compares two workers with one
+@pytest.mark.slow  # by default tests/criterions/test_data_parallel.py compares the gradients of two workers
 @pytest.mark.parametrize("prefix", ["", "orthogonal_"])
 @pytest.mark.parametrize("name", TASKS)
 def test_two_workers_are_one_with_twice_the_update_freq_bit_for_bit(name, prefix, request, tmp_path):

@@ -38,15 +38,6 @@ def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
 
 
 @pytest.mark.slow
-def test_modules_have_short_padded_and_long_causal_rows(tmp_path):
-    found = rows("module", out=tmp_path)
-    assert {row["name"] for row in found} == {"fairseq", "softmax", "Mixhead A", "Mixhead B"}
-    sizes = {row["size"] for row in found}
-    assert len([size for size in sizes if "padded" in size]) == 8
-    assert any("heads 16, length 128, head size 8, dropout 0.1, causal" in size for size in sizes)
-
-
-@pytest.mark.slow
 def test_updates_are_those_of_fairseqs_trainer(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "SMALL", model.SMALL.replace("512", "64").replace("2048", "64"))
     assert {row["name"] for row in rows("training", out=tmp_path)} == set(model.VARIANTS)

@@ -10,7 +10,7 @@ from bert import model as bert
 from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
 from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
-from fairseq.models.roberta import model as stock
+from fairseq.models.roberta import model as fairseq_roberta
 
 from mixhead_plugin.models import roberta
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -66,7 +66,7 @@ COUNTS = {
 @pytest.mark.parametrize("name", COUNTS)
 def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
     """Count the embeddings, the pooler and both heads of pre-training, too."""
-    for module in (stock, roberta, bert):  # it copies values, which the meta device lacks
+    for module in (fairseq_roberta, roberta, bert):  # it copies values, which the meta device lacks
         monkeypatch.setattr(module, "init_bert_params", lambda module: None)
     args = Namespace(arch=f"fixhead_{name}", tokens_per_sample=128)
     if BERT_ARCHITECTURES[name].head_dim is None:

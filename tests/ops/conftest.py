@@ -1,0 +1,15 @@
+"""The fixture of the tests that run the fused kernels."""
+
+import pytest
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Let the kernels run on a CPU, too, and read NaN where they read memory that they have not written."""
+    from tests.ops import triton_cases  # imports triton, which test_triton_compile.py must not find interpreted
+
+    monkeypatch.setattr(triton_cases.tuning, "_chosen", {})
+    triton_cases.fill_unwritten_memory_with_nan(monkeypatch)
+    if not triton_cases.ON_GPU:
+        triton_cases.interpret(monkeypatch)
+        triton_cases.use_few_large_tiles(monkeypatch)

@@ -1,0 +1,283 @@
+"""Test what surrounds the fused kernels: refusals, operators of torch, spans of masks, addresses, choice of tiles."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mixhead_plugin.ops import attention, triton
+from tests.covering import each_once, first_of
+from tests.ops.triton_cases import (
+    DEVICE,
+    DV,
+    INF,
+    NK,
+    NQ,
+    ON_GPU,
+    TABLES,
+    B,
+    H,
+    Tile,
+    detached,
+    fused,
+    future,
+    holes,
+    inputs,
+    operators,
+    padding,
+    record,
+    tuning,
+    use_tiles,
+    with_gradients,
+)
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+REFUSED = {
+    "has no kernel for torch.float64": dict(dtype=torch.float64),
+    "has no kernel for head size 257, only up to 256": dict(head_dim=257),
+    "has no kernel for head size 300, only up to 256": dict(value_dim=300),
+    "mixes at most 64 heads, not 65": dict(heads=65, mixed="shared"),
+    "mixes 3 heads into as many, not into 2": dict(mixed="shared", rectangular=True),
+    "has no kernel for a gain by distance": dict(gain=torch.ones(H, NQ + NK - 1, device=DEVICE)),
+    "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2": dict(normalizer="relu2"),
+    "gives a learned attn_mask no gradient": dict(attn_mask=torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_it_cannot_do_is_refused_with_the_reason(reason):
+    changes = dict(REFUSED[reason])
+    options = {name: changes.pop(name) for name in ("normalizer", "attn_mask", "gain") if name in changes}
+    rectangular = changes.pop("rectangular", False)
+    tensors = inputs(**changes)
+    if rectangular:
+        tensors.update(value=tensors["value"][:, :2], mixing=tensors["mixing"][:, :2])
+    with pytest.raises(RuntimeError, match=f"impl 'triton': {reason}; usable here: auto, reference, blockwise"):
+        fused(**tensors, **options)
+
+
+def test_more_heads_than_can_be_mixed_are_served_apart():
+    tensors = inputs(heads=65, n_queries=2, n_keys=2, head_dim=1, value_dim=1)
+    call = record(tensors, normalizer="l2", dropout_p=0.1)
+    assert triton.problem(call) == ""
+    assert triton.problem(call._replace(relative_query=object())) == "has no kernel for relative positions"
+
+
+@pytest.mark.skipif(ON_GPU, reason="needs the interpreter")
+def test_bfloat16_is_refused_where_it_would_be_interpreted(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    tensors = inputs(dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match=r"impl 'triton': computes torch.bfloat16 wrongly under TRITON_INTERPRET=1"):
+        fused(**tensors)
+    assert attention(**tensors).isfinite().all()  # `auto` takes another
+
+
+@pytest.mark.parametrize("version, old", [("3.5.1", True), ("2.10.0", True), ("3.6.0", False), ("3.10.0+git1", False)])
+def test_an_old_triton_is_refused_in_words(monkeypatch, version, old):
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    assert triton._package_problem() == (f"needs triton 3.6 or newer, {version} is installed" if old else "")
+
+
+@pytest.mark.parametrize(
+    "capability, hip, problem",
+    [
+        ((7, 5), None, "needs a GPU of compute capability 8.0, the current one has 7.5"),
+        ((9, 4), "6.4", "needs an NVIDIA GPU, this torch is built for AMD's (ROCm 6.4)"),
+        ((12, 0), None, ""),
+        (None, None, "needs a CUDA device and none is visible"),
+    ],
+)
+def test_another_gpu_or_none_is_refused_before_there_are_tensors(monkeypatch, capability, hip, problem):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    device = SimpleNamespace(**dict(zip(("major", "minor"), capability or ())))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
+    assert triton.machine_problem() == problem
+    if capability == (7, 5):
+        assert triton._device_problem("cuda", 1) == problem.replace("the current one", "cuda:1")
+
+
+def test_a_second_derivative_and_a_forward_mode_one_are_refused():
+    tensors = inputs("shared", n_queries=4, n_keys=5)
+    (gradient,) = torch.autograd.grad(fused(**tensors).square().sum(), tensors["query"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative; impl 'reference' has"):
+        gradient.square().sum().backward()
+    tensors = detached(tensors)
+    query = tensors.pop("query")
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
+        torch.func.jvp(lambda q: fused(query=q, **tensors), (query,), (query,))
+
+
+@first_of(mixed=["per query", "shared", None], backend=["aot_eager", "inductor"])
+def test_it_compiles_without_a_break(mixed, backend):
+    tensors = inputs(mixed, batch=1, heads=2, n_queries=5, n_keys=6)
+    names, mask = list(tensors), padding(6, 1)
+
+    def run(*values):
+        out = fused(**dict(zip(names, values)), causal=True, key_padding_mask=mask)
+        return (out.transpose(1, 2).flatten(2) * 2).sin()
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    torch.testing.assert_close(*[with_gradients(lambda f=f, **t: f(*t.values()), tensors) for f in (compiled, run)])
+
+
+@first_of(mixed=[None, "per query", "shared"])
+def test_torch_finds_no_fault_in_the_operators(mixed):
+    tensors = inputs(mixed, batch=1, heads=2, n_queries=4, n_keys=5)
+    masks = dict(attn_mask=holes(4, 5), key_padding_mask=padding(5, 1), causal=True)
+    options = dict(masks, seed=torch.tensor(5, device=DEVICE), normalizer="sigsoftmax", dropout_p=0.2)
+    torch.library.opcheck(torch.ops.mixhead_plugin.triton, record(tensors, **options))
+    call = record(detached(tensors), **options)
+    out, rows = torch.ops.mixhead_plugin.triton(*call)
+    given = (torch.randn_like(out), rows, out if mixed is None else None, *call)
+    torch.library.opcheck(torch.ops.mixhead_plugin.triton_backward, given)
+
+
+def test_the_host_reads_no_tensor(monkeypatch):
+    """The host would wait for the device, and a captured CUDA graph would keep what it read."""
+
+    def refuse(tensor):
+        raise AssertionError("the host read a number")
+
+    tensors = detached(inputs("shared", n_queries=5, n_keys=6))
+    seed, bias, d_out = torch.tensor(7, device=DEVICE), holes(5, 6), torch.randn(B, H, 5, DV, device=DEVICE)
+    options = dict(attn_mask=bias, key_padding_mask=padding(6), seed=seed, dropout_p=0.3)
+    for name in ("__int__", "__index__", "__float__", "__bool__", "item", "tolist"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    call = operators.Call(record(tensors, **options))
+    out, rows = call.forward()
+    call.backward(d_out, rows, out)
+
+
+@pytest.mark.parametrize("name", ["causal", "holes", "window"])
+def test_the_spans_of_a_mask_are_those_of_its_numbers(name):
+    n_queries, n_keys = 18, 260  # more than a tile of 16 x 256
+    causal = future(n_queries, n_keys)
+    mask = {"causal": causal, "holes": holes(n_queries, n_keys), "window": causal + causal.flip(0, 1)}[name]
+    for turned in (mask, mask.t()):
+        expected = []
+        for row in turned:
+            for chosen in (row != -INF, row != 0):
+                where = chosen.nonzero().flatten().tolist()
+                expected += [where[0], where[-1] + 1] if where else [len(row), 0]
+        assert operators.spans_of(turned[None, None]).flatten().tolist() == expected
+
+
+def test_a_causal_mask_of_floats_is_read_only_at_the_diagonal(monkeypatch):
+    """The mask has NaN where it must not be read, and the spans of the mask without NaN."""
+    use_tiles(monkeypatch, Tile(32, 32, 4, 1), None)
+    n, spans_of = 64, operators.spans_of
+    spoilt, at = future(n, n), torch.arange(n, device=DEVICE) // 32
+    spoilt[at[:, None] != at] = float("nan")
+    by_query, by_key = spans_of(future(n, n)[None, None]), spans_of(future(n, n).t()[None, None])
+    monkeypatch.setattr(operators, "spans_of", lambda mask: by_query if mask.stride(3) == 1 else by_key)
+    for tensor in with_gradients(fused, inputs(batch=1, n_queries=n, n_keys=n), attn_mask=spoilt):
+        assert not tensor.isnan().any()
+
+
+def test_an_expanded_mask_is_taken_for_what_it_was():
+    call = operators.Call(record(inputs("shared"), attn_mask=future().expand(B, H, NQ, NK)))
+    assert call.attn_mask.shape == (1, 1, NQ, NK) and not call.constants.MASK_HEADS
+    assert torch.equal(call.masks.spans, operators.spans_of(future()[None, None]))
+
+
+FAR = 2**31 + 2**12  # numbers, from one position (head, ...) to the next
+
+
+def far_apart(tensors, dims, folder):
+    """Copy each tensor to shared memory with more than 2^31 numbers between neighbours in one dimension."""
+    far, at = {}, 0
+    for name, tensor in tensors.items():
+        shape, strides, size = tensor.shape, [0] * tensor.dim(), 1
+        for dim in reversed(range(tensor.dim())):
+            if dim == dims[name]:
+                strides[dim] = FAR
+            else:
+                strides[dim], size = size, size * shape[dim]
+        far[name] = (shape, strides, at)
+        at += size
+    assert at < FAR
+    numbers = at + FAR * max(tensors[name].shape[dim] - 1 for name, dim in dims.items())
+    if not ON_GPU:  # a file takes no more room than what is written
+        storage = torch.from_file(str(folder / "memory"), shared=True, size=numbers, dtype=torch.float16)
+    elif torch.cuda.mem_get_info()[0] < 2 * numbers + 2**30:
+        pytest.skip(f"needs {2 * numbers / 1e9:.0f} GB of free memory")
+    else:
+        storage = torch.full((numbers,), float("nan"), dtype=torch.float16, device=DEVICE)
+    return {name: storage.as_strided(*place).copy_(tensors[name]) for name, place in far.items()}
+
+
+DIMS = ["batch", "heads", "positions", "size"]
+
+
+@each_once(dim=DIMS, mixed=[None, "per query"])
+def test_what_is_beyond_32_bits_is_found(dim, mixed, tmp_path):
+    tensors = inputs(mixed, torch.float16, 2, 3, 3, 3, 3, 3)
+    near = detached(tensors)
+    near["attn_mask"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
+    near["d_out"] = torch.randn(2, 3, 3, 3, device=DEVICE).half()
+    dims = {name: DIMS.index(dim) for name in near}
+    if mixed:
+        dims["mixing"] = ["batch", "positions", "heads", "size"].index(dim)  # of [B, Nq, H, H]
+    far = far_apart(near, dims, tmp_path)
+    for name, tensor in far.items():
+        assert tensor.stride(dims[name]) > 2**31 and torch.equal(tensor, near[name])
+    results = []
+    for given in (near, far):
+        given = {**given, **{name: given[name].requires_grad_() for name in tensors}}
+        d_out = given.pop("d_out")
+        out = fused(**given, causal=True)
+        results.append([out, *torch.autograd.grad(out, [given[name] for name in tensors], d_out)])
+    for got, expected in zip(*results):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_there_is_a_tile_for_every_shape(itemsize):
+    for head_dim in (16, 32, 64, 128, 256):
+        for name in tuning._FLASH:
+            assert TABLES(name, 1, head_dim, itemsize)
+        for name in tuning._MIXED:
+            for heads in range(1, 65):
+                for tile in TABLES(name, heads, head_dim, itemsize):
+                    assert min(tile.BM, tile.BN) >= 16 and 16 % min(tile.HC, 16) == 0
+
+
+def test_on_a_small_device_a_tile_shrinks_until_it_fits():
+    def launch(tile):
+        if tile.BM * tile.BN * tile.HC * tile.stages > 16 * 16 * 4:
+            raise tuning.OutOfResources(2, 1, "shared memory")
+
+    tiles = TABLES("mixed_bwd_dkv_kernel", 8, 64, 2)
+    assert tuning._fastest(tiles, launch) == Tile(16, 16, 8, 1, HC=4, HG=4)
+    with pytest.raises(tuning.OutOfResources):
+        tuning._fastest([Tile(16, 16, 8, 1)], lambda tile: launch(tile._replace(HC=8)))
+
+
+@pytest.mark.parametrize("how", ["timed", "while a graph is captured", "under deterministic algorithms"])
+def test_the_choice_of_a_tile(monkeypatch, how):
+    tiles, timed, room = [Tile(n, 16, 8, 1) for n in (64, 32, 16)], [], 64
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: how == "while a graph is captured")
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: how == "under deterministic algorithms")
+    # the second is the fastest
+    monkeypatch.setattr(tuning, "_milliseconds", lambda function: timed.append(function()) or abs(timed[-1].BM - 32))
+
+    def launch(tile):
+        if room < tile.BM:
+            raise tuning.OutOfResources(tile.BM, room, "shared memory")
+        return tile
+
+    def chosen():
+        return tuning.run("key", tiles, launch, torch.device("cuda", 0)).BM
+
+    assert chosen() == (32 if how == "timed" else 64)
+    assert len(timed) == (3 if how == "timed" else 0)
+    assert chosen() == (32 if how == "timed" else 64) and len(timed) in (0, 3)
+    room = 16  # another call, to which the kept tile is too large
+    assert chosen() == 16 and chosen() == 16
+    room = 8
+    with pytest.raises(tuning.OutOfResources):
+        chosen()
