@@ -5,9 +5,11 @@ import torch
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
+from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.options import SCOPES
-from tests.helpers import build, dictionary, shake, tokens
+from tests.helpers import VOCABULARY, build, dictionary, shake, tokens
 from tests.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
+from tests.xl import build_xl, log_probs
 
 
 def close(found, expected):
@@ -35,6 +37,32 @@ def test_a_language_model_by_steps_is_the_full_pass():
     model = shake(build("mixhead_transformer_lm")).double().eval()
     prefix = tokens(length=6)
     torch.testing.assert_close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
+
+
+def steps_of_long_text(model, words):
+    """Return the logits of every step."""
+    state, found = {}, []
+    with torch.no_grad():
+        for t in range(1, words.size(1) + 1):
+            found.append(model.decoder(words[:, :t], incremental_state=state)[0])
+    return torch.cat(found, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("position", [name for name, kind in RELATIVE_POSITIONS.items() if kind.build])
+def test_1500_steps_with_relative_positions_are_the_full_pass(position):
+    flags = {"relative_position": position, "max_target_positions": 1500, "decoder_layers": 1}
+    model = shake(build("mixhead_transformer_lm", **flags)).double().eval()
+    words = torch.randint(4, VOCABULARY, (1, 1500))
+    torch.testing.assert_close(steps_of_long_text(model, words), model(words)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_1500_steps_of_transformer_xl_are_the_full_pass():
+    model = build_xl(max_target_positions=1500, mem_len=4).double().eval()
+    words = torch.randint(4, VOCABULARY, (1, 1500))
+    found = model.get_normalized_probs((steps_of_long_text(model, words), None), log_probs=True)
+    torch.testing.assert_close(found, log_probs(model, words, 0), rtol=1e-9, atol=1e-9)
 
 
 def assert_scores_are_those_of_the_full_pass(models):
@@ -90,3 +118,13 @@ def test_equal_sentences_are_no_beams():
         found.append([best["tokens"].tolist() for best, *_ in generator.generate([own], sample)])
     assert len({len(hypothesis) for hypothesis in found[0]}) > 1
     assert found[0] == found[1]
+
+
+def test_mixing_matters_to_these_tests():
+    """Check that unmixed decoding of the same parameters, as in the published code, is far away."""
+    model = shake(build("mixhead_transformer")).eval()
+    source, prefix = tokens(), tokens(length=5)
+    full = model(source, None, prefix)[0]
+    for attention in attentions(model):
+        attention.head_mixing = None
+    assert (model(source, None, prefix)[0] - full).abs().max() > 0.05

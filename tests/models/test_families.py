@@ -143,3 +143,11 @@ def test_the_value_scale_survives_every_initialisation(upstream):
         torch.testing.assert_close(small.get_parameter(name), (0.125 if values else 1.0) * parameter, msg=name)
         scaled += values
     assert scaled == (12 if upstream == "transformer" else 4)
+
+
+@each_once(upstream=TINY, mixing=["position-independent", "position-wise"])
+def test_an_untrained_mixhead_model_is_fairseqs_model_of_the_same_seed(upstream, mixing):
+    models = build(f"mixhead_{upstream}", head_mixing=mixing), build(upstream)
+    sentences = tokens(padded=True)
+    torch.testing.assert_close(*(forward(model.eval(), sentences) for model in models))
+    torch.testing.assert_close(*(forward(model.train(), sentences).square().mean() for model in models))

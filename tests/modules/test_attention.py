@@ -9,6 +9,7 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import IMPLEMENTATIONS
+from tests import helpers
 from tests.covering import covering, each_once
 from tests.modules.definition import (
     CROSS,
@@ -110,6 +111,12 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, norma
         [query, key],
         dtype,
     )
+
+
+def test_autocast_does_not_lower_the_precision_of_the_weights():
+    module, (x, *_) = build(mixing="position-wise"), inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, x, x)[1].dtype == torch.float32
 
 
 def test_masks_may_be_boolean_or_one_per_head():
@@ -250,3 +257,21 @@ def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
     assert {name: tensor.shape for name, tensor in module.state_dict().items()} == {
         name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()
     }
+
+
+@pytest.mark.parametrize("arch", ["mixhead_transformer", "l2_transformer_lm", "mixhead_synthesizer_lm"])
+def test_a_whole_model_can_be_built_on_meta_and_its_layers_run(arch):
+    """Run layers alone, because fairseq's models look for padding in the tokens and need values for it."""
+    expected = sum(parameter.numel() for parameter in helpers.build(arch).parameters())
+    with torch.device("meta"):
+        model = helpers.build(arch)
+        layers = [*model.decoder.layers, *(model.encoder.layers if "_lm" not in arch else ())]
+        x = torch.randn(NQ, B, E)
+        for layer in layers:
+            if layer.__class__.__name__.endswith("EncoderLayer"):
+                out = layer(x, encoder_padding_mask=None)
+            else:
+                crosses = layer.encoder_attn is not None
+                out, *_ = layer(x, torch.randn(NK, B, E) if crosses else None, self_attn_mask=future())
+            assert out.shape == x.shape
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected

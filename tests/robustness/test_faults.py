@@ -1,6 +1,7 @@
 """Kill trainings, fill their disk and end their workers: nothing is lost, and every error is reported."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -99,10 +100,21 @@ class Killed:
         self.arguments = [*arguments, "--save-dir", self.save]
         self.outputs = []
 
-    def go(self, fault=None):
-        """Start the training; return how it ended. `fault` is what happens, see tests/robustness/faults.py."""
+    def go(self, fault=None, wait=None, begun=True, by=signal.SIGKILL):
+        """Start the training; return how it ended.
+
+        Args:
+            fault: what happens, see tests/robustness/faults.py
+            wait: seconds until it gets the signal `by`, from the first batch on if `begun`
+        """
         before = faults.before(folder=self.save, **fault) if fault else ""
-        end = start("fairseq-train", *self.arguments, before=before).wait()
+        training = start("fairseq-train", *self.arguments, before=before)
+        if wait is not None:
+            while begun and "Start iterating" not in training.output()[0] and is_alive(training.pid):
+                time.sleep(0.01)
+            time.sleep(wait)
+            os.kill(training.pid, by)
+        end = training.wait()
         self.outputs.append(end.stdout + end.stderr)
         if self.save.exists():
             assert_whole(self.save)
@@ -157,6 +169,31 @@ def test_data_drawn_anew_in_each_epoch_are_those_of_an_undisturbed_training(reci
         assert killed.go(dict(at=at)).returncode == -signal.SIGKILL
     site = torch.load(killed.save / "checkpoint_last.pt", weights_only=True)["extra_state"]["train_iterator"]
     assert (site["epoch"], site["iterations_in_epoch"]) == (3, 0)
+    assert killed.go().returncode == 0
+    assert_as_undisturbed(killed.outputs, killed.save, expected)
+
+
+# Enough for ten kills, each within about two epochs.
+EPOCHS = {"transformer": 60, "transformer_lm": 40, "transformer_xl": 30}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", EPOCHS)
+def test_a_training_killed_ten_times_ends_as_if_undisturbed(recipe, recipes, undisturbed, tmp_path):
+    """Kill at random moments, most of them during a save; the other waits follow the speed of this machine."""
+    flags = ["--max-epoch", str(EPOCHS[recipe]), "--keep-interval-updates", "2", "--update-freq", "2"]
+    expected = undisturbed(recipe, *flags)
+    epoch = float((expected / "seconds").read_text()) / EPOCHS[recipe]
+    killed = Killed([*recipes[recipe], *flags], tmp_path)
+    chance = random.Random(recipe)
+    for number in range(10):
+        if number % 5 < 2:
+            by = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+            end = killed.go(wait=chance.uniform(0, 2) * epoch, begun=chance.random() < 0.8, by=by)
+        else:
+            how = chance.choice(["cut", "kill"])
+            end = killed.go(dict(at=chance.randrange(2, 12), how=how, bytes=chance.randrange(40_000)))
+        assert end.returncode < 0, f"kill {number + 1} found no training: {end.stderr[-3000:]}"
     assert killed.go().returncode == 0
     assert_as_undisturbed(killed.outputs, killed.save, expected)
 
@@ -229,6 +266,16 @@ def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoin
 # ---- two workers, one of them gone -----------------------------------------------------------------------------------
 
 NOTICES = 60  # seconds in which the other worker must end
+RAISES = """
+import sys
+from fairseq.tasks.fairseq_task import FairseqTask
+original = FairseqTask.train_step
+def train_step(*args, **settings):
+    if settings.get("update_num") == 2 and sys.argv[-2:] == ["--distributed-rank", "{rank}"]:
+        {what}
+    return original(*args, **settings)
+FairseqTask.train_step = train_step
+"""
 GLOO = ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]  # fairseq's pytorch_ddp is for GPUs alone
 ENDLESS = [*GLOO, "--max-update", "100000"]
 
@@ -252,6 +299,25 @@ def test_the_other_worker_ends_with_an_error_when_one_is_killed(killed, recipes,
     assert re.search("[Cc]onnection", ends[1 - killed].stderr)
     assert_whole(tmp_path / "save")
     assert (tmp_path / "save" / "checkpoint_last.pt").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "what, last",
+    [
+        ("from mixhead_plugin.errors import OptionError; raise OptionError('--flag 1: wrong')", "--flag 1: wrong"),
+        ("raise MemoryError('of this worker')", "MemoryError: of this worker"),
+        ("raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory')", "can't allocate memory"),
+    ],
+    ids=["option", "memory", "allocator"],
+)
+def test_the_other_worker_ends_with_an_error_when_one_raises(what, last, rank, recipes, tmp_path):
+    before = RAISES.format(what=what, rank=rank)
+    workers = in_workers(2, *recipes["transformer"], *ENDLESS, "--save-dir", tmp_path / "save", before=before)
+    ends = [worker.wait(NOTICES) for worker in workers]
+    assert [end.returncode for end in ends] == [1, 1], [end.stderr[-2000:] for end in ends]
+    assert ends[rank].stderr.splitlines()[-1].endswith(last)
 
 
 @pytest.mark.parametrize(
@@ -321,3 +387,21 @@ def test_workers_that_fairseq_has_started_end_together(hit, recipes, tmp_path):
         for worker in filter(is_alive, workers):
             os.kill(worker, signal.SIGKILL)
     assert_whole(tmp_path / "save")
+
+
+TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fairseq's own way, with a GPU for each worker")
+def test_workers_that_torchrun_has_started_train_together_without_gpus(recipes, tmp_path):
+    variables = {**TORCHRUN, "MASTER_PORT": str(free_port())}
+    flags = [*recipes["transformer"], "--max-update", "2"]
+    two = [*flags, *GLOO, "--distributed-world-size", "2", "--save-dir", tmp_path / "save"]
+    workers = [start("fairseq-train", *two, env={**variables, "RANK": rank}) for rank in "01"]
+    ends = [worker.wait(NOTICES) for worker in workers]
+    assert [end.returncode for end in ends] == [0, 0], [end.stderr[-3000:] for end in ends]
+    alone = start("fairseq-train", *flags, "--update-freq", "2", "--no-save").wait()
+    together, expected = ([line["bsz"] for line in logged(end.stdout + end.stderr)] for end in (ends[0], alone))
+    assert together == expected and len(together) == 2
+    assert (tmp_path / "save" / "checkpoint_last.pt").is_file()

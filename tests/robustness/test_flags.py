@@ -7,13 +7,15 @@ import random
 import pytest
 import torch
 from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import build_model
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
 from tests.covering import covering
-from tests.helpers import VOCABULARY, build, shake, tokens
+from tests.helpers import VOCABULARY, build, shake, task, tokens
 from tests.robustness.flags import ATTENTION, KINDS, draw, outcome
 from tests.xl import build_xl, in_windows
 
@@ -36,10 +38,33 @@ def test_random_combinations_train_or_are_refused(request, record_property, tmp_
     assert set(found) == {"trained", "refused"}
 
 
+# Faults that random draws have found: a combination, and the flag that must be refused or None.
+FOUND = [
+    ("language_model", "--arch=fixhead_transformer_lm --head-dim=4", None),  # was read as text
+    ("language_model", "--arch=fixhead_transformer_lm --relative-position=rotary", None),
+    ("translation", "--arch=mixhead_transformer --encoder-layers-to-keep=0", None),  # fairseq reads a list
+    ("translation", "--arch=mixhead_transformer --head-dim=5 --quant-noise-pq=0.1", "--head-dim"),
+    ("translation", "--arch=l2_transformer --heads-per-layer=cross=4,4;cross=2,2", "--heads-per-layer"),
+    ("translation", "--arch=l2_transformer --value-init-scale=inf", "--value-init-scale"),
+    ("transformer_xl", "--arch=mixhead_transformer_xl --relative-position=t5", "--relative-position"),
+    ("synthesizer", "--arch=mixhead_synthesizer_lm --synthesizer-rank=2", "--synthesizer-rank"),
+]
+
+
 def parse(kind, *flags):
     """Return the flags as fairseq-train parses them."""
     arguments = ["data", *kind.arguments, "--criterion", kind.criterion, *flags]
     return options.parse_args_and_arch(options.get_training_parser(), arguments)
+
+
+@pytest.mark.parametrize("kind, flags, refused", FOUND)
+def test_what_random_combinations_have_found(kind, flags, refused):
+    if refused is None:
+        cfg = convert_namespace_to_omegaconf(parse(KINDS[kind], *flags.split()))
+        build_model(cfg.model, task())
+    else:
+        with pytest.raises(OptionError, match=f"^{refused} "):
+            parse(KINDS[kind], *flags.split())
 
 
 def test_every_flag_of_the_plugin_is_drawn():
