@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import random
+import stat
 import tarfile
 import zipfile
 from pathlib import Path
@@ -153,6 +154,21 @@ def test_no_name_leads_out_of_the_folder(kind, name, tmp_path, capsys):
     else:
         unpack(path, tmp_path / "out")
     assert not (tmp_path / "outside").exists() and not Path("/tmp/outside-of-it").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_special_files_in_a_tar_are_refused(kind, tmp_path, capsys):
+    member = tarfile.TarInfo("folder/link")
+    member.type, member.linkname = kind, "/etc/passwd"
+    path = tar_of(tmp_path / "a.tgz", FILES, [member])
+    assert "'folder/link'" in refused_here(capsys, unpack, path, tmp_path / "out")
+
+
+def test_a_link_in_a_zip_becomes_a_plain_file(tmp_path):
+    member = zipfile.ZipInfo("link")
+    member.external_attr = (stat.S_IFLNK | 0o777) << 16
+    unpack(zip_of(tmp_path / "a.zip", {member: b"/etc/passwd"}), tmp_path / "out")
+    assert not (tmp_path / "out" / "link").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tgz", "train.de.gz"])
