@@ -71,15 +71,17 @@ def compile_all(capability, tiles, calls):
 
     from mixhead_plugin.ops.triton import operators, tuning
 
-    report, most = [], SHARED[capability] * 1024
+    report, most, likeliest = [], SHARED[capability] * 1024, None
 
     def start(kernel, programs, arguments, tile):
         line = compile_kernel(kernel, arguments, tile, capability, tiles == "front end")
-        report.append({**line, "fits": line["shared"] <= most})
+        report.append({**line, "fits": line["shared"] <= most, "likeliest": tile == likeliest})
         if line["shared"] > most:
             raise OutOfResources(line["shared"], most, "shared memory")
 
     def run(key, candidates, launch, device):
+        nonlocal likeliest
+        likeliest = candidates[0]
         return [made for _, made in tuning._fitting(candidates if tiles == "every" else candidates[:1], launch)][-1]
 
     operators.start, tuning.run = start, run
@@ -110,7 +112,7 @@ def report_of(calls, tiles="first", capability=90):
 
 def must_fit(report, dtype="bfloat16", shrink=False):
     for line in report:
-        assert line["fits"] or shrink, line
+        assert line["fits"] or shrink or not line["likeliest"], line
         if line["kernel"] not in WITHOUT_PRODUCTS and dtype != "float32":
             assert line["tensor_cores"] > 0 and line["products"] > 0 and line["plain_products"] == 0, line
     assert {line["kernel"] for line in report} == {line["kernel"] for line in report if line["fits"]}
