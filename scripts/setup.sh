@@ -85,8 +85,8 @@ run() {
     ${limit[@]+"${limit[@]}"} "$@" >>"$LOG" 2>&1
 }
 
-pip_install() { # Python compiles what is imported, at its first import
-    run "$VENV_PYTHON" -P -m pip install --no-compile --progress-bar off "$@"
+pip_install() {
+    run "$VENV_PYTHON" -P -m pip install --progress-bar off "$@"
 }
 
 likely_cause() { # STATUS FIRST_LOG_LINE
@@ -137,7 +137,8 @@ install_fairseq() { # the setup.py of its source needs torch
 }
 
 install_packages() {
-    pip_install --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt" || return
+    # --no-compile saves a minute: little of these large packages is ever imported.
+    pip_install --no-compile --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt" || return
     # Only where there is none: a torch for CUDA works with its own triton alone.
     run "$VENV_PYTHON" -P -c 'import triton' || pip_install --no-deps -r "$PINS/triton.txt"
 }

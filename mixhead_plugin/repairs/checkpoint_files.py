@@ -29,7 +29,7 @@ EVALUATED = frozenset(
     encoder_xformers_att_config decoder_xformers_att_config xformers_att_config
     adam_betas adamax_betas adafactor_eps lamb_betas
     pipeline_balance pipeline_devices pipeline_encoder_balance pipeline_encoder_devices pipeline_decoder_balance
-    pipeline_decoder_devices
+    pipeline_decoder_devices override_encoder_layers
     """.split()
 )
 # ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a function.
