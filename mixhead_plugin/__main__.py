@@ -1,22 +1,32 @@
-"""`mixhead [path | repairs]`, also `python -m mixhead_plugin`"""
+"""`mixhead [path | repairs | check]`, also `python -m mixhead_plugin`"""
 
 import argparse
+import sys
 from pathlib import Path
 
 
-def main() -> None:
-    """Print the folder for fairseq's --user-dir, or the table of repairs."""
+def main() -> int:
+    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine."""
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", title="commands")
     commands.add_parser("path", help="print the folder to give to fairseq's --user-dir (the default)")
     commands.add_parser("repairs", help="print which faults of fairseq are repaired, and how")
-    if parser.parse_args().command == "repairs":
+    check = commands.add_parser("check", help="compute every attention on this machine and compare it with float64")
+    check.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if there is one")
+    check.add_argument("--json", action="store_true", help="print the report as JSON")
+    args = parser.parse_args()
+    if args.command == "repairs":
         from mixhead_plugin.repairs import table
 
         print(table())
+    elif args.command == "check":
+        from mixhead_plugin.check import main as report
+
+        return report(args.device, args.json)
     else:
         print(Path(__file__).resolve().parent)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -100,13 +100,13 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     if inputs.scale is None:
         inputs = inputs._replace(scale=inputs.query.shape[3] ** -0.5)
     if impl == "auto":
-        impl = _fastest(inputs)
-    elif impl == "triton" and (problem := triton.machine_problem() or triton.problem(inputs)):
+        impl = fastest(inputs)
+    elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
-def _fastest(inputs: AttentionInputs) -> str:
+def fastest(inputs: AttentionInputs) -> str:
     """Return what "auto" stands for: "fused" or a key of `IMPLEMENTATIONS`.
 
     The choice does not depend on whether gradients are on: activation checkpointing computes the same attention without
@@ -121,11 +121,16 @@ def _fastest(inputs: AttentionInputs) -> str:
         return "reference"  # the only one with forward-mode derivatives
     if fused.serves(inputs):
         return "fused"
-    if query.device.type != "cpu" and not (triton.machine_problem() or triton.problem(inputs)):
+    if query.device.type != "cpu" and not triton_problem(inputs):
         return "triton"
     if key.shape[2] <= query.shape[3]:  # all weights take no more memory than the queries: do not compute them twice
         return "reference"
     return "blockwise"
+
+
+def triton_problem(inputs: AttentionInputs) -> str:
+    """Return why the kernels cannot serve a call, or an empty string."""
+    return triton.machine_problem() or triton.problem(inputs) or triton.fault(inputs)
 
 
 def _check_tensors(inputs: AttentionInputs) -> None:

@@ -9,6 +9,7 @@ def kernels(monkeypatch):
     from tests.ops import triton_cases  # imports triton, which test_triton_compile.py must not find interpreted
 
     monkeypatch.setattr(triton_cases.tuning, "_chosen", {})
+    monkeypatch.setattr("mixhead_plugin.ops.triton.fault", lambda inputs: "")  # test_triton_verify.py tests it
     triton_cases.fill_unwritten_memory_with_nan(monkeypatch)
     if not triton_cases.ON_GPU:
         triton_cases.interpret(monkeypatch)

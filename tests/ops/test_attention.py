@@ -28,7 +28,7 @@ TORCHS = ["torch's kernel"]  # softmax alone, for values as large as queries
 def compute(tensors, way, **options):
     if way in TORCHS:  # on a GPU it also serves calls that it does not serve here
         plain = tensors.keys() == {"query", "key", "value"}
-        with mock.patch.object(api, "_fastest", lambda inputs: "fused") if plain else nullcontext():
+        with mock.patch.object(api, "fastest", lambda inputs: "fused") if plain else nullcontext():
             return outcome(tensors, **options)
     with blocks(*WAYS[way]):
         return outcome(tensors, impl=way if way in IMPLS else "blockwise", **options)
@@ -272,19 +272,17 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
     ],
 )
 def test_auto_takes_the_shortest_way(changes, chosen):
-    assert api._fastest(inputs(**changes)) == chosen
+    assert api.fastest(inputs(**changes)) == chosen
 
 
-@pytest.mark.parametrize(
-    "on_machine, for_call, chosen", [("", "", "triton"), ("none there", "", "blockwise"), ("", "no", "blockwise")]
-)
-def test_auto_takes_the_kernels_where_they_serve(monkeypatch, on_machine, for_call, chosen):
-    monkeypatch.setattr(api.triton, "machine_problem", lambda: on_machine)
-    monkeypatch.setattr(api.triton, "problem", lambda call: for_call)
+@pytest.mark.parametrize("obstacle", [None, "machine_problem", "problem", "fault"])
+def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(api.triton, name, lambda *call, name=name: "no" if name == obstacle else "")
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
-    assert api._fastest(on_gpu) == chosen
-    assert api._fastest(inputs(normalizer="l2")) == "blockwise"
+    assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
+    assert api.fastest(inputs(normalizer="l2")) == "blockwise"
 
 
 class _Elsewhere:

@@ -98,6 +98,13 @@ def problem(inputs: AttentionInputs) -> str:
     return _device_problem(query.device.type, query.device.index)
 
 
+def fault(inputs: AttentionInputs) -> str:
+    """Return what the kernels do wrong on this device for such a call, or an empty string (see `verify`)."""
+    from mixhead_plugin.ops.triton import verify
+
+    return verify.fault(inputs)
+
+
 def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)

@@ -14,9 +14,15 @@ from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
 
 
 class Call:
-    """One call of the operator: the records that its kernels take, and the kernels in order."""
+    """One call of the operator: the records that its kernels take, and the kernels in order.
 
-    def __init__(self, inputs: AttentionInputs):
+    Args:
+        inputs: of the call
+        candidate: the place of the tile to take in the list of each kernel; None for the fastest
+    """
+
+    def __init__(self, inputs: AttentionInputs, candidate: Optional[int] = None):
+        self.candidate = candidate
         query, key, value, padding, p = *inputs[:3], inputs.key_padding_mask, inputs.dropout_p
         self.query, self.mixing, self.inputs = query, inputs.mixing, inputs
         self.batch, self.heads, self.n_queries, head_dim = query.shape
@@ -122,6 +128,8 @@ class Call:
 
         head_dim = max(self.constants.DP, self.constants.DVP)
         tiles = tuning.tiles_for(name, self.heads, head_dim, self.query.element_size())
+        if self.candidate is not None:
+            return tuning.first_fitting(tiles[self.candidate :] or tiles[-1:], launch)[1]
         return tuning.run((name, self.key), tiles, launch, self.query.device)
 
 

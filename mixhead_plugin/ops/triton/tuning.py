@@ -155,12 +155,22 @@ def run(key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device:
         except OutOfResources:  # nothing was launched; the call that chose this tile needed less memory
             pass
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return next(_fitting(tiles, launch))[1]
+        return first_fitting(tiles, launch)[1]
     if first:
-        _chosen[key], result = next(_fitting(tiles, launch))
+        _chosen[key], result = first_fitting(tiles, launch)
         return result
     _chosen[key] = _fastest(tiles, launch)
     return launch(_chosen[key])
+
+
+def most_candidates(heads: int, head_dim: int, itemsize: int) -> int:
+    """Return the length of the longest list that `tiles_for` returns for such heads."""
+    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in (*_FLASH, *_MIXED))
+
+
+def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Tile, Any]:
+    """Return the first tile that fits the device, with what `launch` returned."""
+    return next(_fitting(tiles, launch))
 
 
 def _fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Iterator[tuple[Tile, Any]]:

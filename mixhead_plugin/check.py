@@ -1,0 +1,124 @@
+"""Check the attention of this machine: every variant against float64, and its speed beside torch's attention."""
+
+import importlib.metadata
+import itertools
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.benchmark import Timer
+
+from mixhead_plugin.ops import NORMALIZERS, api, triton
+from mixhead_plugin.ops.accuracy import Bounds, Variant, formula_weights, problem_of, results
+from mixhead_plugin.ops.inputs import AttentionInputs
+
+MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M
+MASKS = {"none": {}, "causal": {"causal": True}, "padding and mask": {"padding": True, "mask": torch.float32}}
+OF_TORCH = 2.0  # torch's own kernels, 'fused', round more often than the formula: they may be wrong by twice as much
+PACKAGES = "mixhead_plugin", "torch", "triton", "fairseq-fixed", "ve-fairseq", "fairseq", "numpy"
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Return the versions of the packages, and what is known of the device."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    if device.type != "cuda":
+        return {**found, "device": f"{device}, {torch.get_num_threads()} threads"}
+    known = torch.cuda.get_device_properties(device)
+    found["device"] = f"{known.name}, compute capability {known.major}.{known.minor}, {known.total_memory >> 30} GiB"
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+        found["driver"] = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")[0]
+    return {**found, "kernels": triton.machine_problem() or "can run"}
+
+
+def variants(device: torch.device) -> Iterator[tuple[dict[str, str], Variant]]:
+    """Yield every variant by its names and as a record."""
+    halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
+    plain = Variant("", 8, 64, 64, torch.float32, "", None, 0, False, None, 1, False, False, device)
+    for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXINGS, MASKS, [torch.float32, *halves]):
+        names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
+        mixes = {"mixing": dtype, "mixing_dim": MIXINGS[mixing]} if MIXINGS[mixing] else {}
+        yield names, plain._replace(normalizer=normalizer, dtype=dtype, **mixes, **MASKS[mask])
+
+
+def judge(variant: Variant) -> dict[str, Any]:
+    """Return which implementation `auto` takes for a variant, and how wrong it is (1: the most that is allowed)."""
+    inputs, d_out = problem_of(variant)
+    bounds = Bounds(inputs, d_out, torch.ones(1, device=variant.device))
+    found = results(lambda call: api.attend(call, "auto"), inputs, d_out)
+    takes, error = api.fastest(inputs), max(bounds.errors(found).values())
+    fault = bounds.fault(found, most=OF_TORCH if takes == "fused" else 1.0)
+    return {"auto": takes, "error": error, "fault": fault, "kernels": api.triton_problem(inputs)}
+
+
+def speed(device: torch.device) -> dict[str, float]:
+    """Return milliseconds of a forward and backward pass, B 4, 8 heads of 64, 512 positions, causal, no dropout."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape, times = (4, 8, 512, 64), {}
+    query, key, value, d_out = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
+    matrices = {0: None, 2: torch.eye(8, device=device, dtype=dtype)}
+    matrices[4] = matrices[2].expand(4, 512, 8, 8).contiguous()
+
+    def sdpa(call: AttentionInputs) -> torch.Tensor:
+        return F.scaled_dot_product_attention(*call[:3], is_causal=True)
+
+    def formula(call: AttentionInputs) -> torch.Tensor:
+        return formula_weights(call) @ call.value
+
+    def auto(call: AttentionInputs) -> torch.Tensor:
+        return api.attend(call, "auto")
+
+    runs = {"torch's attention": (sdpa, 0), "formula, mixing position-wise": (formula, 4)}
+    runs |= {f"auto, mixing {name}": (auto, dim) for name, dim in MIXINGS.items()}
+    for name, (attend, dim) in runs.items():
+        inputs = AttentionInputs(
+            query, key, value, matrices[dim], *(None,) * 6, "softmax", causal=True, dropout_p=0.0, scale=0.125
+        )
+        given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
+        timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
+        times[name] = 1000 * timer.blocked_autorange(min_run_time=0.5).median
+    return times
+
+
+def check(device: torch.device) -> dict[str, Any]:
+    """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
+    rows = [{**names, **judge(variant)} for names, variant in variants(device)]
+    return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
+
+
+def as_text(report: dict[str, Any]) -> str:
+    lines = [f"{name:16}{value}" for name, value in report["machine"].items()]
+    lines += ["", "error: the largest of output and gradients against float64, as a share of what is allowed"]
+    lines.append(f"{'normalizer':14}{'mixing':22}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}")
+    for row in report["variants"]:
+        names = f"{row['normalizer']:14}{row['mixing']:22}{row['mask']:18}{row['dtype']:10}{row['auto']:11}"
+        lines.append(f"{names}{row['error']:6.2f}" + (f"  WRONG: {row['fault']}" if row["fault"] else ""))
+    lines += ["", "milliseconds, forward and backward (B 4, 8 heads of 64, 512 positions, causal)"]
+    lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]
+    if refused := sorted({row["kernels"] for row in report["variants"]} - {""}):
+        lines += ["", "Fused kernels (impl 'triton') are not used where:", *(f"- {reason}" for reason in refused)]
+    wrong = sum(bool(row["fault"]) for row in report["variants"])
+    return "\n".join([*lines, "", f"{wrong} of {len(report['variants'])} variants are wrong"])
+
+
+def main(device: str | None, as_json: bool) -> int:
+    """Print the report; return the exit status: 1 if a result is wrong."""
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        sys.exit(f"mixhead check: --device {device}: {str(error).splitlines()[0]}")
+    report = check(chosen)
+    print(json.dumps(report, indent=1) if as_json else as_text(report))
+    return int(any(row["fault"] for row in report["variants"]))

@@ -1,0 +1,152 @@
+"""Say how far an implementation may be from the exact result: twice as far as the formula in the same dtype."""
+
+from typing import Callable, Dict, NamedTuple, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.blockwise import blockwise_attention
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import additive_mask
+from mixhead_plugin.ops.normalizers import NORMALIZERS
+from mixhead_plugin.ops.reference import apply_gain, mix_heads
+from mixhead_plugin.ops.relative import relative_scores
+
+Results = Dict[str, Tensor]  # the output and the gradients, by name
+BATCH, N_QUERIES, N_KEYS = 2, 150, 141  # more than a tile has, and no multiple of one
+DROPOUT = 0.25
+
+
+class Variant(NamedTuple):
+    """What the kernels are compiled for, and where."""
+
+    normalizer: str
+    heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    precision: str  # of products in float32
+    mixing: Optional[torch.dtype]
+    mixing_dim: int  # 2: one matrix for all queries; 4: one for each
+    causal: bool
+    mask: Optional[torch.dtype]
+    mask_heads: int
+    padding: bool
+    dropout: bool
+    device: torch.device
+
+
+def variant_of(inputs: AttentionInputs) -> Variant:
+    """Return the variant that serves a call which has no `problem`."""
+    query, mixing, mask = inputs.query, inputs.mixing, inputs.attn_mask
+    return Variant(
+        normalizer=inputs.normalizer,
+        heads=query.shape[1],
+        head_dim=query.shape[3],
+        value_dim=inputs.value.shape[3],
+        dtype=query.dtype,
+        precision=torch.get_float32_matmul_precision() if query.dtype == torch.float32 else "",
+        mixing=None if mixing is None else mixing.dtype,
+        mixing_dim=0 if mixing is None else mixing.dim(),
+        causal=inputs.causal,
+        mask=None if mask is None else mask.dtype,
+        mask_heads=mask.shape[-3] if mask is not None and mask.dim() > 2 and mask.stride(-3) > 0 else 1,
+        padding=inputs.key_padding_mask is not None,
+        dropout=inputs.dropout_p > 0,
+        device=query.device,
+    )
+
+
+def problem_of(variant: Variant) -> Tuple[AttentionInputs, Tensor]:
+    """Return a call of the variant and a gradient of its output; the numbers are the same each time."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator).to(variant.device, dtype)
+
+    heads, mixing, mask, padding = variant.heads, None, None, None
+    if variant.mixing is not None:
+        shape = (BATCH, N_QUERIES, heads, heads)[-variant.mixing_dim :]
+        mixing = draw(*shape, dtype=variant.mixing) / heads + torch.eye(heads, device=variant.device)
+        mixing = mixing.to(variant.mixing)
+    if variant.mask is not None:
+        mask = draw(1, variant.mask_heads, N_QUERIES, N_KEYS, dtype=variant.mask)
+        mask[..., 2, :] = mask[..., 3] = -torch.inf  # a query that sees nothing, and a key that is not seen
+    if variant.padding:
+        padding = torch.zeros(BATCH, N_KEYS, dtype=torch.bool, device=variant.device)
+        padding[0, N_KEYS // 2 :] = True
+    query = draw(BATCH, heads, N_QUERIES, variant.head_dim)
+    key = draw(BATCH, heads, N_KEYS, variant.head_dim)
+    value = draw(BATCH, heads, N_KEYS, variant.value_dim)
+    seed = torch.tensor(3, device=variant.device) if variant.dropout else None
+    options = (variant.normalizer, variant.causal, DROPOUT if variant.dropout else 0.0, variant.head_dim**-0.5)
+    inputs = AttentionInputs(query, key, value, mixing, mask, padding, None, None, None, seed, *options)
+    return inputs, draw(BATCH, heads, N_QUERIES, variant.value_dim)
+
+
+def formula_weights(inputs: AttentionInputs) -> Tensor:
+    """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs."""
+    scores = inputs.query @ inputs.key.transpose(2, 3) * inputs.scale
+    if inputs.relative_query is not None:
+        scores = scores + relative_scores(inputs.relative_query, inputs.relative_key, inputs.key.shape[2])
+    mask = additive_mask(inputs, scores.dtype)
+    weights = NORMALIZERS[inputs.normalizer].weights(scores if mask is None else scores + mask)
+    return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
+
+
+def blockwise_weights(inputs: AttentionInputs) -> Tensor:
+    """Return the same weights by `blockwise`, which the tests prove in float64."""
+    n_keys, heads = inputs.value.shape[2], inputs.value.shape[1]
+    identity = torch.eye(n_keys, dtype=inputs.value.dtype, device=inputs.value.device)
+    return blockwise_attention(inputs._replace(value=identity.expand(len(inputs.query), heads, -1, -1), dropout_p=0.0))
+
+
+def results(attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor) -> Results:
+    """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of the output."""
+    given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
+    out = attend(inputs._replace(**given))
+    return {"output": out.detach(), **dict(zip(given, torch.autograd.grad(out, list(given.values()), d_out)))}
+
+
+def in_float64(inputs: AttentionInputs) -> AttentionInputs:
+    return inputs._replace(**{name: tensor.double() for name, tensor in inputs.given().items()})
+
+
+class Bounds:
+    """What the results of an implementation may be: at most twice as far from the exact ones as the formula's.
+
+    Args:
+        inputs: the problem
+        d_out: the gradient of its output
+        kept: factors on the weights, [B, H', Nq, Nk]: what dropout makes of them, or 1
+    """
+
+    def __init__(self, inputs: AttentionInputs, d_out: Tensor, kept: Tensor):
+        def exact(call: AttentionInputs) -> Tensor:
+            return (blockwise_weights(call) * kept.double()) @ call.value
+
+        def formula(call: AttentionInputs) -> Tensor:
+            return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
+
+        self.exact = results(exact, in_float64(inputs), d_out.double())
+        by_formula = results(formula, inputs, d_out)
+        # float32 sums round, too, where the formula happens to be exact
+        rounding = 4 * torch.finfo(torch.float32).eps
+        self.allowed = {
+            name: 2 * float((by_formula[name] - right).abs().max()) + rounding * float(right.abs().max())
+            for name, right in self.exact.items()
+        }
+
+    def errors(self, found: Results) -> Dict[str, float]:
+        """Return the largest error of each result, as a multiple of what is allowed; NaN if a result is NaN."""
+        return {
+            name: float((found[name] - right).abs().max()) / self.allowed[name] for name, right in self.exact.items()
+        }
+
+    def fault(self, found: Results, most: float = 1.0) -> str:
+        """Return which result is wrong and by how much, or an empty string; `most` is a factor on the bounds."""
+        for name, error in self.errors(found).items():
+            if not error <= most:  # NaN too
+                what = "the output" if name == "output" else f"the gradient of {name}"
+                return f"{what} is wrong by {error * self.allowed[name]:.2g}, {self.allowed[name]:.2g} is allowed"
+        return ""

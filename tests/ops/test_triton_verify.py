@@ -1,0 +1,102 @@
+"""Test that a kernel is tried before its first use, and that what breaks it is noticed."""
+
+import logging
+
+import pytest
+import torch
+
+from mixhead_plugin.ops import accuracy, api, attention, triton
+from tests.covering import covering
+from tests.ops.triton_cases import DEVICE, inputs, operators, record
+
+verify = pytest.importorskip("mixhead_plugin.ops.triton.verify")
+pytestmark = pytest.mark.usefixtures("kernels", "small")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Take a small problem, and forget what was tried."""
+    monkeypatch.setattr(accuracy, "N_QUERIES", 37)
+    monkeypatch.setattr(verify, "N_KEYS", 35)
+    monkeypatch.setattr(accuracy, "N_KEYS", 35)
+    monkeypatch.setattr(verify, "_faults", {})
+    monkeypatch.setattr(triton, "fault", verify.fault)
+
+
+def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
+    return record(inputs(mixed, dtype), normalizer=normalizer, scale=None, **options)
+
+
+@covering(
+    mixed=[None, "shared", "per query"],
+    normalizer=triton.NORMALIZERS,
+    dtype=[torch.float32, torch.float16],
+    dropout_p=[0.0, 0.1],
+    masks=["none", "causal", "mask and padding"],
+)
+def test_every_variant_passes(mixed, normalizer, dtype, dropout_p, masks):
+    options = {"causal": masks == "causal"}
+    if masks == "mask and padding":
+        options["attn_mask"] = torch.zeros(3, 19, 37, device=DEVICE)
+        options["key_padding_mask"] = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
+    assert verify.fault(call(mixed, dtype, normalizer, dropout_p=dropout_p, **options)) == ""
+
+
+OUTPUTS = ("o", "d_q", "d_k", "d_v", "d_m")
+
+
+def break_kernel(monkeypatch, kernel, how):
+    original = operators.start
+
+    def start(started, programs, arguments, tile):
+        if started.fn.__name__ != kernel:
+            return original(started, programs, arguments, tile)
+        if how == "raises":
+            raise RuntimeError("no such instruction\nat line 7")
+        original(started, programs - (how == "misses a tile"), arguments, tile)
+        for name, value in zip(started.arg_names, arguments):
+            if name in OUTPUTS and value is not None:
+                value.p.mul_(-1 if how == "has the wrong sign" else 1)
+                value.p.view(-1)[0] += float("nan") if how == "writes NaN" else 0
+
+    monkeypatch.setattr(operators, "start", start)
+
+
+KERNELS = {None: ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]}
+KERNELS["per query"] = ["mixed_fwd_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_dq_kernel", "mixed_bwd_dkv_kernel"]
+WAYS = ["has the wrong sign", "misses a tile", "writes NaN", "raises"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("mixed, kernel", [(mixed, kernel) for mixed, names in KERNELS.items() for kernel in names])
+def test_a_broken_kernel_is_noticed_refused_and_said_once(mixed, kernel, how, monkeypatch, caplog):
+    break_kernel(monkeypatch, kernel, how)
+    given, expected = call(mixed), "RuntimeError: no such instruction" if how == "raises" else " is wrong by "
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert expected in verify.fault(given)
+    (said,) = caplog.messages
+    assert "'auto' takes 'blockwise'" in said and verify.fault(given) in said
+    assert api.triton_problem(given)  # what `auto` asks
+    with pytest.raises(RuntimeError, match=r"impl 'triton': .*; usable here: auto"):
+        attention(*given[:3], mixing=given.mixing, impl="triton")
+
+
+def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
+    original = operators.Dropout
+    monkeypatch.setattr(operators, "Dropout", lambda seed, threshold, gain: original(seed, 0, gain))
+    assert verify.fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.75"
+
+
+def test_it_changes_no_random_state_and_works_where_the_call_comes_from():
+    given, before = call("shared"), torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast(DEVICE, dtype=torch.bfloat16):
+        assert verify.fault(given) == ""
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    variant = accuracy.variant_of(call())._replace(device=torch.device("cuda"))
+    assert "run one step before" in verify._fault_of(*variant)
+    assert verify._faults == {}

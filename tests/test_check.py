@@ -1,0 +1,43 @@
+"""Test the report on a machine."""
+
+import json
+
+import pytest
+
+from mixhead_plugin import __main__, check
+from mixhead_plugin.ops import accuracy, api
+
+
+@pytest.fixture
+def report(monkeypatch, capsys):
+    """Return the exit status and the text of `mixhead check` over a part of the variants."""
+    monkeypatch.setattr(check, "NORMALIZERS", ["softmax", "l2"])
+    monkeypatch.setattr(accuracy, "N_QUERIES", 37)
+    monkeypatch.setattr(accuracy, "N_KEYS", 35)
+    monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
+
+    def run(*flags):
+        monkeypatch.setattr("sys.argv", ["mixhead", "check", "--device", "cpu", *flags])
+        return __main__.main(), capsys.readouterr().out
+
+    return run
+
+
+def test_every_variant_of_this_machine_is_right(report):
+    status, text = report("--json")
+    found = json.loads(text)
+    assert status == 0 and len(found["variants"]) == 2 * 3 * 3 * 2
+    assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
+    assert all(0 < row["error"] < check.OF_TORCH and not row["fault"] for row in found["variants"])
+
+
+def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
+    original = api.attend
+    monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1))
+    status, text = report()
+    assert status == 1 and text.count("WRONG: the output is wrong by") == 12 and "12 of 36 variants are wrong" in text
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_line(report):
+    with pytest.raises(SystemExit, match=r"^mixhead check: --device abacus: "):
+        report("--device", "abacus")
