@@ -12,8 +12,8 @@ from mixhead_plugin.ops import accuracy, api
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", ["softmax", "l2"])
-    monkeypatch.setattr(accuracy, "N_QUERIES", 37)
-    monkeypatch.setattr(accuracy, "N_KEYS", 35)
+    monkeypatch.setattr(accuracy, "N_QUERIES", 75)
+    monkeypatch.setattr(accuracy, "N_KEYS", 70)
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):

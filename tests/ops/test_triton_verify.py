@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
-from tests.covering import covering
+from tests.covering import each_once
 from tests.ops.triton_cases import DEVICE, inputs, operators, record
 
 verify = pytest.importorskip("mixhead_plugin.ops.triton.verify")
@@ -27,7 +27,7 @@ def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
     return record(inputs(mixed, dtype), normalizer=normalizer, scale=None, **options)
 
 
-@covering(
+@each_once(
     mixed=[None, "shared", "per query"],
     normalizer=triton.NORMALIZERS,
     dtype=[torch.float32, torch.float16],
@@ -62,16 +62,16 @@ def break_kernel(monkeypatch, kernel, how):
     monkeypatch.setattr(operators, "start", start)
 
 
-KERNELS = {None: ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]}
-KERNELS["per query"] = ["mixed_fwd_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_dq_kernel", "mixed_bwd_dkv_kernel"]
+KERNELS = ["flash_fwd_kernel", "flash_bwd_dq_kernel", "flash_bwd_dkv_kernel"]
+KERNELS += ["mixed_fwd_kernel", "mixed_bwd_dm_kernel", "mixed_bwd_dq_kernel", "mixed_bwd_dkv_kernel"]
 WAYS = ["has the wrong sign", "misses a tile", "writes NaN", "raises"]
 
 
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("mixed, kernel", [(mixed, kernel) for mixed, names in KERNELS.items() for kernel in names])
-def test_a_broken_kernel_is_noticed_refused_and_said_once(mixed, kernel, how, monkeypatch, caplog):
+@each_once(kernel=KERNELS, how=WAYS)
+def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypatch, caplog):
     break_kernel(monkeypatch, kernel, how)
-    given, expected = call(mixed), "RuntimeError: no such instruction" if how == "raises" else " is wrong by "
+    given = call("per query" if kernel.startswith("mixed") else None)
+    expected = "RuntimeError: no such instruction" if how == "raises" else " is wrong by "
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert expected in verify.fault(given)
