@@ -88,6 +88,7 @@ def run_here(command, *arguments):
     """Run a command of fairseq in this process and return its log.
 
     This saves most of a command's time: the registration of the plugin. tests/test_commands.py starts the commands.
+    This process has threads, so it forks no workers for the data.
     """
     cli = importlib.import_module(f"fairseq_cli.{command.removeprefix('fairseq-').replace('-', '_')}")
     log, root = logging.StreamHandler(io.StringIO()), logging.getLogger()
@@ -101,7 +102,7 @@ def run_here(command, *arguments):
     vars(checkpoint_utils.save_checkpoint).pop("best", None)
     try:
         with (
-            mock.patch.object(sys, "argv", [command, *map(str, arguments)]),
+            mock.patch.object(sys, "argv", [command, *map(str, arguments), "--num-workers", "0"]),
             mock.patch.object(cli, "reset_logging", create=True),  # fairseq-validate removes pytest's handlers and ours
         ):
             cli.cli_main()
