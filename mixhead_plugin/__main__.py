@@ -13,6 +13,8 @@ def main() -> int:
     commands.add_parser("repairs", help="print which faults of fairseq are repaired, and how")
     check = commands.add_parser("check", help="compute every attention on this machine and compare it with float64")
     check.add_argument("--device", metavar="NAME", help="cpu, cuda or cuda:1; by default cuda if there is one")
+    check.add_argument("--heads", type=int, default=8, help="number of heads (%(default)s)")
+    check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     args = parser.parse_args()
     if args.command == "repairs":
@@ -22,7 +24,7 @@ def main() -> int:
     elif args.command == "check":
         from mixhead_plugin.check import main as report
 
-        return report(args.device, args.json)
+        return report(args.device, args.heads, args.head_dim, args.json)
     else:
         print(Path(__file__).resolve().parent)
     return 0

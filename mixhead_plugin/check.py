@@ -15,11 +15,16 @@ import torch.nn.functional as F
 from torch.utils.benchmark import Timer
 
 from mixhead_plugin.ops import NORMALIZERS, api, triton
-from mixhead_plugin.ops.accuracy import Bounds, Variant, formula_weights, problem_of, results
+from mixhead_plugin.ops.accuracy import SIZES, Bounds, Variant, formula_weights, problem_of, results
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M
-MASKS = {"none": {}, "causal": {"causal": True}, "padding and mask": {"padding": True, "mask": torch.float32}}
+MASKS = {
+    "none": {},
+    "causal": {"causal": True},
+    "mask, padding": {"mask": torch.float32, "padding": True},
+    "mask by head": {"mask": torch.float32, "mask_by": "head"},
+}
 OF_TORCH = 2.0  # torch's own kernels, 'fused', round more often than the formula: they may be wrong by twice as much
 PACKAGES = "mixhead_plugin", "torch", "triton", "fairseq-fixed", "ve-fairseq", "fairseq", "numpy"
 
@@ -42,24 +47,36 @@ def machine(device: torch.device) -> dict[str, str]:
     return {**found, "kernels": triton.machine_problem() or "can run"}
 
 
-def variants(device: torch.device) -> Iterator[tuple[dict[str, str], Variant]]:
+def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[dict[str, str], Variant]]:
     """Yield every variant by its names and as a record."""
     halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
-    plain = Variant("", 8, 64, 64, torch.float32, "", None, 0, False, None, 1, False, False, device)
     for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXINGS, MASKS, [torch.float32, *halves]):
         names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
         mixes = {"mixing": dtype, "mixing_dim": MIXINGS[mixing]} if MIXINGS[mixing] else {}
-        yield names, plain._replace(normalizer=normalizer, dtype=dtype, **mixes, **MASKS[mask])
+        yield names, Variant(normalizer, heads, head_dim, head_dim, dtype, device, **mixes, **MASKS[mask])
 
 
 def judge(variant: Variant) -> dict[str, Any]:
-    """Return which implementation `auto` takes for a variant, and how wrong it is (1: the most that is allowed)."""
-    inputs, d_out = problem_of(variant)
-    bounds = Bounds(inputs, d_out, torch.ones(1, device=variant.device))
-    found = results(lambda call: api.attend(call, "auto"), inputs, d_out)
-    takes, error = api.fastest(inputs), max(bounds.errors(found).values())
-    fault = bounds.fault(found, most=OF_TORCH if takes == "fused" else 1.0)
-    return {"auto": takes, "error": error, "fault": fault, "kernels": api.triton_problem(inputs)}
+    """Compute a variant; return the row of the report.
+
+    `auto` is what --attention-impl auto takes, `error` its largest error (1: the most that is allowed), `fault` what is
+    wrong, `kernels` why fused kernels are not used. A kernel that fails its trial is a fault, with dropout too.
+    """
+    row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
+    try:
+        inputs, d_out = problem_of(variant, *SIZES[0])
+        row["kernels"] = triton.machine_problem() or triton.problem(inputs)
+        if not row["kernels"]:
+            dropped = inputs._replace(dropout_p=0.1)
+            row["fault"] = row["kernels"] = triton.fault(inputs) or triton.fault(dropped)
+        row["auto"] = api.fastest(inputs)
+        bounds = Bounds(inputs, d_out, torch.ones(1, device=variant.device))
+        found = results(lambda call: api.attend(call, "auto"), inputs, d_out)
+        row["error"] = max(bounds.errors(found).values())
+        row["fault"] = row["fault"] or bounds.fault(found, most=OF_TORCH if row["auto"] == "fused" else 1.0)
+    except Exception as error:  # goes into the report, whatever it is
+        row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return row
 
 
 def speed(device: torch.device) -> dict[str, float]:
@@ -91,9 +108,9 @@ def speed(device: torch.device) -> dict[str, float]:
     return times
 
 
-def check(device: torch.device) -> dict[str, Any]:
+def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
-    rows = [{**names, **judge(variant)} for names, variant in variants(device)]
+    rows = [{**names, **judge(variant)} for names, variant in variants(device, heads, head_dim)]
     return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
 
 
@@ -112,13 +129,16 @@ def as_text(report: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"{wrong} of {len(report['variants'])} variants are wrong"])
 
 
-def main(device: str | None, as_json: bool) -> int:
+def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
     """Print the report; return the exit status: 1 if a result is wrong."""
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(1, device=chosen)
+        if chosen.type == "cuda":
+            torch.cuda.set_device(torch.empty(1, device=chosen).device)
+        elif chosen.type != "cpu":
+            raise RuntimeError("must be cpu, cuda or cuda:1")
     except (RuntimeError, AssertionError) as error:
         sys.exit(f"mixhead check: --device {device}: {str(error).splitlines()[0]}")
-    report = check(chosen)
+    report = check(chosen, heads, head_dim)
     print(json.dumps(report, indent=1) if as_json else as_text(report))
     return int(any(row["fault"] for row in report["variants"]))

@@ -5,15 +5,14 @@ import json
 import pytest
 
 from mixhead_plugin import __main__, check
-from mixhead_plugin.ops import accuracy, api
+from mixhead_plugin.ops import api
 
 
 @pytest.fixture
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", ["softmax", "l2"])
-    monkeypatch.setattr(accuracy, "N_QUERIES", 75)
-    monkeypatch.setattr(accuracy, "N_KEYS", 70)
+    monkeypatch.setattr(check, "SIZES", [(75, 70)])
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):
@@ -26,7 +25,7 @@ def report(monkeypatch, capsys):
 def test_every_variant_of_this_machine_is_right(report):
     status, text = report("--json")
     found = json.loads(text)
-    assert status == 0 and len(found["variants"]) == 2 * 3 * 3 * 2
+    assert status == 0 and len(found["variants"]) == 2 * 3 * 4 * 2
     assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
     assert all(0 < row["error"] < check.OF_TORCH and not row["fault"] for row in found["variants"])
 
@@ -35,7 +34,7 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     original = api.attend
     monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1))
     status, text = report()
-    assert status == 1 and text.count("WRONG: the output is wrong by") == 12 and "12 of 36 variants are wrong" in text
+    assert status == 1 and text.count("WRONG: ") == 16 and "16 of 48 variants are wrong" in text
 
 
 def test_a_device_that_is_not_there_is_refused_in_one_line(report):

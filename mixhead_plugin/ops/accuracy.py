@@ -13,75 +13,80 @@ from mixhead_plugin.ops.reference import apply_gain, mix_heads
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = Dict[str, Tensor]  # the output and the gradients, by name
-BATCH, N_QUERIES, N_KEYS = 2, 150, 141  # more than a tile has, and no multiple of one
+BATCH = 2
+SIZES = (150, 141), (160, 144)  # queries and keys: more than a tile has; multiples of 16 are compiled apart
 DROPOUT = 0.25
 
 
 class Variant(NamedTuple):
-    """What the kernels are compiled for, and where."""
+    """Name what the kernels are compiled for, and where."""
 
     normalizer: str
     heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
-    precision: str  # of products in float32
-    mixing: Optional[torch.dtype]
-    mixing_dim: int  # 2: one matrix for all queries; 4: one for each
-    causal: bool
-    mask: Optional[torch.dtype]
-    mask_heads: int
-    padding: bool
-    dropout: bool
     device: torch.device
+    mixing: Optional[torch.dtype] = None
+    mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
+    causal: bool = False
+    mask: Optional[torch.dtype] = None
+    mask_by: str = ""  # what the mask differs by: "head", "sentence", or "" for one [Nq, Nk]
+    padding: bool = False
+    dropout: bool = False
+    tf32: bool = False
 
 
 def variant_of(inputs: AttentionInputs) -> Variant:
     """Return the variant that serves a call which has no `problem`."""
-    query, mixing, mask = inputs.query, inputs.mixing, inputs.attn_mask
+    query, mixing, mask, mask_by = inputs.query, inputs.mixing, inputs.attn_mask, ""
+    if mask is not None:
+        sizes = [1 if stride == 0 else size for size, stride in zip(mask.shape, mask.stride())]  # 1 where expanded
+        sentences, heads, n_queries, n_keys = [1] * (4 - len(sizes)) + sizes
+        mask_by = "head" if heads > 1 else "sentence" if sentences > 1 or 1 in (n_queries, n_keys) else ""
     return Variant(
         normalizer=inputs.normalizer,
-        heads=query.shape[1],
-        head_dim=query.shape[3],
-        value_dim=inputs.value.shape[3],
+        heads=int(query.shape[1]),
+        head_dim=int(query.shape[3]),
+        value_dim=int(inputs.value.shape[3]),
         dtype=query.dtype,
-        precision=torch.get_float32_matmul_precision() if query.dtype == torch.float32 else "",
+        device=query.device,
         mixing=None if mixing is None else mixing.dtype,
         mixing_dim=0 if mixing is None else mixing.dim(),
         causal=inputs.causal,
         mask=None if mask is None else mask.dtype,
-        mask_heads=mask.shape[-3] if mask is not None and mask.dim() > 2 and mask.stride(-3) > 0 else 1,
+        mask_by=mask_by,
         padding=inputs.key_padding_mask is not None,
         dropout=inputs.dropout_p > 0,
-        device=query.device,
     )
 
 
-def problem_of(variant: Variant) -> Tuple[AttentionInputs, Tensor]:
+def problem_of(variant: Variant, n_queries: int, n_keys: int) -> Tuple[AttentionInputs, Tensor]:
     """Return a call of the variant and a gradient of its output; the numbers are the same each time."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator("cpu").manual_seed(1)
 
     def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator).to(variant.device, dtype)
+        return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
 
     heads, mixing, mask, padding = variant.heads, None, None, None
     if variant.mixing is not None:
-        shape = (BATCH, N_QUERIES, heads, heads)[-variant.mixing_dim :]
+        shape = (BATCH, n_queries, heads, heads)[-variant.mixing_dim :]
         mixing = draw(*shape, dtype=variant.mixing) / heads + torch.eye(heads, device=variant.device)
         mixing = mixing.to(variant.mixing)
     if variant.mask is not None:
-        mask = draw(1, variant.mask_heads, N_QUERIES, N_KEYS, dtype=variant.mask)
+        different = {"head": (1, heads), "sentence": (BATCH, 1), "": (1, 1)}[variant.mask_by]
+        mask = draw(*different, n_queries, n_keys, dtype=variant.mask)
         mask[..., 2, :] = mask[..., 3] = -torch.inf  # a query that sees nothing, and a key that is not seen
     if variant.padding:
-        padding = torch.zeros(BATCH, N_KEYS, dtype=torch.bool, device=variant.device)
-        padding[0, N_KEYS // 2 :] = True
-    query = draw(BATCH, heads, N_QUERIES, variant.head_dim)
-    key = draw(BATCH, heads, N_KEYS, variant.head_dim)
-    value = draw(BATCH, heads, N_KEYS, variant.value_dim)
+        padding = torch.zeros(BATCH, n_keys, dtype=torch.bool, device=variant.device)
+        padding[0, n_keys // 2 :] = True
+    query = draw(BATCH, heads, n_queries, variant.head_dim)
+    key = draw(BATCH, heads, n_keys, variant.head_dim)
+    value = draw(BATCH, heads, n_keys, variant.value_dim)
     seed = torch.tensor(3, device=variant.device) if variant.dropout else None
     options = (variant.normalizer, variant.causal, DROPOUT if variant.dropout else 0.0, variant.head_dim**-0.5)
     inputs = AttentionInputs(query, key, value, mixing, mask, padding, None, None, None, seed, *options)
-    return inputs, draw(BATCH, heads, N_QUERIES, variant.value_dim)
+    return inputs, draw(BATCH, heads, n_queries, variant.value_dim)
 
 
 def formula_weights(inputs: AttentionInputs) -> Tensor:
@@ -95,7 +100,7 @@ def formula_weights(inputs: AttentionInputs) -> Tensor:
 
 
 def blockwise_weights(inputs: AttentionInputs) -> Tensor:
-    """Return the same weights by `blockwise`, which the tests prove in float64."""
+    """Return the same weights by `blockwise`."""
     n_keys, heads = inputs.value.shape[2], inputs.value.shape[1]
     identity = torch.eye(n_keys, dtype=inputs.value.dtype, device=inputs.value.device)
     return blockwise_attention(inputs._replace(value=identity.expand(len(inputs.query), heads, -1, -1), dropout_p=0.0))
@@ -113,12 +118,12 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class Bounds:
-    """What the results of an implementation may be: at most twice as far from the exact ones as the formula's.
+    """Bound the errors of an implementation: twice those of the formula in the same dtype.
 
     Args:
         inputs: the problem
         d_out: the gradient of its output
-        kept: factors on the weights, [B, H', Nq, Nk]: what dropout makes of them, or 1
+        kept: the factors of dropout on the weights, [B, H', Nq, Nk], or 1
     """
 
     def __init__(self, inputs: AttentionInputs, d_out: Tensor, kept: Tensor):

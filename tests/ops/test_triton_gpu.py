@@ -52,7 +52,7 @@ def test_full_size(monkeypatch, case, mixed):
     options = dict(normalizer=case.pop("normalizer", "softmax"), causal=True)
     tf32 = case.pop("tf32", False)
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
-    assert operators._allows_tf32() == tf32
+    assert operators.allows_tf32() == tf32
     tensors = full_size(mixed, **case)
     must_be_right(tensors, **options, key_padding_mask=padding(tensors["key"].shape[2]))
 

@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
@@ -16,9 +17,7 @@ pytestmark = pytest.mark.usefixtures("kernels", "small")
 @pytest.fixture
 def small(monkeypatch):
     """Take a small problem, and forget what was tried."""
-    monkeypatch.setattr(accuracy, "N_QUERIES", 37)
-    monkeypatch.setattr(verify, "N_KEYS", 35)
-    monkeypatch.setattr(accuracy, "N_KEYS", 35)
+    monkeypatch.setattr(verify, "SIZES", [(37, 35)])
     monkeypatch.setattr(verify, "_faults", {})
     monkeypatch.setattr(triton, "fault", verify.fault)
 
@@ -88,11 +87,36 @@ def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
     assert verify.fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.75"
 
 
-def test_it_changes_no_random_state_and_works_where_the_call_comes_from():
-    given, before = call("shared"), torch.get_rng_state()
+def under_inference(step, *tensors):
     with torch.inference_mode(), torch.autocast(DEVICE, dtype=torch.bfloat16):
-        assert verify.fault(given) == ""
+        return step(*tensors)
+
+
+def under_checkpointing(step, *tensors):
+    out = checkpoint(step, *tensors, use_reentrant=False)
+    out.sum().backward()
+    return out
+
+
+@pytest.mark.parametrize("how", [under_inference, under_checkpointing])
+def test_it_works_wherever_the_call_comes_from_and_changes_no_random_state(how):
+    tensors, before = call("shared")[:4], torch.get_rng_state()
+
+    def step(query, key, value, mixing):
+        return attention(query, key, value, mixing=mixing, impl="triton")
+
+    assert how(step, *tensors).isfinite().all() and set(verify._faults.values()) == {""}
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_is_tried_when_a_program_is_compiled():
+    tensors = call("per query")[:4]
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def step(query, key, value, mixing):
+        return attention(query, key, value, mixing=mixing, impl="triton")
+
+    assert step(*tensors).isfinite().all() and set(verify._faults.values()) == {""}
 
 
 def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):

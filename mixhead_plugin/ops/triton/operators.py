@@ -49,7 +49,7 @@ class Call:
             DVP=max(16, power_of_2(value_dim)),
             NORMALIZER=inputs.normalizer,
             CAUSAL=inputs.causal,
-            PRECISION="tf32" if query.dtype == torch.float32 and _allows_tf32() else "ieee",
+            PRECISION="tf32" if query.dtype == torch.float32 and allows_tf32() else "ieee",
             PER_QUERY=self.mixing is not None and self.mixing.dim() == 4,
             MASK_HEADS=self.attn_mask is not None and self.attn_mask.shape[1] > 1,
         )
@@ -145,7 +145,7 @@ def with_tile(constants: Constants, tile: Tile) -> Constants:
     return constants._replace(**sizes, GROUPS=groups, CHUNKS=chunks, TWICE=tile.stages > 1 and chunks == 1)
 
 
-def _allows_tf32() -> bool:
+def allows_tf32() -> bool:
     matmul = torch.backends.cuda.matmul
     # Newer versions of torch have another switch, and raise when the old one is read after the new one was set.
     return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
