@@ -40,9 +40,11 @@ def missing_header():
 
 
 def fairseq():
-    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt."""
-    here = platform.python_implementation(), platform.libc_ver()[0], platform.machine()
-    return "wheel" if here == ("CPython", "glibc", "x86_64") and sys.version_info < (3, 13) else "source"
+    """Return 'wheel' on the platforms of scripts/requirements/fairseq_wheel.txt: manylinux_2_28_x86_64."""
+    library, version = platform.libc_ver()
+    new = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 28)
+    here = platform.python_implementation(), platform.machine()
+    return "wheel" if new and here == ("CPython", "x86_64") and sys.version_info < (3, 13) else "source"
 
 
 print(sys.executable, platform.python_version(), own_torch(), missing_header(), fairseq(), sep="\n")

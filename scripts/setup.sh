@@ -16,13 +16,14 @@ fail() {
     exit 1
 }
 
+((BASH_VERSINFO[0] >= 4)) || fail "bash >= 4 is needed, this is $BASH_VERSION"
 case "${1-}" in
     '') ;;
     -h | --help)
         sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"
         exit
         ;;
-    *) fail "takes no arguments, got '$1' (PYTHON and TORCH are environment variables; see --help)" ;;
+    *) fail "takes no arguments, got '$1' (PYTHON, TORCH and FAIRSEQ are environment variables; see --help)" ;;
 esac
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -61,7 +62,7 @@ mapfile -t facts <<<"$facts"
 python=${facts[0]} python_version=${facts[1]} own_torch=${facts[2]} missing_header=${facts[3]}
 if [[ -n $TORCH ]]; then own_torch=; fi
 readonly FAIRSEQ=${asked_fairseq:-${facts[4]}}
-[[ $FAIRSEQ == source || $FAIRSEQ == wheel ]] || fail "FAIRSEQ=$FAIRSEQ: must be source or wheel"
+[[ $FAIRSEQ == source || $FAIRSEQ == "${facts[4]}" ]] || fail "FAIRSEQ=$FAIRSEQ: must be source here, or empty"
 
 # One run at a time. The lock lies outside .venv, which may be rebuilt. macOS has no flock.
 if command -v flock >/dev/null; then
@@ -133,6 +134,7 @@ install_torch() {
 }
 
 install_fairseq() { # the setup.py of its source needs torch
+    run "$VENV_PYTHON" -P -m pip uninstall -y fairseq-fixed ve-fairseq || return # the other one has the same files
     pip_install --no-deps --no-build-isolation --require-hashes "$@" -r "$PINS/fairseq_$FAIRSEQ.txt"
 }
 
@@ -158,7 +160,7 @@ check() {
 # ---- the work --------------------------------------------------------------------------------------------------------
 
 version=$(grep '^__version__' "$ROOT/mixhead_plugin/__init__.py" || true)
-base=$(digest "$ROOT $python $python_version $TORCH $own_torch $FAIRSEQ" "$PINS/build.txt" "$PINS/torch.txt")
+base=$(digest "$ROOT $python $python_version $TORCH $own_torch" "$PINS/build.txt" "$PINS/torch.txt")
 fairseq=$(digest "$base" "$PINS/fairseq_$FAIRSEQ.txt")
 packages=$(digest "$fairseq" "$PINS/runtime.txt" "$PINS/test.txt" "$PINS/triton.txt")
 project=$(digest "$packages $version" "$ROOT/setup.py" "$ROOT/pyproject.toml")
@@ -176,11 +178,11 @@ fi
 if ! works; then
     rm -rf "$STATE" && rm -rf "$VENV" # the stamps first: half a removal must not look finished
     mkdir -p "$STATE"
-    printf '%s' "$python" >"$STATE/asked_python"
-    printf '%s' "$TORCH" >"$STATE/asked_torch"
-    printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
     : >"$LOG"
 fi
+printf '%s' "$python" >"$STATE/asked_python"
+printf '%s' "$TORCH" >"$STATE/asked_torch"
+printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
 step venv "$base" "virtual environment (Python $python_version)" \
     run "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
 step torch "$base" "torch ${own_torch:-${TORCH:-(pinned)}}${own_torch:+ of $python}" install_torch

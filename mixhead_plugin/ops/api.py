@@ -26,7 +26,7 @@ IMPLEMENTATIONS = {
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(
         triton.triton_attention,
-        "fused GPU kernels; so far interpreted and compiled for a Hopper GPU, not run on one",
+        "fused GPU kernels; so far interpreted and compiled, not run on a GPU",
     ),
 }
 

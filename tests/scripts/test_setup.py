@@ -115,7 +115,7 @@ class Checkout:
             "venv": "-m venv ",
             "build tools": "build.txt",
             "torch": "torch.txt",
-            "fairseq": "fairseq_",
+            "fairseq": "requirements/fairseq_",
             "packages": "runtime.txt",
             "project": " -e ",
             "check": "libbleu",
@@ -151,7 +151,7 @@ def test_a_missing_compiler_or_interpreter_is_refused(checkout):
     assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
-    assert_refused(checkout.run(FAIRSEQ="sources"), "FAIRSEQ=sources: must be source or wheel")
+    assert_refused(checkout.run(FAIRSEQ="sources"), "FAIRSEQ=sources: must be source here")
     assert not (checkout.root / ".venv").exists()
 
 
@@ -226,6 +226,18 @@ def test_torch_is_what_was_asked_for(checkout):
         checkout.set_up(TORCH=asked)
         assert [call for call in checkout.calls if call.endswith(f" {installed}")]
         assert "torch" not in checkout.steps, "not the pin"
+
+
+def test_another_build_of_fairseq_leaves_torch_alone(checkout):
+    checkout.patch("import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.9')")
+    assert_refused(checkout.run(FAIRSEQ="wheel"), "FAIRSEQ=wheel: must be source here")
+    checkout.set_up()
+    checkout.patch(
+        "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
+    )
+    checkout.set_up(FAIRSEQ="wheel")
+    assert checkout.steps == ALL_STEPS[3:]
+    assert any("uninstall" in call and "fairseq-fixed" in call for call in checkout.calls)
 
 
 def test_choices_are_remembered_until_others_are_made(checkout):
