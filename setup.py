@@ -34,8 +34,8 @@ setup(
     # mixhead_plugin.ops needs nothing but torch.
     install_requires=["torch>=2.6"],
     extras_require={
-        # What fairseq needs to run text models. fairseq itself comes by `pip install --no-deps ve-fairseq`: it asks for
-        # a torchaudio that text models do not use, and that rarely fits the torch which is there.
+        # What fairseq needs for text models. Install fairseq itself by `pip install --no-deps ve-fairseq` (docs/install.md):
+        # its metadata demand torchaudio, which text models do not use and which would bring another torch.
         "fairseq": [
             "bitarray",
             "cffi",

@@ -1,6 +1,6 @@
 """Index a .fasta file in Python.
 
-fairseq hands the path to a shell: a folder named `$(command)` runs that command.
+fairseq hands the path to a shell. So a folder named `$(command)` runs that command.
 """
 
 import numpy as np

@@ -98,3 +98,9 @@ def test_a_training_registers_and_repairs(command, text_data, tmp_path):
         arguments += [f"+model.{flag.removeprefix('--').replace('-', '_')}" for flag in LM_SIZES]
     OTHERS.run(*arguments)  # it has not imported the plugin
     assert (save / "checkpoint_last.pt").is_file() and (save / "dummy").read_text() == "the user's"
+
+
+def test_an_older_python_is_refused_in_words():
+    program = "import sys; sys.version_info = (3, 10, 13); import mixhead_plugin"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert "ImportError: mixhead_plugin needs Python 3.11 or newer" in result.stderr.splitlines()[-1]
