@@ -34,8 +34,8 @@ setup(
     # mixhead_plugin.ops needs nothing but torch.
     install_requires=["torch>=2.6"],
     extras_require={
-        # What fairseq needs for text models. Install fairseq itself by `pip install --no-deps ve-fairseq` (docs/install.md):
-        # its metadata demand torchaudio, which text models do not use and which would bring another torch.
+        # What fairseq needs for text models. Install fairseq itself by `pip install --no-deps ve-fairseq`; see
+        # docs/install.md. Its metadata demand torchaudio, which text models do not use and which brings another torch.
         "fairseq": [
             "bitarray",
             "cffi",
