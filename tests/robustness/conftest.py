@@ -1,11 +1,14 @@
 """Data of labelled sentences, and trainings that nothing disturbs."""
 
+import time
+
 import pytest
 
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, start
 from tests.robustness import faults
 from tests.robustness.tasks import TASKS
 from tests.topics import binarise
+from tests.xl import XL_SIZES
 
 COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
 DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2"]
@@ -13,6 +16,9 @@ DROPOUT = ["--dropout", "0.2", "--attention-dropout", "0.2"]
 TRANSLATION = ["--arch", "mixhead_transformer", *SIZES, *COMMON, *DROPOUT, "--max-tokens", "100"]
 LANGUAGE_MODEL = ["--arch", "mixhead_transformer_lm", *LM_SIZES, *COMMON, *DROPOUT, "--max-tokens", "80"]
 LANGUAGE_MODEL += ["--task", "language_modeling", "--sample-break-mode", "eos"]
+TRANSFORMER_XL = ["--arch", "mixhead_transformer_xl", *XL_SIZES, *COMMON, "--dropout", "0.1", "--dropatt", "0.1"]
+TRANSFORMER_XL += ["--task", "truncated_bptt_lm", "--tokens-per-sample", "8", "--batch-size", "3", "--mem-len", "6"]
+TRANSFORMER_XL += ["--criterion", "adaptive_loss", "--ddp-backend", "legacy_ddp"]
 # Two data workers read ahead, and draw the data of each epoch anew.
 READ_AHEAD = [*COMMON, "--num-workers", "2", "--save-interval-updates", "2", *DROPOUT, "--pooler-dropout", "0.2"]
 
@@ -37,6 +43,7 @@ def recipes(translation_data, text_data, labelled_data):
     return {
         "transformer": [translation_data, *TRANSLATION],
         "transformer_lm": [text_data, *LANGUAGE_MODEL],
+        "transformer_xl": [text_data, *TRANSFORMER_XL],
         "masked_lm": [text_data, *masked, *READ_AHEAD, "--criterion", "masked_lm"],
         "sentence_prediction": [labelled_data, *sentences, *READ_AHEAD, "--criterion", "sentence_prediction"],
     }
@@ -44,17 +51,19 @@ def recipes(translation_data, text_data, labelled_data):
 
 @pytest.fixture(scope="session")
 def undisturbed(recipes, tmp_path_factory):
-    """undisturbed(recipe, *flags) -> the folder of a whole training, with `save`, `log` and `events`."""
+    """undisturbed(recipe, *flags) -> the folder of a whole training, with `save`, `log`, `events` and `seconds`."""
     made = {}
 
     def train(recipe, *flags):
         if (recipe, flags) not in made:
             folder = tmp_path_factory.mktemp("undisturbed")
             before = faults.before(folder=folder / "save", record=folder / "events")
+            began = time.monotonic()
             arguments = [*recipes[recipe], *flags, "--save-dir", folder / "save"]
             end = start("fairseq-train", *arguments, before=before).wait()
             assert end.returncode == 0, (end.stdout + end.stderr)[-3000:]
             (folder / "log").write_text(end.stdout + end.stderr)
+            (folder / "seconds").write_text(f"{time.monotonic() - began}")
             made[recipe, flags] = folder
         return made[recipe, flags]
 
