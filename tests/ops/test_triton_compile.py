@@ -5,7 +5,9 @@ They compile in a process of their own, because this one may have them interpret
     python -m tests.ops.test_triton_compile 90 every '[{"heads": 12, "head_dim": 80, "mixed": "shared"}]'
 """
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import re
@@ -22,7 +24,9 @@ from tests.covering import covering
 if importlib.util.find_spec("triton") is None:  # not imported here, where other tests have it interpreted
     pytest.skip("needs the package triton", allow_module_level=True)
 
-SHARED = {80: 163, 86: 99, 89: 99, 90: 227}  # KiB that one program may have, by compute capability
+# KiB that one program may have, by compute capability
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}  # beside mma.sync, which all of them have
 WITHOUT_PRODUCTS = ("flash_bwd_delta_kernel", "spans_kernel")
 MIXED = [None, "shared", "per query"]
 
@@ -30,6 +34,7 @@ MIXED = [None, "shared", "per query"]
 def compile_kernel(kernel, arguments, tile, capability, front_end=False):
     """Compile as the first launch would, but for another machine; return a line of the report."""
     import triton
+    from triton import knobs
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -47,16 +52,20 @@ def compile_kernel(kernel, arguments, tile, capability, front_end=False):
         backend.load_dialects(context)
         source.make_ir(target, options, backend.get_codegen_implementation(options), backend.get_module_map(), context)
         return dict(kernel=kernel.fn.__name__, shared=0)
-    compiled = triton.compile(source, target=target, options=options.__dict__)
+    knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        compiled = triton.compile(source, target=target, options=options.__dict__)
     # A product that tensor cores do not compute has another layout than an mma's.
     layouts = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^#]*#(\w+)", compiled.asm["ttgir"])
+    layouts += ["mma"] * compiled.asm["ttgir"].count("ttng.tc_gen5_mma ")
     ptx = compiled.asm["ptx"]
     return dict(
         kernel=kernel.fn.__name__,
         hash=compiled.hash,
         tile=list(tile),
         shared=compiled.metadata.shared,
-        tensor_cores=ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
+        spilled=sum(map(int, re.findall(r"(\d+) bytes spill", log.getvalue()))),  # stores and loads, bytes a thread
+        tensor_cores=ptx.count("mma.sync") + ptx.count(TENSOR_CORES.get(capability, "mma.sync")),
         products=len(layouts),
         plain_products=sum(not layout.startswith("mma") for layout in layouts),
     )

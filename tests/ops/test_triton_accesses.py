@@ -1,0 +1,81 @@
+"""Test which memory the interpreted kernels read and write: never outside of a tensor, never in a race."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.covering import each_once
+from tests.ops.triton_cases import (
+    MIXINGS,
+    NK,
+    NQ,
+    ON_GPU,
+    H,
+    Tile,
+    fused,
+    future,
+    holes,
+    inputs,
+    operators,
+    padding,
+    use_tiles,
+    with_gradients,
+)
+
+pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.skipif(ON_GPU, reason="needs triton's interpreter")]
+OPTIONS = {
+    "causal": {"causal": True},
+    "masked": {"attn_mask": future(), "key_padding_mask": padding()},
+    "bias for each head": {"attn_mask": holes(1, H, NQ, NK)},
+}
+
+
+def addresses_of(arguments):
+    """Return the address of every number of the tensors in nested tuples."""
+    found = [np.empty(0, np.int64)]
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor) and argument.numel():
+            last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride()))
+            numbers = torch.arange(last + 1).as_strided(argument.shape, argument.stride())
+            found.append(argument.data_ptr() + argument.element_size() * numbers.flatten().numpy())
+        elif isinstance(argument, tuple):
+            found.append(addresses_of(argument))
+    return np.concatenate(found)
+
+
+@each_once(mixed=MIXINGS, options=OPTIONS, dropout_p=[0.0, 0.25])
+def test_programs_stay_inside_their_tensors_and_out_of_each_other(mixed, options, dropout_p, monkeypatch):
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    use_tiles(monkeypatch, Tile(16, 32, 4, 1), Tile(16, 32, 4, 1, HC=2, HG=2))
+    read, written, launches = [], [], []
+
+    def noting(name, notes):
+        function = getattr(InterpreterBuilder, name)
+
+        def access(self, pointers, *arguments):
+            mask = arguments[1 if name.endswith("store") else 0].data
+            addresses = np.unique(pointers.data[np.broadcast_to(mask, pointers.data.shape)])
+            notes.append(np.stack([addresses, np.full_like(addresses, self.grid_idx[0])]))
+            return function(self, pointers, *arguments)
+
+        monkeypatch.setattr(InterpreterBuilder, name, access)
+
+    noting("create_masked_load", read)
+    noting("create_masked_store", written)
+    launch = operators.start
+
+    def start(kernel, programs, arguments, tile):
+        read.clear(), written.clear()
+        launch(kernel, programs, arguments, tile)
+        inside = addresses_of(arguments)
+        reads, writes = (np.concatenate(notes, 1) for notes in (read, written))
+        assert np.isin(reads[0], inside).all() and np.isin(writes[0], inside).all()
+        assert len(np.unique(writes[0])) == writes.shape[1], "a number is written twice"
+        writer = dict(writes.T)
+        assert all(writer.get(address, program) == program for address, program in reads.T), "a read races a write"
+        launches.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(operators, "start", start)
+    with_gradients(fused, inputs(mixed), **OPTIONS[options], dropout_p=dropout_p)
+    assert len(launches) >= 4
