@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
 from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
-from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq.optim.fp16_optimizer import FP16Optimizer, MemoryEfficientFP16Optimizer
 from omegaconf import OmegaConf
 
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
@@ -63,20 +63,49 @@ def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
         assert ".head_mixing." not in key or (plain[key] - value).abs().max() > 1e-5
 
 
+def half_precision(optimizer, **common):
+    common = {"fp16_no_flatten_grads": True, "fp16_init_scale": 1, "fp16_scale_window": None, **common}
+    common |= {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, "min_loss_scale": 1e-4}
+    config = {
+        "common": {"bf16": False, **common, "model_parallel_size": 1},
+        "optimizer": optimizer_config(optimizer, 0.01),
+        "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
+        "optimization": {"update_freq": [1]},
+    }
+    return OmegaConf.create(config)
+
+
+def loss(model):
+    torch.manual_seed(2)
+    return model(tokens())[0].float().log_softmax(-1)[..., 5].sum().neg()
+
+
+@pytest.mark.parametrize("kind", [FP16Optimizer, MemoryEfficientFP16Optimizer])
+def test_fp16_lowers_the_loss_scale_until_the_gradients_of_m_are_right(kind):
+    exact, halved = (build("mixhead_transformer_lm").train() for _ in range(2))
+    loss(exact).backward()
+    optimizer = kind.build_optimizer(half_precision("adam", fp16_init_scale=2**24), list(halved.half().parameters()))
+    overflows = 0
+    while True:
+        optimizer.zero_grad()
+        optimizer.backward(loss(halved))
+        try:
+            optimizer.clip_grad_norm(0.0)
+            break
+        except OverflowError:
+            overflows += 1
+    assert overflows > 0 and optimizer.scaler.loss_scale == 2 ** (24 - overflows)
+    for (name, right), value in zip(exact.named_parameters(), getattr(optimizer, "fp32_params", halved.parameters())):
+        if ".head_mixing." in name:
+            found = value.grad.float() * float(optimizer._multiply_factor)  # fairseq divides by the scale in `step`
+            assert (found - right.grad).abs().max() < 0.02 * right.grad.abs().max() and right.grad.any(), name
+
+
 def test_the_float32_copies_of_half_precision_training_are_scaled_too():
     deltas = []
     for factor in (1, 5):
         model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
-        common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_init_scale": 1, "fp16_scale_window": None}
-        common |= {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, "min_loss_scale": 1e-4}
-        config = {
-            "common": {**common, "model_parallel_size": 1},
-            "optimizer": optimizer_config("sgd", 0.01),
-            "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
-            "optimization": {"update_freq": [1]},
-        }
-        cfg = OmegaConf.create(config)
-        optimizer = FP16Optimizer.build_optimizer(cfg, list(model.parameters()))
+        optimizer = FP16Optimizer.build_optimizer(half_precision("sgd", bf16=True), list(model.parameters()))
         named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
         before = {key: value.detach().clone() for key, value in named.items()}
         torch.manual_seed(2)
