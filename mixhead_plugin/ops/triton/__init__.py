@@ -18,7 +18,7 @@ INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter mult
 MAX_HEAD_DIM = 256
 MAX_HEADS = 64
 MIN_CAPABILITY = 8
-MIN_VERSION = (3, 6)  # the oldest version that compiled the kernels
+MIN_VERSION = (3, 5)  # the oldest version that compiled the kernels
 
 
 def _package_problem() -> str:
