@@ -25,7 +25,8 @@ MASKS = {
     "mask, padding": {"mask": torch.float32, "padding": True},
     "mask by head": {"mask": torch.float32, "mask_by": "head"},
 }
-OF_TORCH = 2.0  # torch's own kernels, 'fused', round more often than the formula: they may be wrong by twice as much
+OF_TORCH = 2.0  # torch's own attention, 'fused', rounds more often than the formula: its bound is twice as large
+SPEED_SHAPE = (4, 8, 512, 64)
 PACKAGES = "mixhead_plugin", "torch", "triton", "fairseq-fixed", "ve-fairseq", "fairseq", "numpy"
 
 
@@ -72,20 +73,21 @@ def judge(variant: Variant) -> dict[str, Any]:
         row["auto"] = api.fastest(inputs)
         bounds = Bounds(inputs, d_out, torch.ones(1, device=variant.device))
         found = results(lambda call: api.attend(call, "auto"), inputs, d_out)
-        row["error"] = max(bounds.errors(found).values())
-        row["fault"] = row["fault"] or bounds.fault(found, most=OF_TORCH if row["auto"] == "fused" else 1.0)
+        most = OF_TORCH if row["auto"] == "fused" else 1.0
+        row["error"] = max(bounds.errors(found).values()) / most
+        row["fault"] = row["fault"] or bounds.fault(found, most)
     except Exception as error:  # goes into the report, whatever it is
         row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
     return row
 
 
-def speed(device: torch.device) -> dict[str, float]:
+def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     """Return milliseconds of a forward and backward pass, B 4, 8 heads of 64, 512 positions, causal, no dropout."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shape, times = (4, 8, 512, 64), {}
-    query, key, value, d_out = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
-    matrices = {0: None, 2: torch.eye(8, device=device, dtype=dtype)}
-    matrices[4] = matrices[2].expand(4, 512, 8, 8).contiguous()
+    (batch, heads, length, head_dim), times = SPEED_SHAPE, {}
+    query, key, value, d_out = (torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4))
+    matrices = {0: None, 2: torch.eye(heads, device=device, dtype=dtype)}
+    matrices[4] = matrices[2].expand(batch, length, heads, heads).contiguous()
 
     def sdpa(call: AttentionInputs) -> torch.Tensor:
         return F.scaled_dot_product_attention(*call[:3], is_causal=True)
@@ -100,11 +102,11 @@ def speed(device: torch.device) -> dict[str, float]:
     runs |= {f"auto, mixing {name}": (auto, dim) for name, dim in MIXINGS.items()}
     for name, (attend, dim) in runs.items():
         inputs = AttentionInputs(
-            query, key, value, matrices[dim], *(None,) * 6, "softmax", causal=True, dropout_p=0.0, scale=0.125
+            query, key, value, matrices[dim], *(None,) * 6, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
         )
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
         timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
-        times[name] = 1000 * timer.blocked_autorange(min_run_time=0.5).median
+        times[name] = 1000 * timer.blocked_autorange(min_run_time=seconds).median
     return times
 
 
@@ -139,6 +141,9 @@ def main(device: str | None, heads: int, head_dim: int, as_json: bool) -> int:
             raise RuntimeError("must be cpu, cuda or cuda:1")
     except (RuntimeError, AssertionError) as error:
         sys.exit(f"mixhead check: --device {device}: {str(error).splitlines()[0]}")
+    for flag, value in {"--heads": heads, "--head-dim": head_dim}.items():
+        if value < 1:
+            sys.exit(f"mixhead check: {flag} {value}: must be at least 1")
     report = check(chosen, heads, head_dim)
     print(json.dumps(report, indent=1) if as_json else as_text(report))
     return int(any(row["fault"] for row in report["variants"]))

@@ -12,14 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-# torch lets these take tensors of the CPU beside another device's, too.
-CROSSING = (
-    aten.copy_.default,
-    aten._to_copy.default,
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-)
+# torch lets these take tensors of both devices. Indices may be on the CPU, but not on a GPU for a tensor of the CPU.
+COPIES = (aten.copy_.default, aten._to_copy.default)
+INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 
 
 class Far(Tensor):
@@ -51,7 +46,8 @@ class Elsewhere(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         far = [tensor for tensor in tensors if isinstance(tensor, Far)]
         near = [tensor for tensor in tensors if not isinstance(tensor, Far) and tensor.dim() > 0]
-        if far and near and function not in CROSSING:
+        crosses = function in COPIES or (function in INDEXING and isinstance(args[0], Far))
+        if far and near and not crosses:
             raise RuntimeError(f"{function}: tensors on {DEVICE} and on the CPU, {[list(t.shape) for t in near]}")
         device = kwargs.get("device")
         if device is not None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from mixhead_plugin import __main__, check
 from mixhead_plugin.ops import api
@@ -27,7 +28,7 @@ def test_every_variant_of_this_machine_is_right(report):
     found = json.loads(text)
     assert status == 0 and len(found["variants"]) == 2 * 3 * 4 * 2
     assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
-    assert all(0 < row["error"] < check.OF_TORCH and not row["fault"] for row in found["variants"])
+    assert all(0 < row["error"] < 1 and not row["fault"] for row in found["variants"])
 
 
 def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
@@ -37,6 +38,12 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     assert status == 1 and text.count("WRONG: ") == 16 and "16 of 48 variants are wrong" in text
 
 
-def test_a_device_that_is_not_there_is_refused_in_one_line(report):
-    with pytest.raises(SystemExit, match=r"^mixhead check: --device abacus: "):
-        report("--device", "abacus")
+@pytest.mark.parametrize("flag, value", [("--device", "abacus"), ("--heads", "0"), ("--head-dim", "-1")])
+def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, report):
+    with pytest.raises(SystemExit, match=rf"^mixhead check: {flag} {value}: .*$"):
+        report(flag, value)
+
+
+def test_the_speed_of_every_mixing_is_measured(monkeypatch):
+    monkeypatch.setattr(check, "SPEED_SHAPE", (1, 2, 16, 4))
+    assert all(milliseconds > 0 for milliseconds in check.speed(torch.device("cpu"), 0.001).values())

@@ -47,7 +47,7 @@ def addresses_of(arguments):
 def test_programs_stay_inside_their_tensors_and_out_of_each_other(mixed, options, dropout_p, monkeypatch):
     from triton.runtime.interpreter import InterpreterBuilder
 
-    use_tiles(monkeypatch, Tile(16, 32, 4, 1), Tile(16, 32, 4, 1, HC=2, HG=2))
+    use_tiles(monkeypatch, Tile(32, 64, 4, 1), Tile(32, 64, 4, 1, HC=2, HG=2))
     read, written, launches = [], [], []
 
     def noting(name, notes):

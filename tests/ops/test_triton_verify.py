@@ -8,9 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
-from tests.ops.triton_cases import DEVICE, inputs, operators, record
+from tests.ops.triton_cases import DEVICE, inputs, operators, record, rows, verify
 
-verify = pytest.importorskip("mixhead_plugin.ops.triton.verify")
 pytestmark = pytest.mark.usefixtures("kernels", "small")
 
 
@@ -19,6 +18,7 @@ def small(monkeypatch):
     """Take a small problem, and forget what was tried."""
     monkeypatch.setattr(verify, "SIZES", [(37, 35)])
     monkeypatch.setattr(verify, "_faults", {})
+    monkeypatch.setattr(verify, "_said", set())
     monkeypatch.setattr(triton, "fault", verify.fault)
 
 
@@ -56,7 +56,7 @@ def break_kernel(monkeypatch, kernel, how):
         for name, value in zip(started.arg_names, arguments):
             if name in OUTPUTS and value is not None:
                 value.p.mul_(-1 if how == "has the wrong sign" else 1)
-                value.p.view(-1)[0] += float("nan") if how == "writes NaN" else 0
+                value.p[(0,) * value.p.dim()] += float("nan") if how == "writes NaN" else 0
 
     monkeypatch.setattr(operators, "start", start)
 
@@ -75,7 +75,7 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
         for _ in range(2):
             assert expected in verify.fault(given)
     (said,) = caplog.messages
-    assert "'auto' takes 'blockwise'" in said and verify.fault(given) in said
+    assert "'auto' takes another implementation" in said and verify.fault(given) in said
     assert api.triton_problem(given)  # what `auto` asks
     with pytest.raises(RuntimeError, match=r"impl 'triton': .*; usable here: auto"):
         attention(*given[:3], mixing=given.mixing, impl="triton")
@@ -84,7 +84,7 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
 def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
     original = operators.Dropout
     monkeypatch.setattr(operators, "Dropout", lambda seed, threshold, gain: original(seed, 0, gain))
-    assert verify.fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.75"
+    assert verify.fault(call(dropout_p=0.1)) == "dropout keeps 1.00 of the weights, not 0.9"
 
 
 def under_inference(step, *tensors):
@@ -119,8 +119,54 @@ def test_it_is_tried_when_a_program_is_compiled():
     assert step(*tensors).isfinite().all() and set(verify._faults.values()) == {""}
 
 
-def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch):
+def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     variant = accuracy.variant_of(call())._replace(device=torch.device("cuda"))
-    assert "run one step before" in verify._fault_of(*variant)
-    assert verify._faults == {}
+    with caplog.at_level(logging.WARNING):
+        assert all("run one step before" in verify._fault_of(*variant) for _ in range(2))
+    assert verify._faults == {} and len(caplog.messages) == 1
+
+
+def test_a_lack_of_memory_is_not_kept(monkeypatch):
+    def lack(variant):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as full:
+        full.setattr(verify, "_try", lack)
+        assert verify.fault(call()) == "cannot be tried now: CUDA out of memory"
+    assert verify.fault(call()) == ""
+
+
+def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
+    monkeypatch.setattr(verify, "_fault_in", lambda inputs, d_out, candidate: "")
+    heads = triton.MAX_HEADS + 1
+    assert verify.fault(record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))) == ""
+
+
+@each_once(mixed=[None, "shared", "per query"], head_dim=[64, 8, 12], dropout_p=[0.0, 0.1, 0.5], length=[33, 64])
+def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypatch):
+    """triton compiles a kernel again for other types, and for sizes and strides that are multiples of 16."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    backend, compiled = make_backend(GPUTarget("cuda", 90, 32)), set()
+
+    def start(kernel, programs, arguments, tile):
+        jitted = JITFunction(kernel.fn, do_not_specialize=rows.UNSPECIALIZED)
+        bind = create_function_from_signature(jitted.signature, jitted.params, backend)
+        compiled.add((kernel.fn.__name__, str(bind(*arguments, num_warps=4, num_stages=1)[1])))
+
+    def kernels_of(given, d_out, candidate):
+        compiled.clear()
+        made = operators.Call(given, candidate)
+        out, statistics = made.forward()
+        made.backward(torch.empty_like(out) if d_out is None else d_out, statistics, out)
+        return set(compiled)
+
+    monkeypatch.setattr(operators, "start", start)
+    given = inputs(mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
+    given = record(given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None)
+    variant = accuracy.variant_of(given)
+    tried = set().union(*(kernels_of(*accuracy.problem_of(variant, *sizes), 0) for sizes in accuracy.SIZES))
+    assert kernels_of(given, None, None) <= tried

@@ -21,7 +21,7 @@ if not ON_GPU:
         raise RuntimeError("triton was imported before TRITON_INTERPRET was set, so nothing here can be interpreted")
     os.environ["TRITON_INTERPRET"] = "1"
 
-from mixhead_plugin.ops.triton import operators, tuning  # noqa: E402, F401
+from mixhead_plugin.ops.triton import operators, rows, tuning, verify  # noqa: E402, F401
 from mixhead_plugin.ops.triton.tuning import Tile  # noqa: E402
 
 os.environ.pop("TRITON_INTERPRET", None)  # other tests start processes

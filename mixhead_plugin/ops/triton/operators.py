@@ -18,7 +18,8 @@ class Call:
 
     Args:
         inputs: of the call
-        candidate: the place of the tile to take in the list of each kernel; None for the fastest
+        candidate: for a trial, the place of the tile to take in the list of each kernel; None for the fastest. In a
+            trial the memory for results holds NaN, so that a number which no kernel writes is noticed.
     """
 
     def __init__(self, inputs: AttentionInputs, candidate: Optional[int] = None):
@@ -37,7 +38,8 @@ class Call:
         self.masks = Masks(mask, bytes_, None if self.empty else spans_of(self.attn_mask))
         self.dropout = None
         if p > 0:
-            self.dropout = Dropout(inputs.seed, min(round(p * 2**32), 2**32 - 1), 1 / (1 - p) if p < 1 else 0.0)
+            # A float, because triton compiles small and large integers apart; 2^32 - 256 is the largest below 2^32.
+            self.dropout = Dropout(inputs.seed, min(p * 2.0**32, 2.0**32 - 256), 1 / (1 - p) if p < 1 else 0.0)
         self.q, self.k, self.v = strided(query), strided(key), strided(value)
         self.m = None if self.mixing is None else strided_mixing(self.mixing)
         self.scale = inputs.scale * LOG2E.value
@@ -58,8 +60,8 @@ class Call:
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """Return O [B, H, Nq, Dv] and the peak and the factor of each row, [2, B, H, Nq]."""
-        out = empty_output(self.query, self.inputs.value)
-        rows = self.query.new_empty(2, *self.query.shape[:3], dtype=torch.float32)
+        out = self._unwritten(empty_output(self.query, self.inputs.value))
+        rows = self._unwritten(self.query.new_empty(2, *self.query.shape[:3], dtype=torch.float32))
         if self.empty:
             return out.zero_(), rows.zero_()
         peak, factor = rows
@@ -72,7 +74,7 @@ class Call:
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Optional[Tensor]) -> list[Tensor]:
         """Return the gradients of query, key and value, and of mixing if there is one."""
-        grads = [torch.empty_like(tensor) for tensor in self.inputs.given().values()]
+        grads = [self._unwritten(torch.empty_like(tensor)) for tensor in self.inputs.given().values()]
         if self.empty:
             return [grad.zero_() for grad in grads]
         d_q, d_k, d_v = map(strided, grads[:3])
@@ -80,7 +82,7 @@ class Call:
         if self.mixing is None:
             dq_kernel, dkv_kernel = flash.flash_bwd_dq_kernel, flash.flash_bwd_dkv_kernel
             given = (self.q, self.k, self.v, strided(d_out), peak, factor)
-            delta, tile = torch.empty_like(peak), Tile(64, 16, 4, 1)
+            delta, tile = self._unwritten(torch.empty_like(peak)), Tile(64, 16, 4, 1)
             arguments = (strided(out), strided(d_out), delta, self.n_queries, with_tile(self.constants, tile))
             programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
             start(flash.flash_bwd_delta_kernel, programs, arguments, tile)
@@ -98,16 +100,20 @@ class Call:
 
         def outputs(tile: Tile) -> tuple[Tensor, Strided]:
             groups, d_m = ceil_div(self.heads, tile.HG), d_mixing
-            delta = self.query.new_empty(self.batch, groups, self.heads, self.n_queries, dtype=torch.float32)
+            shape = (self.batch, groups, self.heads, self.n_queries)
+            delta = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
             if d_mixing.dim() == 2:  # a sum for each tile of queries
                 shape = (self.batch, ceil_div(self.n_queries, tile.BM), self.heads, self.heads)
-                d_m = self.query.new_empty(shape, dtype=torch.float32)
+                d_m = self._unwritten(self.query.new_empty(shape, dtype=torch.float32))
             return delta, strided_mixing(d_m)
 
         delta, d_m = self._run(mixed.mixed_bwd_dm_kernel, *given, outputs=outputs)
         if d_mixing.dim() == 2:
             d_mixing.copy_(d_m.p.sum((0, 1)))
         return delta[:, 0] if delta.shape[1] == 1 else delta.sum(1)
+
+    def _unwritten(self, memory: Tensor) -> Tensor:
+        return memory if self.candidate is None else memory.fill_(torch.nan)
 
     def _run(
         self,

@@ -163,9 +163,10 @@ def run(key: Hashable, tiles: list[Tile], launch: Callable[[Tile], Any], device:
     return launch(_chosen[key])
 
 
-def most_candidates(heads: int, head_dim: int, itemsize: int) -> int:
+def most_candidates(heads: int, head_dim: int, itemsize: int, mixes: bool) -> int:
     """Return the length of the longest list that `tiles_for` returns for such heads."""
-    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in (*_FLASH, *_MIXED))
+    kernels = (*_FLASH, *_MIXED) if mixes else _FLASH
+    return max(len(tiles_for(kernel, heads, head_dim, itemsize)) for kernel in kernels)
 
 
 def first_fitting(tiles: list[Tile], launch: Callable[[Tile], Any]) -> tuple[Tile, Any]:

@@ -1,14 +1,14 @@
 """Try each variant of the kernels on the device before its first use.
 
 A small problem goes forward and backward through every candidate of the tiles. Its results must stay within `Bounds`.
-The problem takes milliseconds. Its kernels must be compiled first, which takes seconds; triton keeps them on disk.
-torch's random generators are not used.
+The problem takes milliseconds. Its kernels must be compiled first, which takes about two seconds each; triton keeps
+them on disk. torch's random generators are not used.
 """
 
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict
+from typing import Dict, Set
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from mixhead_plugin.ops.triton.operators import Call, allows_tf32
 logger = logging.getLogger(__name__)
 CAPTURED = "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step before"
 _faults: Dict[Variant, str] = {}
+_said: Set[Variant] = set()
 _lock = threading.Lock()
 
 
@@ -39,9 +40,15 @@ def _fault_of(*fields: object) -> str:
         if variant.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             found = CAPTURED
         else:
-            found = _faults[variant] = try_on_device(variant)
-    if found:
-        logger.warning("impl 'triton': %s; 'auto' takes 'blockwise' for %s", found, variant)
+            logger.info("impl 'triton': tries the kernels on this device for %s", variant)
+            try:
+                found = _faults[variant] = try_on_device(variant)
+            except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
+                found = f"cannot be tried now: {str(error).splitlines()[0]}"
+        new = bool(found) and variant not in _said
+        _said.add(variant)
+    if new:
+        logger.warning("impl 'triton': %s; 'auto' takes another implementation for %s", found, variant)
     return found
 
 
@@ -53,14 +60,16 @@ def try_on_device(variant: Variant) -> str:
 
 
 def _try(variant: Variant) -> str:
-    heads, head_dim = variant.heads, max(variant.head_dim, variant.value_dim)
-    candidates = tuning.most_candidates(heads, head_dim, variant.dtype.itemsize)
+    head_dim, itemsize = max(variant.head_dim, variant.value_dim), variant.dtype.itemsize
     with torch.cuda.device(variant.device if variant.device.type == "cuda" else -1):
         try:
+            candidates = tuning.most_candidates(variant.heads, head_dim, itemsize, variant.mixing is not None)
             for i in range(max(candidates, len(SIZES))):
                 inputs, d_out = problem_of(variant, *SIZES[i % len(SIZES)])
                 if found := _fault_in(inputs, d_out, min(i, candidates - 1)):
                     return found
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:  # of the compiler, the driver or the device: all count
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return ""
