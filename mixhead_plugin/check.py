@@ -14,16 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch.utils.benchmark import Timer
 
+from mixhead_plugin import ops
 from mixhead_plugin.ops import NORMALIZERS, api, triton
 from mixhead_plugin.ops.accuracy import SIZES, Bounds, Variant, formula_weights, problem_of, results
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M
+MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
+MIXED = {  # the fields of a `Variant`; the mixing of weights has its dtype, too
+    **{name: {"mixing_dim": dims} for name, dims in MIXINGS.items()},
+    **{f"of scores, {name}": {"score_mixing_dim": dims} for name, dims in MIXINGS.items() if dims},
+}
 MASKS = {
     "none": {},
     "causal": {"causal": True},
     "mask, padding": {"mask": torch.float32, "padding": True},
     "mask by head": {"mask": torch.float32, "mask_by": "head"},
+    "sink, causal": {"sink": True, "causal": True},
 }
 OF_TORCH = 2.0  # torch's own attention, 'fused', rounds more often than the formula: its bound is twice as large
 SPEED_SHAPE = (4, 8, 512, 64)
@@ -51,10 +57,12 @@ def machine(device: torch.device) -> dict[str, str]:
 def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[dict[str, str], Variant]]:
     """Yield every variant by its names and as a record."""
     halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
-    for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXINGS, MASKS, [torch.float32, *halves]):
+    for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXED, MASKS, [torch.float32, *halves]):
+        if MASKS[mask].get("sink") and not ops.NORMALIZERS[normalizer].takes_sink:
+            continue
         names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
-        mixes = {"mixing": dtype, "mixing_dim": MIXINGS[mixing]} if MIXINGS[mixing] else {}
-        yield names, Variant(normalizer, heads, head_dim, head_dim, dtype, device, **mixes, **MASKS[mask])
+        fields = {**MIXED[mixing], **MASKS[mask], **({"mixing": dtype} if MIXED[mixing].get("mixing_dim") else {})}
+        yield names, Variant(normalizer, heads, head_dim, head_dim, dtype, device, **fields)
 
 
 def judge(variant: Variant) -> dict[str, Any]:
@@ -102,7 +110,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     runs |= {f"auto, mixing {name}": (auto, dim) for name, dim in MIXINGS.items()}
     for name, (attend, dim) in runs.items():
         inputs = AttentionInputs(
-            query, key, value, matrices[dim], *(None,) * 6, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
+            query, key, value, matrices[dim], *(None,) * 8, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
         )
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
         timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
@@ -119,9 +127,9 @@ def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
 def as_text(report: dict[str, Any]) -> str:
     lines = [f"{name:16}{value}" for name, value in report["machine"].items()]
     lines += ["", "error: the largest of output and gradients against float64, as a share of what is allowed"]
-    lines.append(f"{'normalizer':14}{'mixing':22}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}")
+    lines.append(f"{'normalizer':14}{'mixing':32}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}")
     for row in report["variants"]:
-        names = f"{row['normalizer']:14}{row['mixing']:22}{row['mask']:18}{row['dtype']:10}{row['auto']:11}"
+        names = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}{row['auto']:11}"
         lines.append(f"{names}{row['error']:6.2f}" + (f"  WRONG: {row['fault']}" if row["fault"] else ""))
     lines += ["", "milliseconds, forward and backward (B 4, 8 heads of 64, 512 positions, causal)"]
     lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]

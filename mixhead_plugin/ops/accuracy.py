@@ -9,7 +9,7 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import apply_gain, mix_heads
+from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = Dict[str, Tensor]  # the output and the gradients, by name
@@ -30,6 +30,8 @@ class Variant(NamedTuple):
     device: torch.device
     mixing: Optional[torch.dtype] = None
     mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
+    score_mixing_dim: int = 0  # likewise
+    sink: bool = False
     causal: bool = False
     mask: Optional[torch.dtype] = None
     mask_by: str = ""  # what the mask differs by: "head", "sentence", or "" for one [Nq, Nk]
@@ -55,6 +57,8 @@ def variant_of(inputs: AttentionInputs) -> Variant:
         device=query.device,
         mixing=None if mixing is None else mixing.dtype,
         mixing_dim=0 if mixing is None else mixing.dim(),
+        score_mixing_dim=0 if inputs.score_mixing is None else inputs.score_mixing.dim(),
+        sink=inputs.sink is not None,
         causal=inputs.causal,
         mask=None if mask is None else mask.dtype,
         mask_by=mask_by,
@@ -87,11 +91,14 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
 
-    heads, mixing, mask, padding = variant.heads, None, None, None
-    if variant.mixing is not None:
-        shape = (BATCH, n_queries, heads, heads)[-variant.mixing_dim :]
-        mixing = draw(*shape, dtype=variant.mixing) / heads + torch.eye(heads, device=variant.device)
-        mixing = mixing.to(variant.mixing)
+    def draw_mixing(dims: int, dtype: torch.dtype) -> Optional[Tensor]:
+        if dims == 0:
+            return None
+        noise = draw(*(BATCH, n_queries, heads, heads)[-dims:], dtype=dtype) / heads
+        return (noise + torch.eye(heads, device=variant.device)).to(dtype)
+
+    heads, mask, padding = variant.heads, None, None
+    mixing = draw_mixing(variant.mixing_dim, variant.mixing)
     if variant.mask is not None:
         different = {"head": (1, heads), "sentence": (BATCH, 1), "": (1, 1)}[variant.mask_by]
         mask = draw(*different, n_queries, n_keys, dtype=variant.mask)
@@ -102,9 +109,12 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     query = draw(BATCH, heads, n_queries, variant.head_dim)
     key = draw(BATCH, heads, n_keys, variant.head_dim)
     value = draw(BATCH, heads, n_keys, variant.value_dim)
+    score_mixing = draw_mixing(variant.score_mixing_dim, variant.dtype)
+    sink = draw(heads) if variant.sink else None
     seed = torch.tensor(3, device=variant.device) if variant.dropout else None
     options = (variant.normalizer, variant.causal, dropout_p if variant.dropout else 0.0, variant.head_dim**-0.5)
-    inputs = AttentionInputs(query, key, value, mixing, mask, padding, None, None, None, seed, *options)
+    masks = (mask, padding, None, None, None)
+    inputs = AttentionInputs(query, key, value, mixing, *masks, sink, score_mixing, seed, *options)
     d_out = draw(BATCH, heads, n_queries, variant.value_dim)
     if variant.layouts:
         laid = {name: laid_out(*pair) for name, *pair in zip(inputs._fields, inputs, variant.layouts)}
@@ -114,11 +124,12 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
 
 def formula_weights(inputs: AttentionInputs) -> Tensor:
     """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs."""
-    scores = inputs.query @ inputs.key.transpose(2, 3) * inputs.scale
+    scores = mix_heads(inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing)
     if inputs.relative_query is not None:
         scores = scores + relative_scores(inputs.relative_query, inputs.relative_key, inputs.key.shape[2])
     mask = additive_mask(inputs, scores.dtype)
-    weights = NORMALIZERS[inputs.normalizer].weights(scores if mask is None else scores + mask)
+    with_sink = append_sink(scores if mask is None else scores + mask, inputs.sink)
+    weights = NORMALIZERS[inputs.normalizer].weights(with_sink)[..., : scores.shape[3]]
     return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
 
 

@@ -50,6 +50,8 @@ def attention(
     key_padding_mask: Optional[Tensor] = None,
     relative: Optional[RelativeScores] = None,
     gain: Optional[Tensor] = None,
+    sink: Optional[Tensor] = None,
+    score_mixing: Optional[Tensor] = None,
     dropout_p: float = 0.0,
     scale: Optional[float] = None,
     impl: str = "auto",
@@ -70,6 +72,10 @@ def attention(
         relative: scores by distance that are added, in the dtype of `query`
         gain: [H, Nq + Nk - 1], factors on the weights by distance, before mixing; the factor of query t and key k is
             gain[:, k - t + Nq - 1], as in `RelativeScores` (l2 essay, 'Preliminary Solution')
+        sink: [H], scores of one more key for each row, which has no value (Miller 2023, softmax1; gpt-oss); for
+            normalizers that take one
+        score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over j of L[..., j, i]
+            times that of head j, before relative scores and masks are added (talking heads)
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses the fastest; any other choice runs or raises.
@@ -85,6 +91,7 @@ def attention(
     """
     relative_query, relative_key = (None, None) if relative is None else relative
     tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
+    tensors += (sink, score_mixing)
     return attend(AttentionInputs(*tensors, None, normalizer, causal, dropout_p, scale), impl)
 
 
@@ -134,7 +141,7 @@ def triton_problem(inputs: AttentionInputs) -> str:
 
 
 def _check_tensors(inputs: AttentionInputs) -> None:
-    query, key, value, mixing, mask, padding, relative_query, relative_key, gain = inputs[:9]
+    query, key, value, mixing, mask, padding, relative_query, relative_key, gain, sink, score_mixing = inputs[:11]
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
@@ -170,6 +177,13 @@ def _check_tensors(inputs: AttentionInputs) -> None:
         if not gain.is_floating_point():
             raise TypeError(f"gain is {gain.dtype}: must be floats")
         _check_shape("gain", gain, (heads, distances))
+    if sink is not None:
+        if not NORMALIZERS[inputs.normalizer].takes_sink:
+            takers = ", ".join(name for name, entry in NORMALIZERS.items() if entry.takes_sink)
+            raise ValueError(f"sink: normalizer {inputs.normalizer!r} takes none, only {takers}")
+        _check_shape("sink", sink, (heads,))
+    if score_mixing is not None:
+        _check_shape("score_mixing", score_mixing, (heads, heads), (batch, n_queries, heads, heads))
 
 
 def _check_shape(name: str, tensor: Tensor, *fitting: Tuple[int, ...]) -> None:

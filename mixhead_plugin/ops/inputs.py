@@ -20,6 +20,8 @@ class AttentionInputs(NamedTuple):
     relative_query: Optional[Tensor]  # [B, H, Nq, R]
     relative_key: Optional[Tensor]  # [H, Nk, R] or [H, Nq + Nk - 1, R]
     gain: Optional[Tensor]  # [H, Nq + Nk - 1]
+    sink: Optional[Tensor]  # [H]
+    score_mixing: Optional[Tensor]  # [H, H] or [B, Nq, H, H]
     seed: Optional[Tensor]  # None until an implementation draws one
     normalizer: str
     causal: bool
@@ -28,5 +30,5 @@ class AttentionInputs(NamedTuple):
 
     def given(self) -> Dict[str, Tensor]:
         """Return by name the tensors that are not None, without masks and seed."""
-        names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain")
+        names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain", "sink", "score_mixing")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

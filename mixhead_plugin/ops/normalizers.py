@@ -5,6 +5,7 @@ and in a row without any visible key; so are the gradients of such scores. The g
 
 `weights(scores, seen=False, out=None)`: `seen` promises that every row has a visible key, which saves time. `out` is
 memory for the weights, for callers without autograd. TorchScript compiles these functions.
+A sink is one more key in each row, as `reference.append_sink` adds it; the functions need not know.
 `grad(scores, weights, d_weights, out)` writes d_scores to `out`, which shares memory with no other argument.
 
 The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) is infinite from s = 89 on in float32,
@@ -26,6 +27,7 @@ class Normalizer(NamedTuple):
     grad_reads_scores: bool  # otherwise the gradient reads the weights alone
     formula: str
     source: str
+    takes_sink: bool = False  # whether a key of score 0 changes the other weights, through a common denominator
 
 
 def _shifted_exp(scores: Tensor) -> Tensor:
@@ -100,6 +102,18 @@ def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) 
     return torch.mul(F.relu(scores), d_weights, out=out).mul_(slope)
 
 
+def sigmoid(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+    shifted = scores - _count(scores).clamp_(min=1).log_()
+    # torch differentiates sigmoid by its rounded value, which is 1 from s = 17 on in float32
+    return torch.exp(F.logsigmoid(shifted)) if out is None else torch.sigmoid(shifted, out=out)
+
+
+def sigmoid_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # w sigmoid(log n - s) g
+    torch.sub(_count(scores).clamp_(min=1).log_(), scores, out=out)
+    return out.sigmoid_().mul_(weights).mul_(d_weights)
+
+
 def _count(scores: Tensor) -> Tensor:
     """Return the number of visible keys, [..., 1]."""
     return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
@@ -140,11 +154,11 @@ def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
 
 
 NORMALIZERS = {
-    "softmax": Normalizer(softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1"),
+    "softmax": Normalizer(softmax, softmax_grad, False, "exp(s) / sum exp(s)", "Vaswani et al. 2017, eq. 1", True),
     "sigsoftmax": Normalizer(
-        sigsoftmax, sigsoftmax_grad, True, "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)", "mixhead eq. 21"
+        sigsoftmax, sigsoftmax_grad, True, "exp(s) sigmoid(s) / sum exp(s) sigmoid(s)", "mixhead eq. 21", True
     ),
-    "l2": Normalizer(l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'"),
+    "l2": Normalizer(l2, l2_grad, False, "exp(s) / sqrt(sum exp(2 s))", "l2 essay, 'New Normalization'", True),
     "unnormalized": Normalizer(
         unnormalized, unnormalized_grad, False, "exp(s)", "l2 essay, 'Removing the Denominator'"
     ),
@@ -153,5 +167,8 @@ NORMALIZERS = {
     ),
     "swish-l2": Normalizer(
         swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
+    ),
+    "sigmoid": Normalizer(
+        sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024, but n is all keys"
     ),
 }

@@ -28,14 +28,25 @@ def without_autocast(device: torch.device) -> ContextManager:
 
 
 def masked_scores(inputs: AttentionInputs) -> Tensor:
-    """Return scale * Q K^T + relative scores + masks (mixhead eq. 9, inside the brackets), in float32 or float64."""
+    """Return scale * Q K^T, mixed, + relative scores + masks (mixhead eq. 9), in float32 or float64."""
     query, key = upcast(inputs.query), upcast(inputs.key)
-    scores = torch.matmul(query * inputs.scale, key.transpose(2, 3))  # [B, H, Nq, Nk]
+    scores = mix_heads(torch.matmul(query * inputs.scale, key.transpose(2, 3)), inputs.score_mixing)  # [B, H, Nq, Nk]
     relative_query, relative_key = inputs.relative_query, inputs.relative_key
     if relative_query is not None and relative_key is not None:
         scores = scores + relative_scores(upcast(relative_query), upcast(relative_key), key.size(2))
     mask = additive_mask(inputs, scores.dtype)
     return scores if mask is None else scores + mask
+
+
+def append_sink(scores: Tensor, sink: Optional[Tensor]) -> Tensor:
+    """Return the scores [B, H, Nq, Nk + 1] of the keys and of the sink [H], which every row sees; or the scores alone.
+
+    The sink has no value. So its weight is left out before gain, mixing and dropout.
+    """
+    if sink is None:
+        return scores
+    column = upcast(sink).to(scores.dtype)[None, :, None, None].expand(scores.size(0), -1, scores.size(2), -1)
+    return torch.cat([scores, column], -1)
 
 
 def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
@@ -63,6 +74,7 @@ def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
 def reference_attention(inputs: AttentionInputs) -> Tensor:
     """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype."""
     with without_autocast(inputs.query.device):
-        weights = NORMALIZERS[inputs.normalizer].weights(masked_scores(inputs), no_masks(inputs))  # [B, H, Nq, Nk]
+        scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
+        weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[..., : inputs.key.size(2)]
         mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(mixed, inputs)

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from mixhead_plugin.ops import RelativeScores, attention
+from mixhead_plugin.ops import NORMALIZERS, RelativeScores, attention
 from mixhead_plugin.ops.blockwise import plan
 from tests.ops.definitions import INF
 
@@ -19,11 +19,15 @@ SHAPES = {
     "tall": lambda b, n: (H, H - 1),
     "wide, per query": lambda b, n: (b, n, H, H + 3),
 }
-DISTANCES = ["none", "past", "all", "past and gain"]
+DISTANCES = ["none", "past", "all", "past and gain", "scores shared", "past and gain, scores per query"]
+FEW = ["none", "past and gain", "past and gain, scores per query"]  # of DISTANCES
+SINKS = [f"{name}, sink" for name, entry in NORMALIZERS.items() if entry.takes_sink]
 
 
-def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B, value_dim=DV):
-    """Return the tensors of a call by name, relative scores as two."""
+def tensors(
+    mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, n_keys=NK, batch=B, value_dim=DV, normalizer=""
+):
+    """Return the tensors of a call by name, relative scores as two; a sink for a normalizer of SINKS."""
     shapes = {"query": (batch, H, n_queries, D), "key": (batch, H, n_keys, D)}
     heads = H
     if mixing != "none":
@@ -34,6 +38,10 @@ def tensors(mixing="none", distances="none", dtype=torch.float64, n_queries=NQ, 
         shapes["relative_key"] = (H, n_keys if "past" in distances else max(0, n_queries + n_keys - 1), R)
     if "gain" in distances:
         shapes["gain"] = (H, max(0, n_queries + n_keys - 1))
+    if "scores" in distances:
+        shapes["score_mixing"] = SHAPES[distances.split("scores ")[1]](batch, n_queries)
+    if normalizer in SINKS:
+        shapes["sink"] = (H,)
     found = {name: torch.randn(shape, dtype=dtype) for name, shape in shapes.items()}
     # the memory order of fairseq's projections
     found["query"] = torch.randn(n_queries, batch, H, D, dtype=dtype).permute(1, 2, 0, 3)
@@ -45,6 +53,8 @@ def run(tensors, function=attention, **options):
     arguments = {name: tensor for name, tensor in tensors.items() if not name.startswith("relative")}
     if "relative_query" in tensors:
         arguments["relative"] = RelativeScores(tensors["relative_query"], tensors["relative_key"])
+    if options.get("normalizer") in SINKS:
+        options["normalizer"] = options["normalizer"].removesuffix(", sink")
     return function(**arguments, **options)
 
 

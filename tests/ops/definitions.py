@@ -20,6 +20,7 @@ NORMALIZERS = {
     "l2": lambda s, v: _divide(v * s.exp(), (v * (2 * s).exp()).sum(-1, True).sqrt()),
     "unnormalized": lambda s, v: v * s.exp(),
     "relu2": lambda s, v: _divide(v * s.clamp(min=0).square(), v.sum(-1, True)),
+    "sigmoid": lambda s, v: v * (s - v.sum(-1, True).clamp(min=1).log()).sigmoid(),
     "swish-l2": lambda s, v: _divide(v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)),
 }
 
@@ -41,6 +42,8 @@ def attention(
     key_padding_mask=None,
     relative=None,
     gain=None,
+    sink=None,
+    score_mixing=None,
     scale=None,
 ):
     """Compute `ops.attention` by definition, all of it in the dtype of the inputs."""
@@ -48,6 +51,8 @@ def attention(
     distances = [[k - t + n_queries - 1 for k in range(n_keys)] for t in range(n_queries)]
     distances = torch.tensor(distances, dtype=torch.long).view(n_queries, n_keys)
     scores = torch.einsum("bhtd,bhkd->bhtk", query, key) * (head_dim**-0.5 if scale is None else scale)
+    if score_mixing is not None:
+        scores = torch.einsum("bjtk,ji->bitk" if score_mixing.dim() == 2 else "bjtk,btji->bitk", scores, score_mixing)
     visible = torch.ones(batch, heads, n_queries, n_keys, dtype=torch.bool)
     if relative is not None:
         rows = torch.nn.functional.pad(relative[1], [0, 0, 0, n_queries])  # zeros for distances without a row
@@ -59,7 +64,10 @@ def attention(
         visible = visible & (distances <= n_keys - 1)
     if key_padding_mask is not None:
         visible = visible & ~key_padding_mask[:, None, None]
-    found = weights(normalizer, scores, visible)
+    if sink is not None:
+        scores = torch.cat([scores, sink.view(1, heads, 1, 1).expand(batch, -1, n_queries, -1)], -1)
+        visible = torch.cat([visible, torch.ones_like(scores[..., -1:], dtype=torch.bool)], -1)
+    found = weights(normalizer, scores, visible)[..., :n_keys]
     if gain is not None:
         found = found * gain[:, distances]
     if mixing is not None:

@@ -16,7 +16,23 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, imp
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls, definitions
-from tests.ops.calls import DISTANCES, MASKS, MIXINGS, NK, NQ, SHAPES, B, D, H, assert_same, blocks, outcome, tensors
+from tests.ops.calls import (
+    DISTANCES,
+    FEW,
+    MASKS,
+    MIXINGS,
+    NK,
+    NQ,
+    SHAPES,
+    SINKS,
+    B,
+    D,
+    H,
+    assert_same,
+    blocks,
+    outcome,
+    tensors,
+)
 from tests.ops.definitions import INF
 
 IMPLS = ["auto", "reference", "blockwise"]
@@ -35,15 +51,15 @@ def compute(tensors, way, **options):
 
 
 # The next test has all normalizers, behind one mask. These need to know which rows see no key.
-@covering(way=WAYS, normalizer=["softmax", "sigsoftmax", "l2"], mixing=MIXINGS, masks=MASKS)
+@covering(way=WAYS, normalizer=["softmax", "sigsoftmax", "l2", "l2, sink"], mixing=MIXINGS, masks=MASKS)
 def test_values_and_gradients_are_those_of_the_definition_behind_every_mask(way, normalizer, mixing, masks):
-    given, options = tensors(mixing), {"normalizer": normalizer, **MASKS[masks]()}
+    given, options = tensors(mixing, normalizer=normalizer), {"normalizer": normalizer, **MASKS[masks]()}
     assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
 
 
-@covering(way=WAYS, normalizer=NORMALIZERS, mixing=["none", *SHAPES], distances=DISTANCES)
+@covering(way=WAYS, normalizer=[*NORMALIZERS, *SINKS], mixing=["none", *SHAPES], distances=DISTANCES)
 def test_values_and_gradients_are_those_of_the_definition(way, normalizer, mixing, distances):
-    given = tensors(mixing, distances)
+    given = tensors(mixing, distances, normalizer=normalizer)
     options = {"causal": True, "key_padding_mask": calls.hole(), "attn_mask": torch.randn(1, 1, NK)}
     options |= {"normalizer": normalizer, "scale": 0.7}
     assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
@@ -58,11 +74,16 @@ def test_torchs_kernel_is_the_definition_behind_every_mask(masks):
 SIZES = [(B, 1, 9), (B, 9, 1), (B, 13, 13), (B, 13, 6), (B, 6, 13), (B, 0, 4), (B, 4, 0), (B, 0, 0), (0, NQ, NK)]
 
 
-@covering(way=[*WAYS, *TORCHS], mixing=MIXINGS, distances=["none", "all", "past and gain"], sizes=SIZES)
-def test_any_number_of_sentences_queries_and_keys(way, mixing, distances, sizes):
-    batch, n_queries, n_keys = sizes
-    given = tensors(mixing, distances, n_queries=n_queries, n_keys=n_keys, batch=batch, value_dim=D)
-    assert_same(compute(given, way, causal=True), outcome(given, definitions.attention, causal=True))
+@covering(
+    way=[*WAYS, *TORCHS], mixing=MIXINGS, distances=["all", *FEW], normalizer=["softmax", *SINKS[:1]], sizes=SIZES
+)
+def test_any_number_of_sentences_queries_and_keys(way, mixing, distances, normalizer, sizes):
+    shape = dict(zip(("batch", "n_queries", "n_keys"), sizes), value_dim=D)
+    given, options = (
+        tensors(mixing, distances, normalizer=normalizer, **shape),
+        {"normalizer": normalizer, "causal": True},
+    )
+    assert_same(compute(given, way, **options), outcome(given, definitions.attention, **options))
 
 
 @covering(way=WAYS, shape=[(NQ, NK), (1, H, NQ, NK), (B, 1, 1, NK), (B, H, NQ, NK), (NQ, 1)], causal=[False, True])
@@ -73,9 +94,9 @@ def test_a_learned_bias_gets_its_gradient_even_where_it_is_zero(way, shape, caus
     assert_same(compute(given, way, causal=causal), expected)
 
 
-@covering(way=WAYS, mixing=MIXINGS, distances=["none", "past and gain"], normalizer=["sigsoftmax", "l2"])
+@covering(way=WAYS, mixing=MIXINGS, distances=FEW, normalizer=["sigsoftmax", "l2", "sigmoid", *SINKS])
 def test_gradients_with_dropout_are_those_of_finite_differences(way, mixing, distances, normalizer):
-    given = tensors(mixing, distances, n_queries=4, n_keys=5, batch=2)
+    given = tensors(mixing, distances, n_queries=4, n_keys=5, batch=2, normalizer=normalizer)
     given["attn_mask"] = torch.randn(1, H, 4, 5, dtype=torch.float64)
 
     def function(*values):
@@ -87,9 +108,9 @@ def test_gradients_with_dropout_are_those_of_finite_differences(way, mixing, dis
         torch.autograd.gradcheck(function, [t.requires_grad_() for t in given.values()], fast_mode=True)
 
 
-@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, distances=["none", "past and gain"])
+@each_once(normalizer=[*NORMALIZERS, *SINKS], mixing=MIXINGS, distances=FEW)
 def test_the_reference_has_second_derivatives(normalizer, mixing, distances):
-    given = tensors(mixing, distances, n_queries=3, n_keys=4, batch=1)
+    given = tensors(mixing, distances, n_queries=3, n_keys=4, batch=1, normalizer=normalizer)
     torch.autograd.gradgradcheck(
         lambda *values: calls.run(dict(zip(given, values)), impl="reference", normalizer=normalizer),
         [t.requires_grad_() for t in given.values()],
@@ -99,16 +120,16 @@ def test_the_reference_has_second_derivatives(normalizer, mixing, distances):
 
 @covering(
     way=WAYS,
-    normalizer=NORMALIZERS,
+    normalizer=[*NORMALIZERS, *SINKS],
     mixing=MIXINGS,
-    distances=["none", "past and gain"],
+    distances=FEW,
     dtype=[torch.float16, torch.bfloat16, torch.float32],
 )
 def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, normalizer, mixing, distances, dtype):
     options = {"normalizer": normalizer, "causal": True, "key_padding_mask": calls.hole()}
     errors, allowed = defaultdict(float), defaultdict(float)
     for _ in range(4):  # in one draw the formula may be exact by luck; of halves it does not overflow
-        low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances).items()}
+        low = {name: t.div(2).to(dtype) for name, t in tensors(mixing, distances, normalizer=normalizer).items()}
         exact = outcome({name: t.double() for name, t in low.items()}, definitions.attention, **options)
         formula = outcome(low, definitions.attention, **options)
         for name, value in compute(low, way, **options).items():
@@ -136,6 +157,11 @@ def random_calls(draw):
         shapes["relative_query"], shapes["relative_key"] = (batch, heads, n_queries, 2), (heads, rows, 2)
     if draw(st.booleans()):
         shapes["gain"] = (heads, n_queries + n_keys - 1)
+    normalizer = draw(st.sampled_from([*NORMALIZERS, *SINKS]))
+    if normalizer in SINKS:
+        shapes["sink"] = (heads,)
+    if draw(st.booleans()):
+        shapes["score_mixing"] = draw(st.sampled_from([(heads, heads), (batch, n_queries, heads, heads)]))
     if draw(st.booleans()):
         full = (batch, heads, n_queries, n_keys)
         shapes["attn_mask"] = [n if draw(st.booleans()) else 1 for n in full][draw(st.integers(0, 3)) :]
@@ -143,7 +169,7 @@ def random_calls(draw):
     if "attn_mask" in given:
         hidden = torch.rand(shapes["attn_mask"]) < 0.3
         given["attn_mask"] = given["attn_mask"].masked_fill(hidden, draw(st.sampled_from([0.0, -INF])))
-    options = {"normalizer": draw(st.sampled_from([*NORMALIZERS])), "causal": draw(st.booleans())}
+    options = {"normalizer": normalizer, "causal": draw(st.booleans())}
     if draw(st.booleans()):
         options["key_padding_mask"] = torch.rand(batch, n_keys) < draw(st.sampled_from([0.2, 0.6, 1.0]))
     block = draw(st.sampled_from([1, 32, 256, 2**18])), draw(st.integers(1, 4))
@@ -197,7 +223,7 @@ def test_autocast_does_not_lower_the_precision(impl, mixing):
 
 @covering(impl=["reference", "blockwise"], normalizer=NORMALIZERS)
 def test_on_the_device_meta_there_are_shapes(impl, normalizer):
-    given = {name: t.to("meta") for name, t in tensors("per query", "past and gain").items()}
+    given = {name: t.to("meta") for name, t in tensors("per query", FEW[-1]).items()}
     masks = {"attn_mask": calls.future().to("meta"), "key_padding_mask": calls.hole().to("meta"), "causal": True}
     for name, value in outcome(given, impl=impl, normalizer=normalizer, dropout_p=0.1, **masks).items():
         assert value.device.type == "meta"
@@ -307,6 +333,9 @@ WRONG = {
     "attn_mask": dict(attn_mask=torch.zeros(NQ, NK + 1)),
     "key_padding_mask of floats": dict(key_padding_mask=torch.zeros(B, NK)),
     "key_padding_mask": dict(key_padding_mask=torch.zeros(B, NQ).bool()),
+    "score_mixing": dict(score_mixing=torch.zeros(H, H + 1).double()),
+    "sink of other heads": dict(sink=torch.zeros(H + 1).double()),
+    "sink without a denominator": dict(sink=torch.zeros(H).double(), normalizer="relu2"),
     "gain of integers": dict(gain=torch.zeros(H, NQ + NK - 1, dtype=torch.long)),
 }
 

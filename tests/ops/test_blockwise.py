@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from mixhead_plugin.ops import attention
 from tests.covering import covering, each_once
 from tests.ops import calls
-from tests.ops.calls import DV, MIXINGS, NK, NQ, B, D, H, assert_same, blocks, outcome, tensors
+from tests.ops.calls import DV, FEW, MIXINGS, NK, NQ, SINKS, B, D, H, assert_same, blocks, outcome, tensors
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def small_blocks():
 SETTINGS = [(2, 2**6), (1, 2**8), (3, 2**10)]
 
 
-@covering(setting=SETTINGS, mixing=MIXINGS, distances=["none", "past and gain"])
+@covering(setting=SETTINGS, mixing=MIXINGS, distances=FEW)
 def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances):
     given, runs = tensors(mixing, distances, torch.float32), []
     with blocks(*setting):
@@ -76,7 +76,7 @@ def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(mixing):
     assert sum(t.numel() for t in kept if t.data_ptr() not in known) <= 1  # the seed of the dropout
 
 
-@covering(mixing=MIXINGS, distances=["none", "past and gain"], impl=["blockwise", "auto"])
+@covering(mixing=MIXINGS, distances=FEW, impl=["blockwise", "auto"])
 def test_activation_checkpointing_drops_the_same_weights(mixing, distances, impl):
     given = tensors(mixing, distances)
     options = dict(causal=True, dropout_p=0.3, impl=impl)
@@ -87,7 +87,7 @@ def test_activation_checkpointing_drops_the_same_weights(mixing, distances, impl
     assert_same(*found)
 
 
-@each_once(mixing=MIXINGS, distances=["none", "past and gain"])
+@each_once(mixing=MIXINGS, distances=FEW)
 def test_it_compiles_without_a_break(mixing, distances):
     given, mask = tensors(mixing, distances, torch.float32), calls.hole()
 
@@ -99,14 +99,26 @@ def test_it_compiles_without_a_break(mixing, distances):
     assert_same(outcome(given, compiled), outcome(given, run))
 
 
-def operator_inputs(mixing="per query", distances="past and gain", dtype=torch.float64, learned=True):
-    given = {name: t.requires_grad_(learned) for name, t in tensors(mixing, distances, dtype).items()}
+def operator_inputs(mixing="per query", distances=FEW[-1], dtype=torch.float64, learned=True):
+    given = {n: t.requires_grad_(learned) for n, t in tensors(mixing, distances, dtype, normalizer=SINKS[0]).items()}
     given["attn_mask"] = torch.randn(NQ, NK, dtype=dtype, requires_grad=learned)
-    names = ("query", "key", "value", "mixing", "attn_mask", "", "relative_query", "relative_key", "gain")
+    names = (
+        "query",
+        "key",
+        "value",
+        "mixing",
+        "attn_mask",
+        "",
+        "relative_query",
+        "relative_key",
+        "gain",
+        "sink",
+        "score_mixing",
+    )
     return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
 
 
-@each_once(mixing=MIXINGS, distances=["none", "past and gain"])
+@each_once(mixing=MIXINGS, distances=FEW)
 def test_torch_finds_no_fault_in_the_operator(mixing, distances):
     inputs, settings = operator_inputs(mixing, distances)
     torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, (*inputs, *settings))
@@ -116,7 +128,7 @@ def test_torch_finds_no_fault_in_the_operator(mixing, distances):
 def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
     """Each gradient has the strides of its tensor, which is transposed here."""
     inputs, settings = operator_inputs("shared", dtype=dtype, learned=False)
-    turned = [t if t is None else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
+    turned = [t if t is None or t.dim() < 2 else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
     turned[5] = calls.hole()
     d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
     arguments = (d_output, True, *turned, *settings)
@@ -132,7 +144,7 @@ def test_a_second_derivative_is_refused():
 
 
 def test_a_forward_mode_derivative_by_any_input_is_refused():
-    given = tensors("shared", "past and gain")
+    given = tensors("shared", FEW[-1])
     for name, tensor in given.items():
         with pytest.raises(NotImplementedError, match="no forward-mode derivative; impl 'reference' has"):
             torch.func.jvp(

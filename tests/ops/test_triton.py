@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops.triton import NORMALIZERS
 from tests.covering import covering, each_once, first_of
+from tests.ops.calls import SINKS
 from tests.ops.triton_cases import (
     DEVICE,
     INF,
@@ -61,14 +62,16 @@ MASKS = {
 }
 
 
-@covering(masks=MASKS, mixed=MIXINGS, normalizer=NORMALIZERS)
+@covering(masks=MASKS, mixed=MIXINGS, normalizer=[*NORMALIZERS, *SINKS])
 def test_values_and_gradients_are_those_of_the_formula(masks, mixed, normalizer):
-    must_be_right(inputs(mixed), normalizer=normalizer, **MASKS[masks]())
+    tensors = inputs(mixed, sink=normalizer in SINKS)
+    must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **MASKS[masks]())
 
 
-@covering(normalizer=NORMALIZERS, dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
+@covering(normalizer=[*NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
 def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
-    must_be_right(inputs(mixed, dtype, 1, 3, 9, 17), normalizer=normalizer, causal=True)
+    tensors = inputs(mixed, dtype, 1, 3, 9, 17, sink=normalizer in SINKS)
+    must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), causal=True)
 
 
 @pytest.mark.parametrize("dtype, of_mixing", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
@@ -137,9 +140,10 @@ def test_nothing_gives_nothing(sizes, mixed):
         assert (tensor == 0).all()
 
 
-@covering(normalizer=NORMALIZERS, mixed=[None, "per query"])
+@covering(normalizer=[*NORMALIZERS, *SINKS], mixed=[None, "per query"])
 def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
-    must_be_right_with_dropout(inputs(mixed, batch=1), normalizer, 0.4)
+    tensors = inputs(mixed, batch=1, sink=normalizer in SINKS)
+    must_be_right_with_dropout(tensors, normalizer.removesuffix(", sink"), 0.4)
 
 
 @pytest.mark.parametrize("p", [1e-3, 0.1])

@@ -39,8 +39,9 @@ REFUSED = {
     "has no kernel for head size 300, only up to 256": dict(value_dim=300),
     "mixes at most 64 heads, not 65": dict(heads=65, mixed="shared"),
     "mixes 3 heads into as many, not into 2": dict(mixed="shared", rectangular=True),
+    "has no kernel for mixed scores": dict(score_mixing=torch.eye(H, device=DEVICE)),
     "has no kernel for a gain by distance": dict(gain=torch.ones(H, NQ + NK - 1, device=DEVICE)),
-    "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2": dict(normalizer="relu2"),
+    "has no kernel for normalizer 'relu2', only for softmax, sigsoftmax, l2, sigmoid": dict(normalizer="relu2"),
     "gives a learned attn_mask no gradient": dict(attn_mask=torch.zeros(NQ, NK, device=DEVICE, requires_grad=True)),
 }
 
@@ -48,7 +49,9 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_it_cannot_do_is_refused_with_the_reason(reason):
     changes = dict(REFUSED[reason])
-    options = {name: changes.pop(name) for name in ("normalizer", "attn_mask", "gain") if name in changes}
+    options = {
+        name: changes.pop(name) for name in ("normalizer", "attn_mask", "gain", "score_mixing") if name in changes
+    }
     rectangular = changes.pop("rectangular", False)
     tensors = inputs(**changes)
     if rectangular:

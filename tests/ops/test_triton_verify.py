@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
+from tests.ops.calls import SINKS
 from tests.ops.triton_cases import DEVICE, inputs, operators, record, rows, verify
 
 pytestmark = pytest.mark.usefixtures("kernels", "small")
@@ -28,7 +29,7 @@ def call(mixed=None, dtype=torch.float32, normalizer="softmax", **options):
 
 @each_once(
     mixed=[None, "shared", "per query"],
-    normalizer=triton.NORMALIZERS,
+    normalizer=[*triton.NORMALIZERS, *SINKS],
     dtype=[torch.float32, torch.float16],
     dropout_p=[0.0, 0.1],
     masks=["none", "causal", "mask and padding"],
@@ -38,7 +39,10 @@ def test_every_variant_passes(mixed, normalizer, dtype, dropout_p, masks):
     if masks == "mask and padding":
         options["attn_mask"] = torch.zeros(3, 19, 37, device=DEVICE)
         options["key_padding_mask"] = torch.zeros(2, 37, dtype=torch.bool, device=DEVICE)
-    assert verify.fault(call(mixed, dtype, normalizer, dropout_p=dropout_p, **options)) == ""
+    if normalizer in SINKS:
+        options["sink"] = torch.zeros(3, device=DEVICE)
+    given = call(mixed, dtype, normalizer.removesuffix(", sink"), dropout_p=dropout_p, **options)
+    assert verify.fault(given) == ""
 
 
 OUTPUTS = ("o", "d_q", "d_k", "d_v", "d_m")

@@ -86,7 +86,9 @@ def fill_unwritten_memory_with_nan(monkeypatch):
         monkeypatch.setattr(place, name, poisoned(getattr(place, name)))
 
 
-def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_keys=NK, head_dim=D, value_dim=DV):
+def inputs(
+    mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_keys=NK, head_dim=D, value_dim=DV, sink=False
+):
     q = torch.randn(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)  # as fairseq's projections leave them
     k = torch.randn(batch, heads, head_dim, n_keys).transpose(2, 3)
     v = torch.randn(batch, n_keys, heads, value_dim).transpose(1, 2)
@@ -96,6 +98,8 @@ def inputs(mixed=None, dtype=torch.float32, batch=B, heads=H, n_queries=NQ, n_ke
     elif mixed == "per query":
         mixing = torch.eye(heads) + torch.randn(n_queries, batch, heads, heads) / max(heads, 1)
         tensors["mixing"] = mixing.transpose(0, 1)
+    if sink:
+        tensors["sink"] = torch.randn(heads)
     return {name: tensor.to(DEVICE, dtype).requires_grad_() for name, tensor in tensors.items()}
 
 
@@ -130,7 +134,9 @@ def holes(*shape):
     return bias
 
 
-def formula(query, key, value, mixing=None, *, normalizer, causal=False, attn_mask=None, key_padding_mask=None):
+def formula(
+    query, key, value, mixing=None, sink=None, *, normalizer, causal=False, attn_mask=None, key_padding_mask=None
+):
     """Compute the attention as one would write it, in the dtype of its inputs."""
     scores = query @ key.transpose(2, 3) * query.shape[3] ** -0.5
     hidden = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
@@ -141,7 +147,11 @@ def formula(query, key, value, mixing=None, *, normalizer, causal=False, attn_ma
         hidden |= future(*scores.shape[2:]) == -INF
     if key_padding_mask is not None:
         hidden |= key_padding_mask[:, None, None]
-    weights = NORMALIZERS[normalizer].weights(scores.masked_fill(hidden, -INF))
+    scores = scores.masked_fill(hidden, -INF)
+    if sink is not None:
+        column = sink.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], -1)
+    weights = NORMALIZERS[normalizer].weights(scores)[..., : key.shape[2]]
     if mixing is not None:
         batch, heads, n_queries, _ = scores.shape
         mixing = mixing.expand(batch, n_queries, heads, heads)
@@ -198,10 +208,10 @@ def must_be_right_with_dropout(tensors, normalizer, p):
     """Compare with the formula, which drops what the kernels drop; that depends on the seed and the place alone."""
     kept = kept_weights(p, torch.zeros_like(tensors["query"]), torch.zeros_like(tensors["key"]))
 
-    def dropped(query, key, value, mixing=None):
+    def dropped(query, key, value, mixing=None, sink=None):
         n_keys = key.shape[2]
         identity = torch.eye(n_keys, dtype=key.dtype, device=DEVICE).expand(*key.shape[:2], n_keys, n_keys)
-        return (formula(query, key, identity, mixing, normalizer=normalizer) * kept / (1 - p)) @ value
+        return (formula(query, key, identity, mixing, sink, normalizer=normalizer) * kept / (1 - p)) @ value
 
     exact = with_gradients(dropped, in_float64(tensors))
     torch.manual_seed(5)

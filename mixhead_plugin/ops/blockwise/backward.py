@@ -24,9 +24,9 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
     totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
-    shared = "mixing" in grads and grads["mixing"].dim() == 2
-    if shared:  # one term for each block, to be summed
-        totals["mixing"] = grads["mixing"].new_zeros(len(plan.blocks), *grads["mixing"].shape)
+    shared = [name for name in ("mixing", "score_mixing", "sink") if name in grads and grads[name].dim() < 4]
+    for name in shared:  # one term for each block, to be summed
+        totals[name] = grads[name].new_zeros(len(plan.blocks), *grads[name].shape)
     d_output = d_output.to(dtype)
     items = []
     for block in plan.blocks:
@@ -44,8 +44,8 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
                 raise
 
     parallel_for(work, items, d_output.device)
-    if shared:
-        grads["mixing"].copy_(totals["mixing"].sum(0))
+    for name in shared:
+        grads[name].copy_(totals[name].sum(0))
     return grads
 
 
@@ -79,7 +79,8 @@ def _add_gradients(
     steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: Dict[str, Tensor]
 ) -> None:
     """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
-    scores, weights = steps.weights(block, part)  # [b * h, n, k]
+    scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
+    weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
     mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
     d_rows = d_output * steps.dropout_scale
@@ -102,8 +103,14 @@ def _add_gradients(
         with turns.turn("gain", block):
             grads["gain"].add_(d_gain)
 
-    out = steps.buffer("d_scores" if part.mixing is None else "d_mixed", weights.shape)
-    d_scores = steps.normalizer.grad(scores, weights, d_weights, out)  # [b * h, n, k]
+    out = steps.buffer("d_scores" if part.mixing is None else "d_mixed", with_sink.shape)
+    if part.sink is not None:
+        d_of_keys, d_weights = d_weights, steps.buffer("d_with sink", with_sink.shape)
+        d_weights[..., :-1], d_weights[..., -1] = d_of_keys, 0.0
+    d_scores = steps.normalizer.grad(scores, with_sink, d_weights, out)  # [b * h, n, k] or [b * h, n, k + 1]
+    if part.sink is not None:
+        grads["sink"].copy_(d_scores[..., -1].view(block.shape[:3]).sum((0, 2)))
+        d_scores = steps.without_sink(d_scores, part)
     if "attn_mask" in grads:
         with turns.turn("attn_mask", block):
             add_mask_grad(grads["attn_mask"], d_scores.view(block.shape), block)
@@ -112,6 +119,10 @@ def _add_gradients(
         grads["relative_query"].copy_(d_relative_query)
         with turns.turn("relative_key", block):
             grads["relative_key"].add_(d_relative_key)
+    if part.score_mixing is not None:
+        products = steps.buffer("products", d_scores.shape)
+        grads["score_mixing"].copy_(_mixing_grad(products, d_scores, part.score_mixing))
+        d_scores = steps.mix(d_scores, part.score_mixing.transpose(-2, -1), "mixed products")
     d_query = torch.bmm(d_scores, part.key)  # [b * h, n, D]
     torch.mul(d_query.view(grads["query"].shape), steps.scale, out=grads["query"])
     with turns.turn("key", block):

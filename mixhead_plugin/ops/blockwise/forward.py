@@ -19,7 +19,7 @@ def forward(plan: Plan, output: Tensor) -> None:
     def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor]]) -> None:
         steps = Steps(plan)
         for block, part, out in items:
-            _, weights = steps.weights(block, part)  # [b * h, n, k]
+            weights = steps.without_sink(steps.weights(block, part)[1], part)  # [b * h, n, k]
             mixed = steps.mix(steps.apply_gain(weights, block, part.gain), part.mixing)  # [b * h', n, k]
             if steps.dropout_p > 0:
                 mixed = mixed.mul_(steps.dropout_mask(block, mixed.shape))
@@ -34,7 +34,7 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
     """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
 
     Shapes: query [b * h, n, D], key [b * h, k, D], value [b * h', k, Dv], mixing [H, H'] or [b, n, H, H'],
-    relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1].
+    relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1], sink [h], score_mixing as mixing.
 
     Views are cheap, but not while another thread runs Python. The caller makes all of them before threads start.
     """
@@ -80,17 +80,30 @@ class Steps:
         return view
 
     def weights(self, block: Block, part: AttentionInputs) -> Tuple[Tensor, Tensor]:
-        """Return the scores and P, [b * h, n, k]."""
+        """Return the scores and P, [b * h, n, k]; with a sink one more column, [b * h, n, k + 1]."""
         b, h, n, k = block.shape
-        scores = self.buffer("scores", (b * h, n, k))
-        torch.baddbmm(scores, part.query, part.key.transpose(1, 2), beta=0, alpha=self.scale, out=scores)
-        by_head = scores.view(b, h, n, k)
+        scores = self.buffer("scores", (b * h, n, k if part.sink is None else k + 1))
+        of_keys = scores[..., :k]
+        products = of_keys if part.score_mixing is None else self.buffer("products", (b * h, n, k))
+        torch.baddbmm(products, part.query, part.key.transpose(1, 2), beta=0, alpha=self.scale, out=products)
+        if part.score_mixing is not None:
+            of_keys.copy_(self.mix(products, part.score_mixing, "mixed products"))
+        if part.sink is not None:
+            scores.view(b, h, n, k + 1)[..., k] = part.sink[:, None]
+        by_head = of_keys.view(b, h, n, k)
         if part.relative_query is not None:
             distances, shifted = self.distances(block, b)
             torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
             by_head.add_(shifted)
         self.plan.masks.add_to(by_head, block)
         return scores, self.normalizer.weights(scores, self.plan.masks.seen, self.buffer("weights", scores.shape))
+
+    def without_sink(self, weights: Tensor, part: AttentionInputs) -> Tensor:
+        """Return P [b * h, n, k] in one piece of memory, without the column of the sink if there is one."""
+        if part.sink is None:
+            return weights
+        weights = weights[..., :-1]
+        return self.buffer("without sink", weights.shape).copy_(weights)
 
     def distances(self, block: Block, b: int) -> Tuple[Tensor, Tensor]:
         """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
@@ -117,17 +130,20 @@ class Steps:
         torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=with_gain.view(block.shape))
         return with_gain
 
-    def mix(self, weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
-        """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H']."""
+    def mix(self, weights: Tensor, mixing: Optional[Tensor], name: str = "") -> Tensor:
+        """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H'].
+
+        `name` is that of the buffer; by default it is the one for mixed weights.
+        """
         if mixing is None:
             return weights
         (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]
         b = rows // sources
         if mixing.dim() == 2:
-            mixed = self.buffer(self.mixed, (b, heads, n * k))
+            mixed = self.buffer(name or self.mixed, (b, heads, n * k))
             torch.bmm(mixing.t().expand(b, heads, sources), weights.view(b, sources, n * k), out=mixed)
             return mixed.view(b * heads, n, k)
-        mixed = self.buffer(self.mixed, (b * n, heads, k))
+        mixed = self.buffer(name or self.mixed, (b * n, heads, k))
         by_query = weights.view(b, sources, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
         torch.bmm(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
         return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)

@@ -32,13 +32,15 @@ class Block(NamedTuple):
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
 
-        The gradient of shared mixing is [blocks, H, H'], one term for each block.
+        The gradients of shared mixing and of the sink have one term for each block, [blocks, H, H'] and [blocks, H].
         """
         if name == "attn_mask":
             return tensor
-        if name == "mixing" and tensor.dim() < 4:
+        if name == "sink":
+            return tensor[self.heads] if tensor.dim() == 1 else tensor[self.number, self.heads]
+        if name in ("mixing", "score_mixing") and tensor.dim() < 4:
             return tensor if tensor.dim() == 2 else tensor[self.number]
-        if name == "mixing":
+        if name in ("mixing", "score_mixing"):
             return tensor[self.sentences, self.queries]
         if name in ("relative_key", "gain"):
             return tensor[self.heads, self.distances]

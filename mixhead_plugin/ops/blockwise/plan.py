@@ -33,7 +33,7 @@ class Plan:
         for block in self.blocks:
             b, h, n, k = block.shape
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
-            self.largest = max(self.largest, b * max(h, mixed_heads) * n * k)
+            self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None)))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
 
 
@@ -78,7 +78,8 @@ def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]
     """Return slices of the sentences, the heads and the queries for blocks of the size that suits the device."""
     batch, heads, n_queries, _ = inputs.query.shape
     room = BLOCK_SIZE.get(inputs.query.device.type, BLOCK_SIZE_ELSEWHERE) // max(1, inputs.key.shape[2])
-    together = max(1, min(heads, room // MIN_QUERIES) if inputs.mixing is None else heads)
+    mixes = inputs.mixing is not None or inputs.score_mixing is not None
+    together = max(1, heads if mixes else min(heads, room // MIN_QUERIES))
     rows = max(1, min(n_queries, max(MIN_QUERIES, room // together)))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)

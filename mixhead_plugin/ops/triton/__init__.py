@@ -12,7 +12,7 @@ from torch import Tensor
 from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-NORMALIZERS = ("softmax", "sigsoftmax", "l2")
+NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter multiplies bfloat16 as integers
 MAX_HEAD_DIM = 256
@@ -85,6 +85,8 @@ def problem(inputs: AttentionInputs) -> str:
         return reason
     if inputs.relative_query is not None:
         return "has no kernel for relative positions"
+    if inputs.score_mixing is not None:
+        return "has no kernel for mixed scores"
     if inputs.gain is not None:
         return "has no kernel for a gain by distance"
     if value.shape[1] != heads:

@@ -1,4 +1,4 @@
-"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for three normalizers, one head a program.
+"""Kernels for heads that do not mix: FlashAttention-2 (Dao 2023) for each normalizer, one head a program.
 
 Without values, `flash_fwd_kernel` is also the first pass of mixed heads and writes only the statistic of each row.
 """
@@ -18,7 +18,7 @@ def program_of(n, BLOCK: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
-def flash_fwd_kernel(q, k, v, o, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr):
+def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_queries, n_keys, C: tl.constexpr):
     """Write O and the statistic of each row; only the statistic where v is None."""
     i_t, n_tiles, i_bh, i_b, i_h = program_of(n_queries, C.BM, C.H)
     first = (n_tiles - 1 - i_t) * C.BM  # the longest rows of a causal mask first
@@ -33,6 +33,15 @@ def flash_fwd_kernel(q, k, v, o, peak, factor, masks, dropout, scale, n_queries,
         b_o = tl.full([C.BM, C.DVP], 0.0, tl.float32)  # [BM, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
     start, whole, stop = rows.key_span(first, n_queries, n_keys, masks, C)
+    if C.NORMALIZER == "sigmoid":
+        b_max = rows.visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C)
+        b_sum += tl.where(b_max == float("inf"), 0.0, 1.0)
+        if v is None:  # the statistic is complete
+            start, whole = stop, stop
+    if sink is not None:  # each row has seen a key of this score
+        b_sink = tl.load(sink + i_h) + tl.zeros([C.BM], tl.float32)  # [BM]
+        b_max = rows.exponent(b_sink, C)
+        b_sum += rows.sigmoid_of_abs(b_sink) if C.NORMALIZER == "sigsoftmax" else 1.0
     for EDGE in tl.static_range(2):
         begin, end = (whole, stop) if EDGE else (start, whole)
         for i_n in range(begin, end, C.BN):
@@ -41,18 +50,22 @@ def flash_fwd_kernel(q, k, v, o, peak, factor, masks, dropout, scale, n_queries,
             b_s = tl.dot(b_q, tl.trans(b_k), input_precision=C.PRECISION) * scale  # [BM, BN]
             if EDGE:
                 b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
-            b_y = rows.exponent(b_s, C)  # [BM, BN]
-            b_new = tl.maximum(b_max, tl.max(b_y, 1))  # [BM]
-            b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)  # [BM], finite where all is hidden
-            b_shrink = tl.exp2(b_max - b_pivot)  # [BM]
-            b_w = tl.exp2(b_y - b_pivot[:, None])  # [BM, BN]
-            if C.NORMALIZER == "sigsoftmax":
-                b_w *= rows.sigmoid_of_abs(b_s)
-            if C.NORMALIZER == "l2":
-                b_sum = b_sum * b_shrink * b_shrink + tl.sum(b_w * b_w, 1)
+            if C.NORMALIZER == "sigmoid":
+                b_shrink = tl.full([C.BM], 1.0, tl.float32)  # [BM]
+                b_w = rows.weights_of(b_s, b_max[:, None], 1.0, C)  # [BM, BN]
             else:
-                b_sum = b_sum * b_shrink + tl.sum(b_w, 1)
-            b_max = b_new
+                b_y = rows.exponent(b_s, C)  # [BM, BN]
+                b_new = tl.maximum(b_max, tl.max(b_y, 1))  # [BM]
+                b_pivot = tl.where(b_new == float("-inf"), 0.0, b_new)  # [BM], finite where all is hidden
+                b_shrink = tl.exp2(b_max - b_pivot)  # [BM]
+                b_w = tl.exp2(b_y - b_pivot[:, None])  # [BM, BN]
+                if C.NORMALIZER == "sigsoftmax":
+                    b_w *= rows.sigmoid_of_abs(b_s)
+                if C.NORMALIZER == "l2":
+                    b_sum = b_sum * b_shrink * b_shrink + tl.sum(b_w * b_w, 1)
+                else:
+                    b_sum = b_sum * b_shrink + tl.sum(b_w, 1)
+                b_max = b_new
             if v is not None:
                 if dropout is not None:
                     b_w = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_w, 0.0)

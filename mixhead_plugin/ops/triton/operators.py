@@ -42,6 +42,7 @@ class Call:
             self.dropout = Dropout(inputs.seed, min(p * 2.0**32, 2.0**32 - 256), 1 / (1 - p) if p < 1 else 0.0)
         self.q, self.k, self.v = strided(query), strided(key), strided(value)
         self.m = None if self.mixing is None else strided_mixing(self.mixing)
+        self.sink = None if inputs.sink is None else inputs.sink.float() * LOG2E.value  # [H]
         self.scale = inputs.scale * LOG2E.value
         self.constants = Constants(
             H=self.heads,
@@ -66,14 +67,14 @@ class Call:
             return out.zero_(), rows.zero_()
         peak, factor = rows
         if self.mixing is None:
-            self._run(flash.flash_fwd_kernel, self.q, self.k, self.v, strided(out), peak, factor)
+            self._run(flash.flash_fwd_kernel, self.q, self.k, self.v, strided(out), self.sink, peak, factor)
         else:
-            self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, peak, factor)
+            self._run(flash.flash_fwd_kernel, self.q, self.k, None, None, self.sink, peak, factor)
             self._run(mixed.mixed_fwd_kernel, self.q, self.k, self.v, self.m, strided(out), peak, factor)
         return out, rows
 
     def backward(self, d_out: Tensor, rows: Tensor, out: Optional[Tensor]) -> list[Tensor]:
-        """Return the gradients of query, key and value, and of mixing if there is one."""
+        """Return the gradients of query, key and value, and of mixing and the sink if there are any."""
         grads = [self._unwritten(torch.empty_like(tensor)) for tensor in self.inputs.given().values()]
         if self.empty:
             return [grad.zero_() for grad in grads]
@@ -93,7 +94,19 @@ class Call:
         self._run(dq_kernel, *given, delta, d_q, self.inputs.scale)
         spans = None if self.attn_mask is None else spans_of(self.attn_mask.transpose(2, 3))
         self._run(dkv_kernel, *given, delta, d_k, d_v, self.inputs.scale, masks=self.masks._replace(spans=spans))
+        if self.sink is not None:
+            grads[-1].copy_(self._sink_grad(peak, factor, delta))
         return grads
+
+    def _sink_grad(self, peak: Tensor, factor: Tensor, delta: Tensor) -> Tensor:
+        """Return dS of triton.md for the sink, whose dP is 0, summed to [H]; the statistics are [B, H, Nq]."""
+        score = self.inputs.sink.float()[:, None]  # [H, 1]
+        sigsoftmax = self.inputs.normalizer == "sigsoftmax"
+        exponent = score + score.clamp(max=0) if sigsoftmax else score
+        weights = torch.exp2(exponent * LOG2E.value - peak) * factor  # [B, H, Nq]
+        weights = weights * torch.sigmoid(score.abs()) if sigsoftmax else weights
+        slope = 2 - torch.sigmoid(score) if sigsoftmax else weights if self.inputs.normalizer == "l2" else 1
+        return -(weights * slope * delta).sum((0, 2))
 
     def _mixing_grad(self, given: tuple[Any, ...], d_mixing: Tensor) -> Tensor:
         """Return delta [B, H, Nq] of mixed heads; write dM into `d_mixing`."""

@@ -171,6 +171,17 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
 
 
 @triton.jit
+def visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C: tl.constexpr):
+    """Return log2 of the number of keys that each query sees, inf for none, [BM]; the span is that of `key_span`."""
+    b_n = tl.zeros([C.BM], tl.float32) + (whole - start)  # [BM]
+    for i_n in range(whole, stop, C.BN):
+        o_n = i_n + tl.arange(0, C.BN)
+        b_a = bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)  # [BM, BN]
+        b_n += tl.sum(tl.where(b_a == float("-inf"), 0.0, 1.0), 1)
+    return tl.where(b_n == 0, float("inf"), tl.log2(tl.maximum(b_n, 1.0)))
+
+
+@triton.jit
 def sigmoid_of_abs(b_s):
     """Return sigmoid(|s|), which neither overflows nor vanishes."""
     return 1.0 / (1.0 + tl.exp2(-tl.abs(b_s)))
@@ -186,14 +197,19 @@ def exponent(b_s, C: tl.constexpr):
 def weights_of(b_s, b_peak, b_factor, C: tl.constexpr):
     """Return the weights P from the scores and the statistics of their rows; 0 where the peak is inf.
 
+    The peak of sigmoid is log2(n), n the number of visible keys.
+
     The peak and the factor stay separate. Beside a peak of -1e8, their combination would lose differences below 8.
     """
-    # The peak was rounded in another order of sums. Beside -1e8 a score can exceed it by 16.
-    b_y = tl.minimum(exponent(b_s, C) - b_peak, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    b_p = tl.exp2(b_y) * b_factor
-    if C.NORMALIZER == "sigsoftmax":
-        b_p *= sigmoid_of_abs(b_s)
-    return b_p
+    if C.NORMALIZER == "sigmoid":
+        return b_factor / (1.0 + tl.exp2(b_peak - b_s))
+    else:
+        # The peak was rounded in another order of sums. Beside -1e8 a score can exceed it by 16.
+        b_y = tl.minimum(exponent(b_s, C) - b_peak, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        b_p = tl.exp2(b_y) * b_factor
+        if C.NORMALIZER == "sigsoftmax":
+            b_p *= sigmoid_of_abs(b_s)
+        return b_p
 
 
 @triton.jit
@@ -201,6 +217,8 @@ def score_gradient(b_s, b_p, b_dp, b_delta, C: tl.constexpr):
     """Return dS from scores, weights, dP and delta = P . dP of each row (triton.md)."""
     if C.NORMALIZER == "l2":
         return b_p * (b_dp - b_p * b_delta)
+    elif C.NORMALIZER == "sigmoid":
+        return b_p * (1.0 - b_p) * b_dp
     else:
         b_ds = b_p * (b_dp - b_delta)
         if C.NORMALIZER == "sigsoftmax":
