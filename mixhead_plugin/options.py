@@ -11,8 +11,7 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
 
 # The attentions that each --attention-scope changes, by site.
@@ -35,14 +34,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
     # A row of l2 weights sums to at most sqrt(n), therefore the essay shrinks W_V and W_O. We chose the factor.
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
+    "talking_heads": {"head_mixing": "position-independent", "score_mixing": "position-independent"},
+    "differential": {"head_mixing": "differential"},
+    "gated": {"attention_gate": "head"},
 }
 
 CHOICES = {
     "attention_normalizer": tuple(NORMALIZERS),
-    "head_mixing": tuple(HEAD_MIXINGS),
     "attention_scope": tuple(SCOPES),
     "attention_impl": ("auto", *IMPLEMENTATIONS),
-    "relative_position": tuple(RELATIVE_POSITIONS),
+    **{option: tuple(table) for option, table in PARTS.items()},
 }
 
 
@@ -61,6 +62,9 @@ class AttentionOptions(FairseqDataclass):
 
     attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
     head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
+    score_mixing: str = _flag("score_mixing", "none", "where the matrix comes from that mixes the heads' scores")
+    attention_sink: str = _flag("attention_sink", "none", "the score of one more key in each row, which has no value")
+    attention_gate: str = _flag("attention_gate", "none", "what scales the outputs of heads before out_proj")
     head_dim: Optional[int] = _flag(
         "head_dim", None, "size of one head, independent of the embedding and the number of heads"
     )
@@ -69,7 +73,7 @@ class AttentionOptions(FairseqDataclass):
     )
     attention_impl: str = _flag("attention_impl", "auto", "which code computes the attention")
     value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
-    mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of the head mixing")
+    mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of head and score mixing")
     relative_position: str = _flag(
         "relative_position",
         "none",
@@ -149,7 +153,8 @@ def as_namespace(args: Any) -> Any:
 def complete(args: Any, family: str | None = None) -> None:
     """Set the missing flags of `args` in place to the family's values; by default the model's name gives the family."""
     name = model_name(args)
-    preset = FAMILIES.get(family or str(ARCH_MODEL_NAME_REGISTRY.get(name, name)).partition("_")[0], {})
+    registered = str(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+    preset = FAMILIES.get(family or next((f for f in FAMILIES if registered.startswith(f"{f}_")), ""), {})
     for option in fields(AttentionOptions):
         if option.name in OPTION_NAMES and getattr(args, option.name, None) is None:
             value = preset.get(option.name, option.default)
@@ -204,6 +209,7 @@ def check(args: Any, shapes: dict[str, AttentionShape]) -> None:
         if value is not None and not (isinstance(value, int) and value >= least):
             raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
     covered = _check_scope(args, shapes)
+    _check_parts(args, covered)
     _check_heads_per_layer(args, covered)
     for site, shape in shapes.items():
         _check_shape(args, site, shape, site in covered)
@@ -228,6 +234,22 @@ def _check_scope(args: Any, shapes: dict[str, AttentionShape]) -> dict[str, Atte
     if args.attention_scope != "all" and not changed:
         raise OptionError(f"{flag}: has no effect without another flag of the plugin; must be all, or left out")
     return covered
+
+
+def _check_parts(args: Any, covered: dict[str, AttentionShape]) -> None:
+    """Refuse parts of the attention that do not go together, or not with the number of heads."""
+    if args.attention_sink != "none" and not NORMALIZERS[args.attention_normalizer].takes_sink:
+        takers = ", ".join(name for name, entry in NORMALIZERS.items() if entry.takes_sink)
+        flag = f"--attention-sink {args.attention_sink}"
+        raise OptionError(f"{flag}: needs --attention-normalizer {takers}, not {args.attention_normalizer}")
+    for name, table in PARTS.items():
+        flag, kind = f"{option_name(name)} {getattr(args, name)}", table[getattr(args, name)]
+        if kind.uncut and args.heads_per_layer:
+            raise OptionError(f"--heads-per-layer {args.heads_per_layer}: must be left out with {flag}, {kind.uncut}")
+        for shape in covered.values():
+            if shape.num_heads % kind.group:
+                needed = f"must be a multiple of {kind.group} with {flag}"
+                raise OptionError(f"{shape.heads_flag} {shape.num_heads}: {needed}")
 
 
 def _check_heads_per_layer(args: Any, covered: dict[str, AttentionShape]) -> None:
@@ -284,8 +306,8 @@ def _check_learning_rate(args: Any) -> None:
     flag = f"--mixing-lr-scale {args.mixing_lr_scale}"
     if args.mixing_lr_scale == 1:
         return
-    if not HEAD_MIXINGS[args.head_mixing].trained:
-        raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing}; must be 1")
+    if not any(PARTS[name][getattr(args, name)].trained for name in ("head_mixing", "score_mixing")):
+        raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing} alone; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
         raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart")
     # The first two round small steps to 0; the others rearrange the parameters.
@@ -327,13 +349,15 @@ def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[
     """Yield the reasons why the kernels cannot compute the model's attentions."""
     if getattr(args, "cpu", False):
         yield "needs a GPU, which --cpu excludes"
-    mixes = HEAD_MIXINGS[args.head_mixing].build is not None
+    if args.score_mixing != "none":
+        yield f"has no kernel for --score-mixing {args.score_mixing}"
+    mixes = args.head_mixing != "none"
     for site, shape in covered.items():
         heads = _heads(args, site, shape)
         most = max(source for source, _ in heads)
         if problem := triton.variant_problem(args.attention_normalizer, most, _head_dim(args, shape), mixes):
             yield problem
-        if any(source != mixed for source, mixed in heads):
+        if any(source != mixed for source, mixed in heads) or PARTS["head_mixing"][args.head_mixing].group > 1:
             yield "has no kernel for different numbers of source and mixed heads"
         if site != "cross" and args.relative_position == "t5":
             yield "has no kernel for --relative-position t5"

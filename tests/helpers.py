@@ -15,6 +15,7 @@ from fairseq.models import build_model
 
 import mixhead_plugin
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.parts import PARTS
 
 mixhead_plugin.register()
 
@@ -63,11 +64,11 @@ def build(arch: str, seed: int = 1, **flags):
 
 
 def shake(model: torch.nn.Module, size: float = 0.3) -> torch.nn.Module:
-    """Move mixing and relative positions away from where they start, at which nothing would be tested."""
+    """Move the parts of PARTS and the gains away from where they start, at which nothing would be tested."""
     generator = torch.Generator().manual_seed(7)
     for module in model.modules():
         if isinstance(module, MixheadAttention):
-            for part in (module.head_mixing, module.relative_gain, module.relative_position):
+            for part in (module.relative_gain, *(getattr(module, option) for option in PARTS)):
                 for parameter in () if part is None else part.parameters():
                     noise = torch.randn(parameter.shape, generator=generator)
                     parameter.data.add_(size * noise.to(parameter))

@@ -15,6 +15,7 @@ from tests.xl import TINY_XL
 TRANSLATION, LM, ROBERTA = "mixhead_transformer", "mixhead_transformer_lm", "mixhead_roberta_base"
 SYNTHESIZER, XL = "mixhead_synthesizer_lm", "mixhead_transformer_xl"
 RATE = {"mixing_lr_scale": 2.0}
+PARTED = [{"attention_gate": "head"}, {"attention_sink": "zero"}, {"score_mixing": "position-wise"}]
 PER_LAYER = {"heads_per_layer": "decoder-self=4,4", "head_dim": 4}
 
 # Architecture, flags, and the flag that the message begins with.
@@ -66,6 +67,12 @@ WRONG = [
     *((LM, {"heads_per_layer": f"{site}=2,2", "head_dim": 4}, "--heads-per-layer") for site in ("cross", "somewhere")),
     (LM, {"heads_per_layer": "decoder-self=2,3:1", "head_dim": 4, "head_mixing": "none"}, "--heads-per-layer"),
     *((arch, PER_LAYER, "--heads-per-layer") for arch in (SYNTHESIZER, XL)),
+    *((LM, {"attention_sink": "zero", "attention_normalizer": n}, "--attention-sink") for n in ("relu2", "sigmoid")),
+    (TRANSLATION, {"head_mixing": "differential", "encoder_attention_heads": 1}, "--encoder-attention-heads"),
+    *((LM, {**PER_LAYER, "head_mixing": name}, "--heads-per-layer") for name in ("low-rank", "differential")),
+    (LM, {**PER_LAYER, "score_mixing": "position-wise"}, "--heads-per-layer"),
+    (SYNTHESIZER, {"synthesizer": "random", "score_mixing": "position-wise"}, "--score-mixing"),
+    *((ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none", **f}, "--mha-heads-to-keep") for f in PARTED),
     (LM, {"relative_position": "rotary", "head_dim": 3}, "--relative-position"),
     *((arch, {"relative_position": "t5"}, "--relative-position") for arch in (SYNTHESIZER, XL)),
     (TRANSLATION, {"relative_gain": 3, "attention_scope": "cross"}, "--relative-gain"),
@@ -154,6 +161,9 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
         (TRANSLATION, {"encoder_attention_heads": 128, "encoder_embed_dim": 512}, "heads"),
         (TRANSLATION, {"relative_position": "t5"}, "--relative-position t5"),
         (TRANSLATION, {"relative_gain": 4}, "--relative-gain"),
+        (TRANSLATION, {"score_mixing": "position-wise"}, "--score-mixing"),
+        (TRANSLATION, {"head_mixing": "differential"}, "mixed heads"),
+        (TRANSLATION, {"head_mixing": "low-rank", "attention_sink": "learned", "attention_gate": "head"}, None),
         (TRANSLATION, {"heads_per_layer": "cross=4:3,4", "head_dim": 4}, "mixed heads"),
         (TRANSLATION, {"cpu": True}, "--cpu"),
         (SYNTHESIZER, {"synthesizer": "random"}, "gradient"),

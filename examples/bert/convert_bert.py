@@ -37,7 +37,8 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.heads import AttentionSizes
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 
@@ -215,9 +216,10 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
     report_left_out(folder, theirs)
 
     state = model.state_dict()
-    if HEAD_MIXINGS[args.head_mixing].trained or args.head_mixing == "none":
+    kinds = {option: table[getattr(args, option)] for option, table in PARTS.items()}
+    if all(kind.build is None or (kind.trained and kind.loads_without) for kind in kinds.values()):
         # without a record of the attention, as in checkpoints of fairseq's own models
-        state = {name: tensor for name, tensor in state.items() if ".head_mixing." not in name}
+        state = {name: tensor for name, tensor in state.items() if not PARTS.keys() & set(name.split("."))}
     save(state, cfg, out / "model.pt")
     for name in COPIED:
         if (folder / name).exists() and folder.resolve() != out.resolve():
@@ -232,7 +234,8 @@ def load(model: BertModel, ours: State, folder: Path) -> None:
     """Load the tensors into the model. Heads and the pooler may be missing; they keep their initial values."""
     own = model.state_dict()
     fresh = sorted(name for name in own if name.startswith(("pooler.", "encoder.lm_head.", "classification_heads.")))
-    needed = {name for name in own if ".head_mixing." not in name and not name.endswith(".version")} - set(fresh)
+    optional = {name for name in own if PARTS.keys() & set(name.split(".")) or name.endswith(".version")}
+    needed = own.keys() - optional - set(fresh)
     if missing := sorted(needed - ours.keys()):
         raise OptionError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for name, tensor in ours.items():
@@ -299,7 +302,7 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     valid = {
         "attention_normalizer": ["softmax"],
         "head_dim": [None, head_dim],
-        "relative_position": ["none"],
+        **{option: ["none"] for option in PARTS if option != "head_mixing"},
         "relative_gain": [0],
         "heads_per_layer": [None],
         "encoder_normalize_before": [False],
@@ -309,11 +312,12 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
         value = getattr(given, name, values[0])
         if value not in values:
             raise OptionError(f"{checkpoint}: {option_name(name)} {value}, must be {values[-1]} for transformers")
-    build, heads = HEAD_MIXINGS[given.head_mixing].build, given.encoder_attention_heads
-    identity = {} if build is None else build(heads, head_dim, heads).identity()
+    kind, heads = PARTS["head_mixing"][given.head_mixing], given.encoder_attention_heads
+    sizes = AttentionSizes(heads, head_dim, heads // kind.group, kind.group * head_dim, given.encoder_embed_dim)
+    identity = {} if kind.build is None else kind.build(sizes).identity()
     for name, tensor in state.items():
-        kind = name.rpartition(".head_mixing.")[2]
-        if ".head_mixing." in name and not (kind in identity and torch.equal(tensor, identity[kind])):
+        part = name.rpartition(".head_mixing.")[2]
+        if ".head_mixing." in name and not (identity and torch.equal(tensor, identity.get(part, tensor))):
             raise OptionError(f"{checkpoint}: --head-mixing {given.head_mixing}, but {name} is not the identity")
     return given
 

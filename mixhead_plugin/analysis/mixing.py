@@ -89,7 +89,7 @@ def run(args: Namespace) -> None:
         kinds = ", ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.build)
         raise OptionError(f"{args.checkpoint}: has --head-mixing none; must be a model with one of {kinds}")
     (kind,) = {attention.head_mixing_kind for attention in mixing.values()}
-    if HEAD_MIXINGS[kind].reads_query:
+    if HEAD_MIXINGS[kind].reads:
         layers = over_tokens(loaded, args)
     else:
         matrices = {name: a.head_mixing.weight.detach().double().cpu() for name, a in mixing.items()}

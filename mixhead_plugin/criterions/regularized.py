@@ -96,7 +96,7 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
         if options is FAIRSEQ_MODEL:
             acts = False
         elif PENALTIES[name].on_mixing:
-            acts = HEAD_MIXINGS[options.head_mixing].trained
+            acts = HEAD_MIXINGS[options.head_mixing].orthogonal
         else:
             acts = most_heads(options) > 1
         if not acts:
@@ -104,7 +104,7 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
 
 
 def _refuse(name: str, weight: float) -> NoReturn:
-    trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.trained)
+    trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.orthogonal)
     remedy = "use an architecture of this plugin with two heads or more"
     if PENALTIES[name].on_mixing:
         remedy = f"use an architecture mixhead_*, --head-mixing {trained}"

@@ -6,7 +6,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models.roberta import model as upstream
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -46,10 +46,10 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        if getattr(args, "mha_heads_to_keep", -1) != -1 and args.head_mixing != "none":
-            raise OptionError(
-                f"--mha-heads-to-keep {args.mha_heads_to_keep}: must be left out unless --head-mixing none"
-            )
+        for name in ("head_mixing", "score_mixing", "attention_sink", "attention_gate"):
+            if getattr(args, "mha_heads_to_keep", -1) != -1 and getattr(args, name) != "none":
+                flag = f"--mha-heads-to-keep {args.mha_heads_to_keep}"
+                raise OptionError(f"{flag}: must be left out unless {option_name(name)} none")
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "RobertaModel":

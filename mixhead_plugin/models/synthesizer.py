@@ -144,6 +144,12 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         raise OptionError(f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, {longest}")
     if options.relative_position != "none":
         raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
+    if options.score_mixing != "none" and not kind.multiplies:
+        others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
+        flag = f"--score-mixing {options.score_mixing}"
+        raise OptionError(
+            f"{flag}: has no products to mix with --synthesizer {options.synthesizer}, only with {others}"
+        )
     if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         raise OptionError(

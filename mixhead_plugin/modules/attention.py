@@ -11,14 +11,27 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.cache import CachedAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.heads import HeadGates, Heads
+from mixhead_plugin.modules.heads import AttentionSizes, HeadGates, Heads, PartKind
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS, DistanceGain
+from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.modules.relative_position import DistanceGain
 from mixhead_plugin.ops import NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.reference import apply_gain, masked_scores, mix_heads, weighted_values, without_autocast
+from mixhead_plugin.ops.reference import (
+    append_sink,
+    apply_gain,
+    masked_scores,
+    mix_heads,
+    weighted_values,
+    without_autocast,
+)
+
+
+def build_part(option: str, value: str, sizes: AttentionSizes) -> Optional[nn.Module]:
+    """Return the part that `value` of an option of PARTS adds; None for `none`."""
+    build = PARTS[option][value].build
+    return None if build is None else build(sizes)
 
 
 class MixheadAttention(CachedAttention):
@@ -29,16 +42,16 @@ class MixheadAttention(CachedAttention):
     Args:
         embed_dim, ..., qn_block_size: as in fairseq
         normalizer: a key of `NORMALIZERS`
-        head_mixing: a key of `HEAD_MIXINGS`
+        head_mixing, score_mixing, attention_sink, attention_gate, relative_position: a key of the table of that name
+            in `PARTS`; relative positions are for self-attention
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         impl: the implementation of `ops.attention`
         value_init_scale: factor on the initial weights of v_proj and out_proj
         num_mixed_heads: number of heads after mixing, each with its own values and part of out_proj; None for
-            num_heads, the only choice without mixing
-        relative_position: a key of `RELATIVE_POSITIONS`, for self-attention
+            num_heads, or num_heads / 2 with differential mixing
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether queries only see earlier keys; relative positions depend on it
-        mixing_lr_scale: factor on the learning rate of the head mixing
+        mixing_lr_scale: factor on the learning rate of the head and score mixing
     """
 
     def __init__(
@@ -59,6 +72,9 @@ class MixheadAttention(CachedAttention):
         *,
         normalizer: str = "softmax",
         head_mixing: str = "none",
+        score_mixing: str = "none",
+        attention_sink: str = "none",
+        attention_gate: str = "none",
         head_dim: Optional[int] = None,
         impl: str = "auto",
         value_init_scale: float = 1.0,
@@ -80,10 +96,15 @@ class MixheadAttention(CachedAttention):
             raise ValueError(f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}")
 
         self.num_heads = num_heads
-        self.num_mixed_heads = num_heads if num_mixed_heads is None else num_mixed_heads
-        if head_mixing == "none" and self.num_mixed_heads != num_heads:
-            raise ValueError(f"num_mixed_heads {num_mixed_heads}: must be num_heads {num_heads} without mixing")
+        kind = PARTS["head_mixing"][head_mixing]
+        if num_heads % kind.group != 0:
+            raise ValueError(f"num_heads {num_heads}: must be a multiple of {kind.group} with {head_mixing} mixing")
+        usual = num_heads // kind.group
+        self.num_mixed_heads = usual if num_mixed_heads is None else num_mixed_heads
+        if self.num_mixed_heads != usual and (kind.build is None or kind.uncut):
+            raise ValueError(f"num_mixed_heads {num_mixed_heads}: must be {usual} with {head_mixing} mixing")
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
+        value_dim = self.head_dim * kind.group  # of a mixed head
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
@@ -91,7 +112,7 @@ class MixheadAttention(CachedAttention):
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
         # In fairseq's order, so that the same seed gives the same projections.
-        inner_dim, mixed_dim = num_heads * self.head_dim, self.num_mixed_heads * self.head_dim
+        inner_dim, mixed_dim = num_heads * self.head_dim, self.num_mixed_heads * value_dim
         self.k_proj = quant_noise(nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size)
         self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
@@ -106,18 +127,23 @@ class MixheadAttention(CachedAttention):
 
         self.normalizer = normalizer
         self.normalize = NORMALIZERS[normalizer].weights
-        self.head_mixing_kind = head_mixing
-        build_mixing = HEAD_MIXINGS[head_mixing].build
-        self.head_mixing = None
-        if build_mixing is not None:
-            self.head_mixing = build_mixing(num_heads, self.head_dim, self.num_mixed_heads)
-            scale_learning_rate(self.head_mixing, mixing_lr_scale)
-        self.relative_position_kind = relative_position
-        build_position = RELATIVE_POSITIONS[relative_position].build
         constant_keys = add_bias_kv or add_zero_attn
-        if (build_position or relative_gain) and (encoder_decoder_attention or constant_keys):
+        if (relative_position != "none" or relative_gain) and (encoder_decoder_attention or constant_keys):
             raise ValueError("relative positions need self-attention without constant keys, which have no position")
-        self.relative_position = None if build_position is None else build_position(num_heads, self.head_dim, causal)
+        if attention_sink != "none" and not NORMALIZERS[normalizer].takes_sink:
+            raise ValueError(f"attention_sink {attention_sink}: normalizer {normalizer} has no place for it")
+        sizes = AttentionSizes(num_heads, self.head_dim, self.num_mixed_heads, value_dim, embed_dim, causal)
+        self.head_mixing_kind, self.head_mixing = head_mixing, build_part("head_mixing", head_mixing, sizes)
+        self.score_mixing_kind, self.score_mixing = score_mixing, build_part("score_mixing", score_mixing, sizes)
+        self.attention_sink_kind = attention_sink
+        self.attention_sink = build_part("attention_sink", attention_sink, sizes)
+        self.attention_gate_kind = attention_gate
+        self.attention_gate = build_part("attention_gate", attention_gate, sizes)
+        self.relative_position_kind = relative_position
+        self.relative_position = build_part("relative_position", relative_position, sizes)
+        for mixing in (self.head_mixing, self.score_mixing):
+            if mixing is not None:
+                scale_learning_rate(mixing, mixing_lr_scale)
         self.relative_gain = DistanceGain(num_heads, relative_gain) if relative_gain else None
         self.impl = impl
         # For analysis, pruning and penalties; TorchScript ignores both.
@@ -136,15 +162,18 @@ class MixheadAttention(CachedAttention):
             self.v_proj.weight.mul_(self.value_init_scale)
             self.out_proj.weight.mul_(self.value_init_scale)
 
+    def parts(self) -> Dict[str, PartKind]:
+        """Return the row of each table in PARTS that this attention has, by option."""
+        return {option: table[getattr(self, f"{option}_kind")] for option, table in PARTS.items()}
+
     def signature(self) -> Dict[str, Any]:
         """Return the options that a checkpoint must share with this module, with their values."""
         return {
             "attention_normalizer": self.normalizer,
-            "head_mixing": self.head_mixing_kind,
+            **{option: getattr(self, f"{option}_kind") for option in PARTS},
             "attention_heads": self.num_heads,
             "head_dim": self.head_dim,
             "mixed_heads": self.num_mixed_heads,
-            "relative_position": self.relative_position_kind,
             "relative_gain": 0 if self.relative_gain is None else self.relative_gain.clip,
         }
 
@@ -189,14 +218,14 @@ class MixheadAttention(CachedAttention):
         if not self.skip_embed_dim_check:
             assert embed_dim == self.embed_dim, f"query dim {embed_dim} != {self.embed_dim}"
 
-        q = self._split_heads(self.q_proj(query))  # [B, H, Nq, D]
+        q = self._split_heads(self.q_proj(query), self.num_heads)  # [B, H, Nq, D]
         k, v, key_padding_mask = self._keys_and_values(
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
         if self.bias_k is not None or self.add_zero_attn:
             k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
         attn_mask = self._additive(attn_mask, q)
-        mixing = self._mixing(q)
+        mixing, score_mixing = self._mixing(q, query)
         relative: Optional[RelativeScores] = None
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
@@ -206,17 +235,26 @@ class MixheadAttention(CachedAttention):
             q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)  # [B, H, beams * Nq, D]
             if mixing is not None and mixing.dim() == 4:
                 mixing = self._fold_beams(mixing, beams)  # [B, beams * Nq, H, H']
+            if score_mixing is not None and score_mixing.dim() == 4:
+                score_mixing = self._fold_beams(score_mixing, beams)  # [B, beams * Nq, H, H]
             if attn_mask is not None:
                 attn_mask = attn_mask.repeat(1, 1, beams, 1)
 
-        inputs = self._inputs(q, k, v, mixing, attn_mask, key_padding_mask, relative)
-        return self._output(inputs, beams, before_softmax, need_weights, need_head_weights)
+        inputs = self._inputs(q, k, v, mixing, score_mixing, attn_mask, key_padding_mask, relative)
+        return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
 
-    def _mixing(self, q: Tensor) -> Optional[Tensor]:
-        """Return M [H, H'] or [B, Nq, H, H'] for the projected query [B, H, Nq, D]; None where heads do not mix."""
-        if self.head_mixing is None:
-            return None
-        return self.head_mixing(q)
+    def _mixing(self, q: Tensor, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+        """Return M, [H, H'] or [B, Nq, H, H'], and L, [H, H] or [B, Nq, H, H]; None where nothing is mixed.
+
+        They depend on the projected query `q` [B, H, Nq, D] or on the attention's query input `x` [Nq, B, embed_dim].
+        """
+        mixing: Optional[Tensor] = None
+        if self.head_mixing is not None:
+            mixing = self.head_mixing(q, x.transpose(0, 1))
+        score_mixing: Optional[Tensor] = None
+        if self.score_mixing is not None:
+            score_mixing = self.score_mixing(q, x.transpose(0, 1))
+        return mixing, score_mixing
 
     def _additive(self, attn_mask: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
         """Convert a mask [Nq, Nk] or [B * H, Nq, Nk] of any type to floats broadcastable to [B, H, Nq, Nk]."""
@@ -234,6 +272,7 @@ class MixheadAttention(CachedAttention):
         k: Tensor,
         v: Tensor,
         mixing: Optional[Tensor],
+        score_mixing: Optional[Tensor],
         attn_mask: Optional[Tensor],
         key_padding_mask: Optional[Tensor] = None,
         relative: Optional[RelativeScores] = None,
@@ -249,18 +288,27 @@ class MixheadAttention(CachedAttention):
         gain: Optional[Tensor] = None
         if self.relative_gain is not None:
             gain = self.relative_gain(q.size(2), k.size(2))
+        sink: Optional[Tensor] = None
+        if self.attention_sink is not None:
+            sink = self.attention_sink()
         dropout_p = 0.0
         if self.training or self.dropout_module.apply_during_inference:
             dropout_p = float(self.dropout_module.p)
         return AttentionInputs(
             q, k, v, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain,
-            None, self.normalizer, causal, dropout_p, self.scaling,
+            sink, score_mixing, None, self.normalizer, causal, dropout_p, self.scaling,
         )  # fmt: skip
 
     def _output(
-        self, inputs: AttentionInputs, beams: int, before_softmax: bool, need_weights: bool, need_head_weights: bool
+        self,
+        inputs: AttentionInputs,
+        x: Tensor,
+        beams: int = 1,
+        before_softmax: bool = False,
+        need_weights: bool = False,
+        need_head_weights: bool = False,
     ) -> Tuple[Tensor, Optional[Tensor]]:
-        """Return what `forward` returns, where `beams` hypotheses share the keys of a sentence."""
+        """Return what `forward` returns for its query `x`, where `beams` hypotheses share the keys of a sentence."""
         if before_softmax:
             return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(0, 1)
         need_weights = need_weights or need_head_weights
@@ -272,6 +320,8 @@ class MixheadAttention(CachedAttention):
         # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
 
         out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
+        if self.attention_gate is not None:
+            out = self.attention_gate(out, x.transpose(0, 1))
         out = self.out_proj(out.flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
             return out, None
@@ -307,7 +357,8 @@ class MixheadAttention(CachedAttention):
 
     def _weights(self, inputs: AttentionInputs) -> Tensor:
         """Return P [B, H, Nq, Nk], with the gains of distances, before mixing and dropout."""
-        return apply_gain(self.normalize(masked_scores(inputs)), inputs.gain)
+        weights = self.normalize(append_sink(masked_scores(inputs), inputs.sink))[..., : inputs.key.size(2)]
+        return apply_gain(weights, inputs.gain)
 
     def _append_constant_keys(
         self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]
@@ -316,8 +367,8 @@ class MixheadAttention(CachedAttention):
         batch = k.size(0)
         bias_k, bias_v = self.bias_k, self.bias_v
         if bias_k is not None and bias_v is not None:
-            k = torch.cat([k, self._split_heads(bias_k.expand(1, batch, -1)).to(k.dtype)], dim=2)
-            v = torch.cat([v, self._split_heads(bias_v.expand(1, batch, -1)).to(v.dtype)], dim=2)
+            k = torch.cat([k, self._split_heads(bias_k.expand(1, batch, -1), self.num_heads).to(k.dtype)], dim=2)
+            v = torch.cat([v, self._split_heads(bias_v.expand(1, batch, -1), self.num_mixed_heads).to(v.dtype)], dim=2)
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         if self.add_zero_attn:
             k = F.pad(k, [0, 0, 0, 1])

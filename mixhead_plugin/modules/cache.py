@@ -41,8 +41,8 @@ class CachedAttention(MultiheadAttention):
                 if key_padding_mask is not None:
                     key_padding_mask = key_padding_mask[:: self.beam_size]
                 saved["prev_beams"] = key.new_empty(key.size(1), self.beam_size, 0)
-            k = self._split_heads(self.k_proj(key))
-            v = self._split_heads(self.v_proj(value))
+            k = self._split_heads(self.k_proj(key), self.num_heads)
+            v = self._split_heads(self.v_proj(value), self.num_mixed_heads)
 
         if incremental_state is not None:
             k = self._after_cached(saved, "prev_key", k)
@@ -134,6 +134,6 @@ class CachedAttention(MultiheadAttention):
         """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""
         return x.unflatten(1, [beams, -1]).flatten(0, 1)
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """Return [B, H, N, D] from [N, B, H * D]."""
-        return x.view(x.size(0), x.size(1), -1, self.head_dim).permute(1, 2, 0, 3)
+    def _split_heads(self, x: Tensor, heads: int) -> Tensor:
+        """Return [B, heads, N, D] from [N, B, heads * D]."""
+        return x.view(x.size(0), x.size(1), heads, x.size(2) // heads).permute(1, 2, 0, 3)

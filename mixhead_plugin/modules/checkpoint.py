@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 
 logger = logging.getLogger(__name__)
 
-KINDS = {"head_mixing": HEAD_MIXINGS, "relative_position": RELATIVE_POSITIONS, "synthesizer": SYNTHESIZERS}
+KINDS = {**PARTS, "synthesizer": SYNTHESIZERS}
 
 # The record of an attention of fairseq, see `MixheadAttention.signature`.
-FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", "head_mixing": "none"}
+FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", **dict.fromkeys(PARTS, "none")}
 
 
 def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -36,9 +35,10 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     for record in records.values():
         record.pop("version", None)  # torch's own
     if any(records.values()):  # attentions without a record were out of --attention-scope
-        records = {name: record or FAIRSEQ for name, record in records.items()}
+        parts = dict.fromkeys(PARTS, "none")  # an older version of the plugin did not know all of them
+        records = {name: {**parts, **record} if record else FAIRSEQ for name, record in records.items()}
     else:
-        _warn_of_other_normalizer(attentions)
+        _warn_of_other_scores(attentions)
     known = set(FAIRSEQ).union(*(m.signature() for m in attentions.values() if isinstance(m, MixheadAttention)))
     for name, attention in attentions.items():
         tensors = {key[len(name) + 1 :]: value for key, value in state_dict.items() if key.startswith(f"{name}.")}
@@ -47,7 +47,7 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         _check_scores(name, tensors, attention)
         _check_embedding(model, name, tensors, attention)
         _check_record(model, name, records[name], attention, known)
-        _check_mixing(name, tensors, attention)
+        _check_parts(name, tensors, attention)
         _check_heads(name, tensors, attention)
 
 
@@ -72,13 +72,21 @@ def _flag_with_value(option: str, found: set[str]) -> str:
     return f"{option_name(option)} {values[0]}" if values else f"{option}.{{{', '.join(sorted(found))}}}"
 
 
-def _warn_of_other_normalizer(attentions: dict[str, nn.Module]) -> None:
-    others = {m.normalizer for m in attentions.values() if isinstance(m, MixheadAttention)} - {"softmax"}
-    if others:
-        logger.warning(
-            "the checkpoint does not say with which --attention-normalizer it was trained; from now on it is "
-            + ", ".join(sorted(others))
-        )
+def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
+    """Warn of flags that change the weights of fairseq's attention, but leave no tensor in a checkpoint."""
+    others: dict[str, set[str]] = {}
+    for attention in attentions.values():
+        if isinstance(attention, MixheadAttention):
+            others.setdefault("attention_normalizer", set()).update({attention.normalizer} - {"softmax"})
+            for option, kind in attention.parts().items():
+                if not (kind.loads_without or kind.parameters):
+                    others.setdefault(option, set()).add(getattr(attention, f"{option}_kind"))
+    for option, values in others.items():
+        if values:
+            logger.warning(
+                f"the checkpoint does not say with which {option_name(option)} it was trained; from now on it is "
+                + ", ".join(sorted(values))
+            )
 
 
 def _check_scores(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
@@ -129,15 +137,20 @@ def _loads_without(option: str, value: Any) -> bool:
     return option == "relative_gain" or (option in KINDS and KINDS[option][value].loads_without)
 
 
-def _check_mixing(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
-    own = getattr(attention, "head_mixing_kind", "none")
-    found = _children(tensors, "head_mixing")
-    if not found or found == set(HEAD_MIXINGS[own].parameters):
-        return
-    flag = _flag_with_value("head_mixing", found)
-    if not isinstance(attention, MixheadAttention):
-        _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")
-    _refuse(name, f"was trained with {flag}, this model has {own}; use {flag}")
+def _check_parts(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
+    """Refuse tensors of a part that this attention lacks, and a part that needs the tensors it does not find."""
+    for option, table in PARTS.items():
+        value = getattr(attention, f"{option}_kind", "none")
+        own, found = table[value], _children(tensors, option)
+        if found == set(own.parameters) or (not found and own.loads_without):
+            continue
+        if not found:
+            has = f"has no {option_name(option)} {value}, which does not start as a part without effect"
+            _refuse(name, f"{has}; use {option_name(option)} none, or train from the start")
+        flag = _flag_with_value(option, found)
+        if not isinstance(attention, MixheadAttention):
+            _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")
+        _refuse(name, f"was trained with {flag}, this model has {value}; use {flag}")
 
 
 def _check_heads(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:

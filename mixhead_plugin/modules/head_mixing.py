@@ -1,25 +1,30 @@
-"""Define the mixing matrix M: each value of --head-mixing is one row of HEAD_MIXINGS.
+"""Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of a table.
 
 M[..., j, i] is the weight of source head j in mixed head i. The number of mixed heads, H', equals the number of source
-heads, H, unless pruning removed some.
+heads, H, unless pruning removed some or heads mix in groups.
 
 Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020). Position-wise mixing,
-Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
+Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code. Score mixing is the
+pre-softmax projection of talking heads. The modules need torch alone.
 """
 
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Dict
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import Axis
+from mixhead_plugin.modules.heads import AttentionSizes, Axis, PartKind
+from mixhead_plugin.ops.reference import upcast
+
+RANK = 2  # of the low-rank mixing, as in DCMHA
 
 
 class HeadMixing(nn.Module):
-    """Map the projected, unscaled query [B, H, Nq, D] to M; base class of all head mixings."""
+    """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to M."""
 
     def identity(self) -> Dict[str, Tensor]:
-        """Return the state in which a trained mixing does nothing; empty for a frozen one."""
+        """Return values with which a trained mixing does nothing; empty for one that never does nothing."""
         return {}
 
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
@@ -31,30 +36,75 @@ class HeadMixing(nn.Module):
 class PositionIndependentMixing(HeadMixing):
     """Train one M for all positions (mixhead eq. 12); it starts as the identity (section 3.2)."""
 
-    def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
+    def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(num_heads, mixed_heads))  # [H, H']
+        self.weight = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
 
     def identity(self) -> Dict[str, Tensor]:
         return {"weight": torch.eye(*self.weight.shape)}
 
-    def forward(self, query: Tensor) -> Tensor:
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return self.weight  # [H, H']
 
 
 class PositionWiseMixing(HeadMixing):
     """Compute M_t[j, i] = q_{t,j} . W[:, i] + B[j, i] (mixhead section 3.1); start with W = 0, B = I (section 3.2)."""
 
-    def __init__(self, num_heads: int, head_dim: int, mixed_heads: int):
+    def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.query_weight = nn.Parameter(torch.zeros(head_dim, mixed_heads))  # [D, H']
-        self.bias = nn.Parameter(torch.eye(num_heads, mixed_heads))  # [H, H']
+        self.query_weight = nn.Parameter(torch.zeros(sizes.head_dim, sizes.mixed_heads))  # [D, H']
+        self.bias = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
 
     def identity(self) -> Dict[str, Tensor]:
         return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(*self.bias.shape)}
 
-    def forward(self, query: Tensor) -> Tensor:
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return torch.matmul(query.transpose(1, 2), self.query_weight) + self.bias  # [B, Nq, H, H']
+
+
+class LowRankMixing(HeadMixing):
+    """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), the query-wise branch of DCMHA after the softmax.
+
+    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by its root mean square over the heads. W_1 has
+    4 H columns, as in DCMHA's code for one branch. V_t and W_g start as 0, so M starts as I.
+    """
+
+    def __init__(self, sizes: AttentionSizes):
+        super().__init__()
+        heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
+        with torch.random.fork_rng(devices=[]):  # the model's other weights are those of fairseq's model of this seed
+            self.hidden_weight = nn.Parameter(torch.randn(sizes.embed_dim, hidden) * sizes.embed_dim**-0.5)  # W_1
+            self.left_weight = nn.Parameter(torch.randn(hidden, heads * RANK) * hidden**-0.5)  # W_2 of U
+        self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V
+        self.diagonal_weight = nn.Parameter(torch.zeros(sizes.embed_dim, heads))  # W_g
+
+    def identity(self) -> Dict[str, Tensor]:
+        return {name: torch.zeros(self.get_parameter(name).shape) for name in ("right_weight", "diagonal_weight")}
+
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
+        hidden = F.gelu(torch.matmul(x, self.hidden_weight))  # [B, Nq, 4 H]
+        left = upcast(torch.matmul(hidden, self.left_weight).unflatten(-1, [-1, 2]))  # [B, Nq, H, 2]
+        left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6)
+        right = upcast(torch.matmul(hidden, self.right_weight).unflatten(-1, [-1, 2]))  # [B, Nq, H, 2]
+        diagonal = 1 + torch.tanh(upcast(torch.matmul(x, self.diagonal_weight)))  # [B, Nq, H]
+        return torch.matmul(left, right.transpose(-2, -1)) + torch.diag_embed(diagonal)  # [B, Nq, H, H]
+
+
+class DifferentialMixing(HeadMixing):
+    """Subtract head i + H / 2 from head i, times sigmoid(x_t w_i + c_i) (Differential Transformer V2).
+
+    It starts with w = 0 and c = -2. M is [H, H / 2], and a mixed head's values have twice the head size.
+    """
+
+    def __init__(self, sizes: AttentionSizes):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, sizes.mixed_heads))  # [C, H / 2]
+        self.bias = nn.Parameter(torch.full((sizes.mixed_heads,), -2.0))  # [H / 2]
+
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
+        share = torch.sigmoid(torch.matmul(x, self.weight) + self.bias)  # [B, Nq, H / 2]
+        first = torch.eye(share.size(-1), dtype=share.dtype, device=share.device)
+        return torch.cat([first.expand(share.size(0), share.size(1), -1, -1), -torch.diag_embed(share)], -2)
 
 
 class FrozenMixing(HeadMixing):
@@ -64,61 +114,98 @@ class FrozenMixing(HeadMixing):
         super().__init__()
         self.register_buffer("weight", matrix)  # [H, H']
 
-    def forward(self, query: Tensor) -> Tensor:
+    def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return self.weight  # [H, H']
 
 
-def random_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
+def random_mixing(sizes: AttentionSizes) -> FrozenMixing:
     """Return normal entries (mixhead section 4.4.2); each column is scaled to sum to 1, as a softmax row does."""
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
-    matrix = torch.randn(num_heads, mixed_heads, dtype=torch.float64, device="cpu")
+    heads = sizes.num_heads
+    matrix = torch.randn(heads, sizes.mixed_heads, dtype=torch.float64, device="cpu")
     # A column sum near 0, within a tenth of its deviation, would make large entries: draw such columns again.
-    while (small := matrix.sum(0).abs() < 0.1 * num_heads**0.5).any():
-        matrix[:, small] = torch.randn(num_heads, int(small.sum()), dtype=torch.float64, device="cpu")
+    while (small := matrix.sum(0).abs() < 0.1 * heads**0.5).any():
+        matrix[:, small] = torch.randn(heads, int(small.sum()), dtype=torch.float64, device="cpu")
     return FrozenMixing((matrix / matrix.sum(0)).float().to(torch.get_default_device()))
 
 
-def average_mixing(num_heads: int, head_dim: int, mixed_heads: int) -> FrozenMixing:
+def average_mixing(sizes: AttentionSizes) -> FrozenMixing:
     """Return 1 / H everywhere: each mixed head is the mean head (mixhead section 4.4.2)."""
-    return FrozenMixing(torch.full((num_heads, mixed_heads), 1 / num_heads))
-
-
-class MixingKind(NamedTuple):
-    """Describe one value of the flag --head-mixing."""
-
-    build: Optional[Callable[[int, int, int], HeadMixing]]  # called with source heads, head size, mixed heads
-    formula: str
-    source: str
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
-    trained: bool = False
-    reads_query: bool = False
-    loads_without: bool = True  # whether a checkpoint trained without mixing loads
+    return FrozenMixing(torch.full((sizes.num_heads, sizes.mixed_heads), 1 / sizes.num_heads))
 
 
 _MATRIX = (Axis(0, "source"), Axis(1, "mixed"))  # M [H, H']
+_UNMIXED = PartKind(None, "identity, not computed", "", {})
 
 HEAD_MIXINGS = {
-    "none": MixingKind(None, "identity, not computed", "", {}),
-    "position-independent": MixingKind(
+    "none": _UNMIXED,
+    "position-independent": PartKind(
         PositionIndependentMixing,
         "one [H, H] matrix per attention",
-        "Mixhead A, mixhead eq. 12",
+        "Mixhead A, mixhead eq. 12; talking heads, 2020",
         {"weight": _MATRIX},
         trained=True,
+        orthogonal=True,
     ),
-    "position-wise": MixingKind(
+    "position-wise": PartKind(
         PositionWiseMixing,
         "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
         "Mixhead B, mixhead section 3.1",
         {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         trained=True,
-        reads_query=True,
+        orthogonal=True,
+        reads="query",
     ),
-    "random": MixingKind(
+    "low-rank": PartKind(
+        LowRankMixing,
+        "M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, 2]",
+        "DCMHA 2024, the query-wise branch after the softmax",
+        dict.fromkeys(("hidden_weight", "left_weight", "right_weight", "diagonal_weight"), ()),
+        trained=True,
+        orthogonal=True,
+        reads="input",
+        uncut="U is divided by its root mean square over all heads",
+    ),
+    "differential": PartKind(
+        DifferentialMixing,
+        "Pbar_i = P_i - sigmoid(x_t w_i + c_i) P_{i + H/2}, values of size 2D",
+        "Differential Transformer V2",
+        {"weight": (), "bias": ()},
+        loads_without=False,
+        trained=True,
+        reads="input",
+        group=2,
+        uncut="its source heads come in pairs",
+    ),
+    "random": PartKind(
         random_mixing,
         "normal, columns scaled to sum to 1, frozen",
         "ablation, mixhead section 4.4",
         {"weight": _MATRIX},
     ),
-    "average": MixingKind(average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}),
+    "average": PartKind(average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}),
+}
+
+# L mixes scores as M mixes weights. Head j of queries and keys then feeds every head of weights.
+_UNCUT = "each of its query and key heads feeds the scores of all"
+
+SCORE_MIXINGS = {
+    "none": _UNMIXED,
+    "position-independent": PartKind(
+        PositionIndependentMixing,
+        "Sbar_i = sum_j L[j, i] S_j, before masks and biases",
+        "talking heads, 2020",
+        {"weight": ()},
+        trained=True,
+        uncut=_UNCUT,
+    ),
+    "position-wise": PartKind(
+        PositionWiseMixing,
+        "the same, L_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
+        "mesh-tensorflow's dynamic projections, 2020",
+        {"query_weight": (), "bias": ()},
+        trained=True,
+        reads="query",
+        uncut=_UNCUT,
+    ),
 }

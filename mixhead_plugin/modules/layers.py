@@ -13,13 +13,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.parts import PARTS
 
 
 def flags_of_attention(options: Any) -> dict[str, Any]:
     """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention they cover."""
     return {
         "normalizer": options.attention_normalizer,
-        "head_mixing": options.head_mixing,
+        **{option: getattr(options, option) for option in PARTS if option != "relative_position"},
         "head_dim": options.head_dim,
         "impl": options.attention_impl,
         "value_init_scale": options.value_init_scale,
@@ -50,7 +51,7 @@ class _Layer(nn.Module):
     def _build_attention(self, embed_dim: int, cfg: Any, site: str, **arguments: Any) -> MixheadAttention:
         """Return the attention that the flags ask for at `site`; `arguments` are of fairseq's attention."""
         side = cfg.encoder if site == "encoder-self" else cfg.decoder
-        num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, side.attention_heads)
+        num_heads, num_mixed_heads = cfg.heads_at(site, self.layer) or (side.attention_heads, None)
         flags = flags_of_attention(cfg)
         if site == "cross":  # queries and keys are in different sentences: they have no distance
             del flags["relative_gain"]

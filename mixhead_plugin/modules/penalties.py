@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.heads import Heads
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 from mixhead_plugin.ops.reference import upcast, without_autocast
@@ -24,14 +23,14 @@ class Penalty(NamedTuple):
     """One flag --<name>-weight; logged as `<name>_loss`."""
 
     of: Callable[[Heads, Tensor], Tensor]  # heads, real queries [B, Nq] -> scalar, in float32 or better
-    on_mixing: bool  # on a trained M, else on the attention matrices
+    on_mixing: bool  # on an M that is free to turn, `PartKind.orthogonal`, else on the attention matrices
     weight: float  # the default
     formula: str
     source: str
 
     def acts_on(self, attention: MixheadAttention) -> bool:
         if self.on_mixing:
-            return HEAD_MIXINGS[attention.head_mixing_kind].trained
+            return attention.parts()["head_mixing"].orthogonal
         return attention.num_heads > 1
 
 

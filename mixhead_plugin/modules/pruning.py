@@ -10,11 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.heads import Axis, HeadGates
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 
 
 class KeptHeads(NamedTuple):
@@ -43,14 +41,9 @@ PARAMETERS: dict[str, tuple[Axis, ...]] = {
 
 
 def parameters_of(attention: MixheadAttention) -> dict[str, tuple[Axis, ...]]:
-    """Return PARAMETERS and those of the attention's head mixing and relative position."""
-    mixing = HEAD_MIXINGS[attention.head_mixing_kind].parameters
-    position = RELATIVE_POSITIONS[attention.relative_position_kind].parameters
-    return {
-        **PARAMETERS,
-        **{f"head_mixing.{name}": axes for name, axes in mixing.items()},
-        **{f"relative_position.{name}": axes for name, axes in position.items()},
-    }
+    """Return PARAMETERS and those of the attention's parts."""
+    parts = attention.parts().items()
+    return {**PARAMETERS, **{f"{part}.{name}": axes for part, kind in parts for name, axes in kind.parameters.items()}}
 
 
 def number_of_heads(attention: MixheadAttention, kind: str) -> int:
@@ -74,7 +67,11 @@ def _gates(attention: MixheadAttention, kept: Sequence[int], number: int) -> Ten
 
 
 def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse any without axes."""
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what cannot be cut."""
+    for option, kind in attention.parts().items():
+        if kind.uncut:
+            flag = f"{option_name(option)} {getattr(attention, f'{option}_kind')}"
+            raise OptionError(f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked")
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:

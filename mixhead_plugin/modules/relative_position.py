@@ -4,12 +4,12 @@ Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, wh
 """
 
 import math
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import Axis
+from mixhead_plugin.modules.heads import Axis, PartKind
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
 
@@ -82,30 +82,21 @@ class BucketedBias(nn.Module):
         return base + torch.where(distances < exact, distances, far.clamp(max=buckets - 1))
 
 
-class RelativePositionKind(NamedTuple):
-    """Describe one value of the flag --relative-position."""
-
-    build: Optional[Callable[[int, int, bool], nn.Module]]  # called with number of heads, head size, whether causal
-    formula: str
-    source: str
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters, and the dimensions that go by heads
-    loads_without: bool = True  # whether a checkpoint trained without it loads; only if it starts as a no-op
-
-
 RELATIVE_POSITIONS = {
-    "none": RelativePositionKind(None, "", "", {}),
-    "rotary": RelativePositionKind(
-        RotaryPosition,
+    "none": PartKind(None, "", "", {}),
+    "rotary": PartKind(
+        lambda sizes: RotaryPosition(sizes.num_heads, sizes.head_dim, sizes.causal),
         "queries and keys turned by angles that grow with their position",
         "Su et al. 2021, RoPE",
         {},
         loads_without=False,
     ),
-    "t5": RelativePositionKind(
-        BucketedBias,
+    "t5": PartKind(
+        lambda sizes: BucketedBias(sizes.num_heads, sizes.head_dim, sizes.causal),
         "s + a learned number for each head and bucket of distances",
         "Raffel et al. 2020, section 2.1",
         {"weight": (Axis(1, "source"),)},
+        trained=True,
     ),
 }
 

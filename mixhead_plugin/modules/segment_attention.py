@@ -41,8 +41,8 @@ class SegmentAttention(MixheadAttention):
     """Multi-head attention with content and position terms (Dai et al. 2019, section 3.3).
 
     The score of key k for query t is scale * ((q_t + u) . k_k + (q_t + v) . r_{t-k}), with r = position_proj(R). The
-    caller gives u and v. Normalization and mixing are those of the base class; position-wise mixing reads q_t without
-    u and v. No projection has a bias. The arguments are those of the base class.
+    caller gives u and v. Normalization and mixing are those of the base class. Position-wise mixing reads q_t without
+    u and v; score mixing acts on the content terms. No projection has a bias. Arguments are those of the base class.
     """
 
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, **options: Any):
@@ -74,10 +74,10 @@ class SegmentAttention(MixheadAttention):
         Returns:
             [Nq, B, embed_dim]
         """
-        q = self._split_heads(self.q_proj(x))  # [B, H, Nq, D]
+        q = self._split_heads(self.q_proj(x), self.num_heads)  # [B, H, Nq, D]
         source = x if memory is None else torch.cat([memory, x])
-        k = self._split_heads(self.k_proj(source))  # [B, H, Nk, D]
-        v = self._split_heads(self.v_proj(source))
+        k = self._split_heads(self.k_proj(source), self.num_heads)  # [B, H, Nk, D]
+        v = self._split_heads(self.v_proj(source), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
             k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]
@@ -88,8 +88,9 @@ class SegmentAttention(MixheadAttention):
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
         attn_mask = self._additive(attn_mask, q)
-        inputs = self._inputs(content, k, v, self._mixing(q), attn_mask, relative=relative, causal=True)
-        return self._output(inputs, 1, False, False, False)[0]
+        mixing, score_mixing = self._mixing(q, x)
+        inputs = self._inputs(content, k, v, mixing, score_mixing, attn_mask, relative=relative, causal=True)
+        return self._output(inputs, x)[0]
 
     def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:
         """Return how many keys earlier steps have cached."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops.reference import upcast
 
 
@@ -143,11 +142,14 @@ class SynthesizerKind(NamedTuple):
     reads_query: bool
     trained_bias: bool  # whether its bias needs a gradient
     parameters: Tuple[str, ...]  # the modules or tensors of which it consists
+    multiplies: bool = False  # whether its scores are products of queries and keys
     own_size: Optional[OwnSize] = None
 
 
 SYNTHESIZERS = {
-    "dense": SynthesizerKind(DenseSynthesizer, reads_query=True, trained_bias=False, parameters=("network",)),
+    "dense": SynthesizerKind(
+        DenseSynthesizer, reads_query=True, trained_bias=False, parameters=("network",), multiplies=True
+    ),
     "random": SynthesizerKind(RandomSynthesizer, reads_query=False, trained_bias=True, parameters=("scores",)),
     "fixed-random": SynthesizerKind(
         FixedRandomSynthesizer, reads_query=False, trained_bias=False, parameters=("scores",)
@@ -164,6 +166,7 @@ SYNTHESIZERS = {
         reads_query=False,
         trained_bias=False,
         parameters=("query", "key"),
+        multiplies=True,
         own_size=OwnSize("synthesizer_rank", lambda length: 8),
     ),
 }
@@ -194,8 +197,10 @@ class SynthesizerAttention(MixheadAttention):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
         kind = SYNTHESIZERS[synthesizer]
         del self.k_proj
-        if not (kind.reads_query or HEAD_MIXINGS[self.head_mixing_kind].reads_query):
+        if not (kind.reads_query or any(part.reads == "query" for part in self.parts().values())):
             self.q_proj = None
+        if self.score_mixing is not None and not kind.multiplies:
+            raise ValueError(f"score_mixing: a {synthesizer} synthesizer has no products of queries and keys to mix")
         self.synthesizer_kind = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
@@ -242,7 +247,7 @@ class SynthesizerAttention(MixheadAttention):
         Raises:
             OptionError: the input, cached tokens included, is longer than `max_length`
         """
-        v = self._split_heads(self.v_proj(query))
+        v = self._split_heads(self.v_proj(query), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
             v = self._after_cached(saved, "prev_value", v)  # [B, H, Nk, D]
@@ -252,13 +257,15 @@ class SynthesizerAttention(MixheadAttention):
         if n_keys > self.max_length:
             problem = f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
             raise OptionError(f"--tokens-per-sample: {problem} (its length in training); must be at most that")
-        q = v[:, :, n_keys - query.size(0) :]  # [B, H, Nq, D]; only its shape matters if nothing reads it
+        # [B, H, Nq, D]; only its shape matters if nothing reads it
+        q = v.new_zeros(query.size(1), self.num_heads, query.size(0), self.head_dim)
         if self.q_proj is not None:
-            q = self._split_heads(self.q_proj(query))
+            q = self._split_heads(self.q_proj(query), self.num_heads)
         scores = self.synthesizer(q, n_keys)
         attn_mask = self._additive(attn_mask, q)
         bias = scores.bias
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]
-        inputs = self._inputs(scores.query, scores.key, v, self._mixing(q), attn_mask, key_padding_mask)
-        return self._output(inputs, 1, before_softmax, need_weights, need_head_weights)
+        mixing, score_mixing = self._mixing(q, query)
+        inputs = self._inputs(scores.query, scores.key, v, mixing, score_mixing, attn_mask, key_padding_mask)
+        return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)

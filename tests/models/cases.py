@@ -11,18 +11,18 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import SCOPES
 
 # Every entry of every table once. The tests of the modules have all pairs.
 # A scope alone changes nothing and is refused, so all have a normalizer.
-POSITIONS = [{"relative_position": name} for name in RELATIVE_POSITIONS] + [{"relative_gain": 3}, {"head_dim": 5}]
+POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
+POSITIONS += [{"relative_gain": 3}, {"head_dim": 5}]
 SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
 ENTRIES = [
     *({"attention_normalizer": name} for name in NORMALIZERS),
-    *({"attention_normalizer": "l2", "head_mixing": name} for name in HEAD_MIXINGS),
+    *({"attention_normalizer": "l2", option: name} for option, table in PARTS.items() for name in table),
     *SCOPED,
     *POSITIONS,
 ]

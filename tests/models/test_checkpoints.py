@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import CheckpointError
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from tests.covering import each_once
 from tests.helpers import TINY, build, shake, tokens
@@ -16,16 +16,24 @@ from tests.xl import build_xl
 
 TRANSLATION = "mixhead_transformer"
 TRAINED = ("position-independent", "position-wise")
+VALUES = [{option: value} for option, table in PARTS.items() for value in table if value != "none"]
+# What starts without effect
+NEUTRAL = [
+    {option: value}
+    for option, table in PARTS.items()
+    for value, kind in table.items()
+    if kind.trained and kind.loads_without
+]
 
 
 def same(left, right):
     return all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
 
 
-@each_once(upstream=TINY, mixing=["none", *TRAINED])
-def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, mixing):
+@each_once(upstream=TINY, flags=[{}, *NEUTRAL])
+def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, flags):
     trained = build(upstream, seed=2).eval()
-    model = shake(build(f"mixhead_{upstream}", seed=3, head_mixing=mixing)).eval()
+    model = shake(build(f"mixhead_{upstream}", seed=3, **{"head_mixing": "none", **flags})).eval()
     model.load_state_dict(copy.deepcopy(trained.state_dict()), strict=True)
     sentences = tokens(padded=True)
     torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
@@ -35,7 +43,7 @@ def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, mixing):
     "arch, flags",
     [
         *((f"l2_{upstream}", {}) for upstream in TINY),
-        *(("l2_transformer_lm", {"head_mixing": mixing}) for mixing in HEAD_MIXINGS if mixing != "none"),
+        *(("l2_transformer_lm", flags) for flags in VALUES),
         *(("mixhead_synthesizer_lm", {"synthesizer": name}) for name in SYNTHESIZERS),
         ("mixhead_transformer", {"relative_position": "t5", "relative_gain": 3}),
         ("mixhead_transformer_lm", {"head_dim": 4, "heads_per_layer": "decoder-self=3:2,1:4"}),
@@ -53,9 +61,9 @@ def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags,
 
 
 def test_an_average_of_checkpoints_is_tensors_alone_and_loads():
-    for mixing in HEAD_MIXINGS:
-        state = dict(build(TRANSLATION, head_mixing=mixing).state_dict())
-        build(TRANSLATION, head_mixing=mixing, seed=2).load_state_dict(state)
+    for flags in VALUES:
+        state = dict(build(TRANSLATION, **flags).state_dict())
+        build(TRANSLATION, **flags, seed=2).load_state_dict(state)
 
 
 LM, SYNTHESIZER = "mixhead_transformer_lm", "mixhead_synthesizer_lm"
@@ -69,11 +77,16 @@ TOLD_BY_TENSORS = [
     ((TRANSLATION, {}), (TRANSLATION, {"head_dim": 9}), "--head-dim 4"),
     ((TRANSLATION, {}), (TRANSLATION, {"encoder_embed_dim": 32}), "--encoder-embed-dim 16"),
     ((TRANSLATION, {}), (TRANSLATION, {"attention_scope": "self"}), "--attention-scope"),
+    (("transformer", {}), (TRANSLATION, {"head_mixing": "differential"}), "--head-mixing none"),
+    (("transformer", {}), (TRANSLATION, {**SOFT, "attention_sink": "learned"}), "--attention-sink none"),
+    ((TRANSLATION, {"score_mixing": TRAINED[1]}), (TRANSLATION, {}), f"--score-mixing {TRAINED[1]}"),
+    ((TRANSLATION, {"attention_gate": "head"}), (TRANSLATION, {}), "--attention-gate"),
     (("transformer_lm", {}), (SYNTHESIZER, {}), "transformer_lm"),
     ((SYNTHESIZER, {}), (LM, {}), "--synthesizer dense"),
     ((SYNTHESIZER, {"synthesizer": "factorized-dense"}), (SYNTHESIZER, {}), "--synthesizer factorized-dense"),
 ]
 TOLD_BY_THE_RECORD = [
+    ((TRANSLATION, {}), (TRANSLATION, {"attention_sink": "zero"}), "--attention-sink none"),
     (("sigsoftmax_transformer", {}), (TRANSLATION, SOFT), "--attention-normalizer sigsoftmax"),
     ((TRANSLATION, {}), (TRANSLATION, {"encoder_attention_heads": 2}), "--encoder-attention-heads 4"),
     ((TRANSLATION, {}), (TRANSLATION, {"decoder_attention_heads": 2}), "--decoder-attention-heads 4"),
@@ -129,7 +142,7 @@ def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_fla
     [
         (TRANSLATION, {"attention_scope": "self"}, {}),
         (LM, {}, {"relative_gain": 3}),
-        (LM, {}, {"relative_position": "t5"}),
+        *((LM, {}, flags) for flags in NEUTRAL if "head_mixing" not in flags),
         *((SYNTHESIZER, {"synthesizer": name, **SOFT}, {"synthesizer": name}) for name in SYNTHESIZERS),
     ],
 )
@@ -142,7 +155,9 @@ def test_what_a_checkpoint_lacks_starts_without_effect(arch, before, after):
 
 def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
     build("sigsoftmax_transformer").load_state_dict(build("transformer").state_dict())
-    assert "sigsoftmax" in caplog.text
+    assert "--attention-normalizer it was trained; from now on it is sigsoftmax" in caplog.text
+    build(TRANSLATION, attention_sink="zero").load_state_dict(build("transformer").state_dict())
+    assert "--attention-sink it was trained; from now on it is zero" in caplog.text
 
 
 # ---- --*-layers-to-keep ----------------------------------------------------------------------------------------------

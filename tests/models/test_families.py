@@ -10,6 +10,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
 
 from mixhead_plugin.models import ARCHITECTURES
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.options import FAMILIES, SCOPES
 from tests.covering import each_once
 from tests.helpers import TINY, build, shake, task, tokens
@@ -29,17 +30,25 @@ def test_every_architecture_is_there_in_every_family():
             assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
 
 
+def starts_neutral(kind):
+    """Return whether a part has parameters and starts without effect."""
+    return kind.trained and kind.loads_without
+
+
 # The flags that a family sets, beside the head size of fixhead.
 PRESETS = {
     "mixhead": {"head_mixing": "position-wise"},
     "fixhead": {},
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
     "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
+    "talking_heads": {"head_mixing": "position-independent", "score_mixing": "position-independent"},
+    "differential": {"head_mixing": "differential"},
+    "gated": {"attention_gate": "head"},
 }
 
 
 def expected(family, name):
-    usual = {"attention_normalizer": "softmax", "head_mixing": "none", "value_init_scale": 1.0}
+    usual = {"attention_normalizer": "softmax", "value_init_scale": 1.0, **dict.fromkeys(PARTS, "none")}
     return {**usual, **PRESETS[family]}[name]
 
 
@@ -52,7 +61,7 @@ def test_a_family_is_its_preset(family, upstream):
     assert len(attentions(model)) == (6 if upstream == "transformer" else 2)
     for attention in attentions(model):
         assert attention.normalizer == expected(family, "attention_normalizer")
-        assert attention.head_mixing_kind == expected(family, "head_mixing")
+        assert all(getattr(attention, f"{part}_kind") == expected(family, part) for part in PARTS)
         assert attention.value_init_scale == expected(family, "value_init_scale")
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
@@ -145,9 +154,11 @@ def test_the_value_scale_survives_every_initialisation(upstream):
     assert scaled == (12 if upstream == "transformer" else 4)
 
 
-@each_once(upstream=TINY, mixing=["position-independent", "position-wise"])
-def test_an_untrained_mixhead_model_is_fairseqs_model_of_the_same_seed(upstream, mixing):
-    models = build(f"mixhead_{upstream}", head_mixing=mixing), build(upstream)
+@each_once(
+    upstream=TINY, flags=[{option: n} for option, table in PARTS.items() for n, k in table.items() if starts_neutral(k)]
+)
+def test_an_untrained_model_is_fairseqs_model_of_the_same_seed(upstream, flags):
+    models = build(f"mixhead_{upstream}", **{"head_mixing": "none", **flags}), build(upstream)
     sentences = tokens(padded=True)
     torch.testing.assert_close(*(forward(model.eval(), sentences) for model in models))
     torch.testing.assert_close(*(forward(model.train(), sentences).square().mean() for model in models))

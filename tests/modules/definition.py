@@ -7,7 +7,9 @@ import torch
 
 from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.synthesizer import SynthesizerAttention
+from mixhead_plugin.modules.gate import ATTENTION_GATES
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
+from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
@@ -15,7 +17,13 @@ LONGEST = 10  # input of a synthesizer
 OWN_SIZES = {"factorized-dense": 3, "factorized-random": 2}  # of synthesizers
 KDIM = 12  # of the keys of encoder-decoder attention
 # tests/ops has all of them: these need the largest score, the number of visible keys, and the length of a row
-NORMALIZERS = ["softmax", "relu2", "l2"]
+NORMALIZERS = ["softmax", "relu2", "l2", "l2, sink"]
+# Options of everything that comes beside the scores and their normalizer.
+MIXINGS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
+MIXINGS |= {
+    f"scores {n}": {"score_mixing": n, "head_mixing": "position-independent"} for n in SCORE_MIXINGS if n != "none"
+}
+MIXINGS |= {f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"} for n in ATTENTION_GATES if n != "none"}
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
 CROSS = {"encoder_decoder_attention": True, "kdim": KDIM, "vdim": KDIM}
@@ -29,11 +37,17 @@ KINDS = {
 }
 
 
+def variant(normalizer, mixing):
+    """Return the options of an entry of NORMALIZERS and one of MIXINGS."""
+    sink = {"attention_sink": "learned"} if normalizer.endswith(", sink") else {}
+    return {"normalizer": normalizer.removesuffix(", sink"), **sink, **MIXINGS[mixing]}
+
+
 def build(kind="self", mixing="none", normalizer="softmax", **options):
     """Build a module in evaluation mode; its parameters of mixing and distances are away from their start."""
     torch.manual_seed(3)
     options = {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind], **options}
-    module = shake(MixheadAttention(E, H, head_mixing=mixing, normalizer=normalizer, **options))
+    module = shake(MixheadAttention(E, H, **variant(normalizer, mixing), **options))
     for child in (module.relative_position, module.relative_gain):
         for parameter in child.parameters() if child is not None else ():
             torch.nn.init.normal_(parameter)
@@ -42,7 +56,9 @@ def build(kind="self", mixing="none", normalizer="softmax", **options):
 
 def build_synthesizer(synthesizer, mixing="none", normalizer="softmax", **options):
     torch.manual_seed(5)
-    options = {"head_mixing": mixing, "normalizer": normalizer, **options}
+    options = {**variant(normalizer, mixing), **options}
+    if not SYNTHESIZERS[synthesizer].multiplies:  # it refuses to mix scores
+        options.pop("score_mixing", None)
     return shake(SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)).eval()
 
 
@@ -79,32 +95,60 @@ def turned(x):
     return torch.cat([pairs.real, pairs.imag], -1).to(x.dtype)
 
 
-def finish(module, scores, hidden, v, q):
-    """Normalize scores [B, H, Nq, Nk], mix heads and project; return outputs and mixed weights [H, B, Nq, Nk]."""
-    weights = ops.NORMALIZERS[module.normalizer].weights(scores.masked_fill(hidden, float("-inf")))
+def matrix(part, q, x):
+    """Return M [B, Nq, H, H'] of a mixing for queries q [B, H, Nq, D] of the inputs x [Nq, B, C], one by one."""
+    names, x = dict(part.named_parameters()), x.transpose(0, 1)
+    if "query_weight" in names:
+        return torch.einsum("bjtd,di->btji", q, part.query_weight) + part.bias
+    if "left_weight" in names:
+        hidden = torch.nn.functional.gelu(x @ part.hidden_weight)
+        u, v = ((hidden @ w).unflatten(-1, (H, 2)) for w in (part.left_weight, part.right_weight))
+        u = u / (u.square().mean(2, keepdim=True) + 1e-6).sqrt()
+        diagonal = torch.eye(H, dtype=x.dtype) * (1 + (x @ part.diagonal_weight).tanh()[..., None])
+        return diagonal + u[..., :1] * v[..., 0][:, :, None] + u[..., 1:] * v[..., 1][:, :, None]
+    if "bias" in names:
+        share = (x @ part.weight + part.bias).sigmoid()
+        found = share.new_zeros(*share.shape[:2], H, H // 2)
+        for i in range(H // 2):
+            found[..., i, i], found[..., i + H // 2, i] = 1, -share[..., i]
+        return found
+    return part.weight.expand(*x.shape[:2], -1, -1)
+
+
+def mixed(part, heads, q, x):
+    return heads if part is None else torch.einsum("btji,bjtk->bitk", matrix(part, q, x), heads)
+
+
+def finish(module, scores, hidden, v, q, x, biases=0):
+    """Mix scores [B, H, Nq, Nk], normalize, mix and project; return outputs and mixed weights [H', B, Nq, Nk]."""
     n_queries, n_keys = scores.shape[2:]
+    scores = (mixed(module.score_mixing, scores, q, x) + biases).masked_fill(hidden, float("-inf"))
+    if module.attention_sink is not None:
+        column = module.attention_sink.weight[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column.to(scores.dtype)], -1)
+    weights = ops.NORMALIZERS[module.normalizer].weights(scores)[..., :n_keys]
     if module.relative_gain is not None:
         clip = module.relative_gain.clip
         offsets = torch.arange(n_keys) - torch.arange(n_keys - n_queries, n_keys)[:, None]  # key - query
         weights = weights * module.relative_gain.weight[:, offsets.clamp(-clip, clip) + clip]
-    if module.head_mixing_kind == "position-wise":
-        matrix = torch.einsum("bjtd,di->btji", q, module.head_mixing.query_weight) + module.head_mixing.bias
-        weights = torch.einsum("btji,bjtk->bitk", matrix, weights)
-    elif module.head_mixing is not None:
-        weights = torch.einsum("ji,bjtk->bitk", module.head_mixing.weight, weights)
+    weights = mixed(module.head_mixing, weights, q, x)
     out = torch.einsum("bhtk,bhkd->tbhd", weights, v)
+    if module.attention_gate is not None:
+        gate = 2 * (x @ module.attention_gate.weight + module.attention_gate.bias).sigmoid()
+        out = out * gate.unflatten(-1, (out.size(2), -1))
     return module.out_proj(out.flatten(2)), weights.transpose(0, 1)
 
 
 def definition(module, query, key, hidden):
     """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
-    q, k, v = heads(module.q_proj(query)), heads(module.k_proj(key)), heads(module.v_proj(key))
+    q, k = heads(module.q_proj(query)), heads(module.k_proj(key))
+    v, biases = heads(module.v_proj(key), module.num_mixed_heads), 0
     products = turned(q) @ turned(k).mT if module.relative_position_kind == "rotary" else q @ k.mT
     scores = products * module.head_dim**-0.5
     if module.relative_position_kind == "t5":
         offsets = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
-        scores = scores + module.relative_position.weight[module.relative_position.buckets(offsets)].permute(2, 0, 1)
-    return finish(module, scores, hidden, v, q)
+        biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(2, 0, 1)
+    return finish(module, scores, hidden, v, q, query, biases)
 
 
 def check_half_precision(found, formula, module, tensors, dtype):

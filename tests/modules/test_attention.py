@@ -7,13 +7,13 @@ import torch
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import IMPLEMENTATIONS
 from tests import helpers
 from tests.covering import covering, each_once
 from tests.modules.definition import (
     CROSS,
     KINDS,
+    MIXINGS,
     NK,
     NORMALIZERS,
     NQ,
@@ -32,7 +32,8 @@ from tests.modules.definition import (
 )
 from tests.own_process import in_own_process
 
-TRAINED = [name for name, kind in HEAD_MIXINGS.items() if kind.trained]
+# where nothing is different from fairseq before training
+STARTS = [name for name, kind in MIXINGS.items() if kind["head_mixing"] not in ("random", "average", "differential")]
 DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
 
 
@@ -44,7 +45,7 @@ def hidden(kind):
 
 
 @covering(
-    mixing=["none", *TRAINED],
+    mixing=STARTS,
     kind=["self", "constant", "zero", "cross", "t5", "gain"],
     masked=[False, True],
     need=[{"need_weights": False}, {}, {"need_head_weights": True}],
@@ -52,7 +53,7 @@ def hidden(kind):
 def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
     arguments = {"self_attention": kind != "cross", **KINDS[kind]}
     torch.manual_seed(3)
-    ours = MixheadAttention(E, H, head_mixing=mixing, **arguments).eval()
+    ours = MixheadAttention(E, H, **MIXINGS[mixing], **arguments).eval()
     torch.manual_seed(3)
     fairseqs = MultiheadAttention(E, H, **{k: v for k, v in arguments.items() if "relative" not in k}).eval()
     query, key, masks = inputs(kind)
@@ -70,7 +71,8 @@ def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
         assert torch.equal(parameter, ours.get_parameter(name)), name
         torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
     for name, parameter in ours.named_parameters():
-        assert "head_mixing" not in name or parameter.grad.abs().max() > 0, name
+        alive = "_mixing" in name and not any(part in name for part in ("hidden", "left"))  # their gradient is 0 at I
+        assert not alive or parameter.grad.abs().max() > 0, name
 
 
 def test_before_softmax_returns_what_fairseqs_module_returns():
@@ -84,7 +86,7 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
 # ---- the equations ---------------------------------------------------------------------------------------------------
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=DEFINED, head_dim=[None, 6])
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, head_dim=[None, 6])
 def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, head_dim):
     module = build(kind, mixing, normalizer, head_dim=head_dim).double()
     query, key, masks = inputs(kind, dtype=torch.float64)
@@ -102,13 +104,19 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
         torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
 
 
-@covering(kind=DEFINED, normalizer=["softmax", "l2"], dtype=[torch.float16, torch.bfloat16], need_weights=[False, True])
-def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, normalizer, dtype, need_weights):
+@covering(
+    kind=DEFINED,
+    normalizer=["softmax", "l2", "l2, sink"],
+    mixing=MIXINGS,
+    dtype=[torch.float16, torch.bfloat16],
+    need_weights=[False, True],
+)
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, normalizer, mixing, dtype, need_weights):
     query, key, masks = inputs(kind)
     check_half_precision(
         lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
         lambda m, q, k: definition(m, q, q if kind != "cross" else k, hidden(kind))[0],
-        build(kind, "position-wise", normalizer),
+        build(kind, mixing, normalizer),
         [query, key],
         dtype,
     )
@@ -131,7 +139,7 @@ def test_masks_may_be_boolean_or_one_per_head():
 # ---- step-by-step decoding -------------------------------------------------------------------------------------------
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=KINDS)
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
     module, (x, key, masks) = build(kind, mixing, normalizer).double(), inputs(kind, dtype=torch.float64)
     order, cross = torch.tensor([2, 0, 0]), kind == "cross"
@@ -146,7 +154,7 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
     torch.testing.assert_close(rest, module(chosen, key, key, need_weights=False, **masks)[0][3:])
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, beam=[2, 3])
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     module, key = build("cross", mixing, normalizer).double(), inputs("cross", dtype=torch.float64)[1]
     query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
@@ -158,7 +166,7 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)  # every sentence once
     whole, weights = module(query, key, key, need_head_weights=True, **masks)
     torch.testing.assert_close(whole, full)
-    assert weights.shape == (H, B * beam, NQ, NK)
+    assert weights.shape == (module.num_mixed_heads, B * beam, NQ, NK)
     masked = {**masks, "attn_mask": torch.randn(NQ, NK, dtype=torch.float64)}
     together = module(query, key, key, incremental_state={}, **masked)
     torch.testing.assert_close(together, module(query, key, key, **masked))
@@ -169,7 +177,7 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     torch.testing.assert_close(step, full[:1, order])
 
 
-@covering(mixing=["none", *TRAINED], equal=[False, True])
+@covering(mixing=STARTS, equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
     module = build("cross", mixing)
@@ -188,7 +196,7 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
         torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
 
 
-@covering(normalizer=NORMALIZERS, mixing=["none", "average", "position-wise"], kind=[k for k in KINDS if k != "zero"])
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=[k for k in KINDS if k != "zero"])
 def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
     module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
     scripted = torch.jit.script(StepByStep(module))
@@ -228,6 +236,9 @@ def test_the_value_scale_shrinks_values_and_outputs_alone():
     [
         {"num_heads": 5},  # without a head size
         {"num_mixed_heads": 2},  # without mixing
+        {"num_mixed_heads": 4, "head_mixing": "differential"},
+        {"num_heads": 1, "head_mixing": "differential"},
+        {"attention_sink": "zero", "normalizer": "sigmoid"},
         {"kdim": 3, "self_attention": True},
         {"encoder_decoder_attention": True, "relative_position": "t5"},
         {"self_attention": True, "add_zero_attn": True, "relative_gain": 2},
@@ -247,7 +258,7 @@ def test_quantisation_noise_reaches_the_projections():
 # ---- the device `meta`, on which people count parameters -------------------------------------------------------------
 
 
-@each_once(mixing=HEAD_MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
+@each_once(mixing=MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
 def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
     with torch.device("meta"):
         module = build(kind, mixing)

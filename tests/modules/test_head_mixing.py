@@ -4,59 +4,101 @@ import pytest
 import torch
 
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.heads import AttentionSizes
+from mixhead_plugin.modules.parts import PARTS
 
-H, D = 5, 4
+H, D, C = 6, 4, 7
+SHAPES = {"query": (2, H, 3, D), "input": (2, 3, C)}
 built = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items() if kind.build])
-trained = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items() if kind.trained])
+trained = pytest.mark.parametrize("name", [n for n, k in HEAD_MIXINGS.items() if k.trained and k.loads_without])
+
+
+def build(name, heads=H, mixed=None):
+    kind = HEAD_MIXINGS[name]
+    return kind.build(AttentionSizes(heads, D, mixed or heads // kind.group, kind.group * D, C))
+
+
+def inputs():
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("option, value", [(option, value) for option, table in PARTS.items() for value in table])
+def test_the_table_says_what_a_part_has(option, value):
+    kind = PARTS[option][value]
+    mixed = H - 1 if not kind.uncut and kind.trained else H // kind.group
+    module = kind.build(AttentionSizes(H, D, mixed, kind.group * D, C)) if kind.build else torch.nn.Module()
+    assert set(module.state_dict()) == set(kind.parameters)
+    for parameter, axes in kind.parameters.items():
+        for dim, side, whole_heads in axes:
+            size = {"source": H, "mixed": mixed}[side] * (D if whole_heads else 1)
+            assert module.state_dict()[parameter].shape[dim] == size
 
 
 @built
-def test_the_table_says_what_the_module_has(name):
+def test_the_table_says_what_a_mixing_reads(name):
     """Frozen matrices are in checkpoints too."""
-    kind = HEAD_MIXINGS[name]
-    mixing = kind.build(H, D, H - 1)
+    kind, mixing, given = HEAD_MIXINGS[name], build(name), inputs()
     assert bool(list(mixing.parameters())) == kind.trained
-    assert set(mixing.state_dict()) == set(kind.parameters)
-    for parameter, axes in kind.parameters.items():
-        for dim, side, _ in axes:
-            assert mixing.state_dict()[parameter].shape[dim] == {"source": H, "mixed": H - 1}[side]
     torch.manual_seed(1)
-    torch.nn.init.normal_(next(iter(mixing.state_dict().values())))
-    one, other = (mixing(torch.randn(2, H, 3, D)) for _ in range(2))
-    assert torch.equal(one, other) != kind.reads_query
+    for tensor in mixing.state_dict().values():
+        torch.nn.init.normal_(tensor)
+    for what in given:
+        changed = {**given, what: torch.randn(SHAPES[what])}
+        assert torch.equal(mixing(*given.values()), mixing(*changed.values())) == (kind.reads != what)
 
 
 @trained
 def test_a_trained_mixing_starts_as_the_identity_and_so_does_a_checkpoint_without_it(name):
-    mixing = HEAD_MIXINGS[name].build(H, D, H)
-    start = mixing(torch.randn(2, H, 3, D))
+    mixing = build(name)
+    start = mixing(*inputs().values())
     for parameter in mixing.parameters():
         parameter.data.normal_()
     state = {}
     mixing.upgrade_state_dict_named(state, "attention.head_mixing")
     mixing.load_state_dict({key.removeprefix("attention.head_mixing."): value for key, value in state.items()})
-    for matrix in (start, mixing(torch.randn(2, H, 3, D))):
+    for matrix in (start, mixing(*inputs().values())):
         assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
 
 
+def test_low_rank_mixing_starts_where_it_can_learn_and_draws_no_number_of_other_weights():
+    torch.manual_seed(3)
+    expected = torch.randn(1)
+    torch.manual_seed(3)
+    mixing = build("low-rank")
+    assert torch.equal(torch.randn(1), expected)
+    noise = torch.randn(2, 3, H, H)
+    (mixing(*inputs().values()) * noise).sum().backward()
+    assert all(mixing.get_parameter(name).grad.abs().max() > 0 for name in mixing.identity())
+
+
+def test_a_differential_head_is_the_difference_of_a_pair():
+    mixing, (query, x) = build("differential"), inputs().values()
+    torch.nn.init.normal_(mixing.weight)
+    matrix = mixing(query, x)
+    for b, t, j, i in torch.cartesian_prod(*map(torch.arange, (2, 3, H, H // 2))).tolist():
+        share = torch.sigmoid(x[b, t] @ mixing.weight[:, i] - 2)
+        expected = 1.0 if j == i else -share if j == i + H // 2 else 0.0
+        torch.testing.assert_close(matrix[b, t, j, i], torch.as_tensor(expected))
+
+
 def test_position_wise_mixing_is_its_equation():
-    mixing = HEAD_MIXINGS["position-wise"].build(H, D, H)
+    mixing = build("position-wise")
     for parameter in mixing.parameters():
         parameter.data.normal_()
-    query = torch.randn(2, H, 3, D)
-    matrix = mixing(query)
+    query, x = inputs().values()
+    matrix = mixing(query, x)
     for b, t, j, i in torch.cartesian_prod(*map(torch.arange, (2, 3, H, H))).tolist():
         expected = query[b, j, t] @ mixing.query_weight[:, i] + mixing.bias[j, i]
         torch.testing.assert_close(matrix[b, t, j, i], expected)
 
 
 def test_average_mixing_makes_every_head_the_mean_head():
-    matrix = HEAD_MIXINGS["average"].build(H, D, H)(torch.randn(1, H, 1, D))
+    matrix = build("average")(*inputs().values())
     torch.testing.assert_close(matrix, torch.full((H, H), 1 / H))
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8, 64])
 def test_columns_of_random_mixing_sum_to_one(heads):
-    matrix = HEAD_MIXINGS["random"].build(heads, D, heads)(torch.randn(1, heads, 1, D))
+    matrix = build("random", heads)(*inputs().values())
     torch.testing.assert_close(matrix.sum(0), torch.ones(heads))
     assert heads == 1 or matrix.std() > 0.01

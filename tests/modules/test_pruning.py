@@ -10,9 +10,10 @@ from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, cut_state,
 from tests.covering import covering
 from tests.helpers import build, shake, tokens
 from tests.modules import definition
-from tests.modules.definition import KINDS, NORMALIZERS, H, inputs
+from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, H, inputs, variant
 
 SIZE = 6
+CUT = [name for name in MIXINGS if name not in ("low-rank", "differential") and "scores" not in name]
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
 MIXED = KeptHeads((1, 3), (0, 1, 3))
 
@@ -21,10 +22,10 @@ def attention(mixing="position-wise", **flags):
     return definition.build(mixing=mixing, head_dim=SIZE, **flags).double()
 
 
-@covering(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, kind=KINDS, bias=[True, False])
+@covering(normalizer=NORMALIZERS, mixing=CUT, kind=KINDS, bias=[True, False])
 def test_the_smaller_module_is_the_masked_one(normalizer, mixing, kind, bias):
-    kept = MIXED if HEAD_MIXINGS[mixing].build else UNMIXED
-    options = {"normalizer": normalizer, "head_mixing": mixing, "head_dim": SIZE, "bias": bias}
+    kept = UNMIXED if mixing == "none" else MIXED
+    options = {**variant(normalizer, mixing), "head_dim": SIZE, "bias": bias}
     options |= {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind]}
     module = definition.build(kind, mixing, normalizer, head_dim=SIZE, bias=bias).double()
     smaller = (
@@ -53,6 +54,12 @@ def test_a_parameter_without_axes_is_refused():
     module.positions = torch.nn.Parameter(torch.zeros(H))
     with pytest.raises(OptionError, match=r"^layer: cannot be cut, its positions belongs to"):
         cut_parameters("layer", module, UNMIXED)
+
+
+@pytest.mark.parametrize("mixing", [name for name in MIXINGS if name not in CUT])
+def test_heads_that_all_others_need_are_refused_by_flag(mixing):
+    with pytest.raises(OptionError, match=r"^layer: cannot be cut with --(head|score)-mixing .*; its heads can only"):
+        cut_parameters("layer", attention(mixing), MIXED)
 
 
 def test_the_flag_says_both_numbers_where_they_differ():

@@ -5,19 +5,18 @@ import math
 import pytest
 import torch
 
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from tests.covering import covering
 from tests.helpers import shake
-from tests.modules.definition import NORMALIZERS, check_half_precision, finish, heads
+from tests.modules.definition import MIXINGS, NORMALIZERS, check_half_precision, finish, heads, variant
 
-C, H, D, B, M, N = 6, 3, 5, 2, 3, 4
+C, H, D, B, M, N = 6, 4, 5, 2, 3, 4
 GAIN = 2  # the farthest distance of learned gains
 
 
 def module(normalizer="softmax", mixing="position-wise", **options):
     torch.manual_seed(2)
-    attention = SegmentAttention(C, H, normalizer=normalizer, head_mixing=mixing, head_dim=D, **options)
+    attention = SegmentAttention(C, H, head_dim=D, **variant(normalizer, mixing), **options)
     if attention.relative_gain is not None:
         torch.nn.init.normal_(attention.relative_gain.weight)
     return shake(attention).double()
@@ -34,18 +33,18 @@ def by_definition(attention, x, memory, positions, u, v, span=None):
     query, key = heads(attention.q_proj(x), H), heads(attention.k_proj(source), H)
     r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)  # [H, Nk, D], the last at distance 0
     hidden = torch.ones(x.size(0), source.size(0), dtype=torch.bool)
-    scores = x.new_zeros(B, H, *hidden.shape)
+    content, places = (x.new_zeros(B, H, *hidden.shape) for _ in range(2))
     for t in range(x.size(0)):
         for k in range(past + t + 1 if span is None else span):
             distance = past + t - k if span is None else k
             k = past + t - distance
             if k < 0:
                 continue
-            content = ((query[:, :, t] + u) * key[:, :, k]).sum(-1)
-            position = ((query[:, :, t] + v) * r[:, -1 - distance]).sum(-1)
-            scores[:, :, t, k] = (content + position) / math.sqrt(D)
+            content[:, :, t, k] = ((query[:, :, t] + u) * key[:, :, k]).sum(-1) / math.sqrt(D)
+            places[:, :, t, k] = ((query[:, :, t] + v) * r[:, -1 - distance]).sum(-1) / math.sqrt(D)
             hidden[t, k] = False
-    return finish(attention, scores, hidden, heads(attention.v_proj(source), H), query)[0]
+    values = heads(attention.v_proj(source), attention.num_mixed_heads)
+    return finish(attention, content, hidden, values, query, x, places)[0]
 
 
 def mask_of(x, memory, span=None):
@@ -54,7 +53,7 @@ def mask_of(x, memory, span=None):
 
 @covering(
     normalizer=NORMALIZERS,
-    mixing=HEAD_MIXINGS,
+    mixing=MIXINGS,
     impl=["auto", "blockwise", "reference"],
     span=[None, 3],
     gain=[0, GAIN],

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from tests.covering import covering
 from tests.modules.definition import (
     LONGEST,
+    MIXINGS,
     NORMALIZERS,
     OWN_SIZES,
     E,
@@ -57,10 +57,11 @@ def scores_by_definition(module, q):
 def definition(module, x):
     """Return the output and the weights of each head, where padding and the future are hidden."""
     q = None if module.q_proj is None else heads(module.q_proj(x), H)
-    return finish(module, scores_by_definition(module, q), HIDDEN, heads(module.v_proj(x), H), q)
+    values = heads(module.v_proj(x), module.num_mixed_heads)
+    return finish(module, scores_by_definition(module, q), HIDDEN, values, q, x)
 
 
-@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, impl=["blockwise", "reference"])
+@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"])
 def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer, mixing, impl):
     module = build(synthesizer, mixing, normalizer, impl=impl).double()
     x = torch.randn(N, B, E).double().requires_grad_()
@@ -86,7 +87,7 @@ def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
     torch.testing.assert_close(values, heads(module.v_proj(x), H).flatten(0, 1))
 
 
-@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=HEAD_MIXINGS)
+@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, normalizer, mixing):
     module = build(synthesizer, mixing, normalizer).double()
     x, order = torch.randn(N, 3, E).double(), torch.tensor([2, 0, 0, 1])
@@ -98,7 +99,8 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, no
     torch.testing.assert_close(rest, module(chosen, chosen, chosen, attn_mask=FUTURE)[0][4:])
     # no keys in the cache
     cached = {name: rows for name, rows in module._get_input_buffer(state).items() if rows is not None}
-    assert {name: rows.shape for name, rows in cached.items()} == {"prev_value": (4, H, N, D)}
+    heads = module.num_mixed_heads
+    assert {name: rows.shape for name, rows in cached.items()} == {"prev_value": (4, heads, N, E // heads)}
 
 
 @every_synthesizer

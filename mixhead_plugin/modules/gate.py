@@ -1,0 +1,53 @@
+"""Define gates on the outputs of heads: each value of --attention-gate is one row of ATTENTION_GATES; torch alone."""
+
+from functools import partial
+from typing import Dict
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.modules.heads import AttentionSizes, Axis, PartKind
+
+
+class AttentionGate(nn.Module):
+    """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the gates as 1.
+
+    Args:
+        sizes: of the attention
+        by_number: whether each number of a head has its own gate, not each head one
+    """
+
+    def __init__(self, sizes: AttentionSizes, by_number: bool):
+        super().__init__()
+        gates = sizes.mixed_heads * (sizes.value_dim if by_number else 1)
+        self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
+        self.bias = nn.Parameter(torch.zeros(gates))
+
+    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+        """Add gates of 1 to a checkpoint without gates."""
+        for key, parameter in self.named_parameters():
+            state_dict.setdefault(f"{name}.{key}", torch.zeros(parameter.shape))
+
+    def forward(self, out: Tensor, x: Tensor) -> Tensor:
+        """Return O [B, Nq, H', D] with the gates of x [B, Nq, C]."""
+        gate = 2 * torch.sigmoid(torch.matmul(x, self.weight) + self.bias)
+        return out * gate.view(out.size(0), out.size(1), out.size(2), gate.size(2) // out.size(2))
+
+
+ATTENTION_GATES = {
+    "none": PartKind(None, "", "", {}),
+    "head": PartKind(
+        partial(AttentionGate, by_number=False),
+        "O_h times 2 sigmoid(x W + c), one gate a head",
+        "Qiu et al. 2025, without their factor 2",
+        {"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
+        trained=True,
+    ),
+    "element": PartKind(
+        partial(AttentionGate, by_number=True),
+        "the same, one gate a number",
+        "Qiu et al. 2025, without their factor 2",
+        {"weight": (Axis(1, "mixed", whole_heads=True),), "bias": (Axis(0, "mixed", whole_heads=True),)},
+        trained=True,
+    ),
+}
