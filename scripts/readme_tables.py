@@ -4,20 +4,19 @@ import re
 from pathlib import Path
 
 from mixhead_plugin.errors import option_name
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Every normalizer and head mixing is tested for these, in these files.
+# Every row of the table of variants is tested for these, in these files.
 COLUMNS = {
     "causal, padding, additive masks": "tests/ops/test_attention.py",
     "dropout": "tests/ops/test_attention.py",
     "step-by-step decoding": "tests/models/test_decoding.py",
-    "fp16, bf16": "tests/ops/test_attention.py",
+    "fp16, bf16": "tests/modules/test_attention.py",
     "TorchScript": "tests/modules/test_attention.py",
 }
 
@@ -37,13 +36,12 @@ def families() -> str:
 
 def variants() -> str:
     rows = []
-    for flag, entries in (
-        ("--attention-normalizer", NORMALIZERS),
-        ("--head-mixing", HEAD_MIXINGS),
-        ("--relative-position", {name: kind for name, kind in RELATIVE_POSITIONS.items() if kind.build}),
-    ):
+    parts = {option: {name: kind for name, kind in table.items() if kind.build} for option, table in PARTS.items()}
+    for option, entries in {"attention_normalizer": NORMALIZERS, **parts}.items():
         for name, entry in entries.items():
-            rows.append([f"`{flag} {name}`", f"`{entry.formula}`", entry.source, *["yes"] * len(COLUMNS)])
+            rows.append(
+                [f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source, *["yes"] * len(COLUMNS)]
+            )
     return table(["variant", "formula", "source", *COLUMNS], rows)
 
 
@@ -63,7 +61,7 @@ def implementations() -> str:
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
-        acts_on = "head mixing that is trained" if entry.on_mixing else "every attention of the plugin"
+        acts_on = "head mixing that is free to turn" if entry.on_mixing else "every attention of the plugin"
         rows.append([f"`--{name}-weight`", entry.formula, entry.source, acts_on, f"{entry.weight:g}", f"`{name}_loss`"])
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 

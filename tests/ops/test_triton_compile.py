@@ -104,7 +104,8 @@ def compile_all(capability, tiles, calls):
         padding = torch.zeros(b, n, dtype=torch.bool) if call.get("padding") else None
         how = (call.get("normalizer", "softmax"), call.get("causal", True), call.get("dropout", 0.0), d**-0.5)
         masks, seed = (mask, padding, None, None, None), torch.tensor(2**40)  # nothing depends on distances
-        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, seed, *how))
+        sink = torch.zeros(h) if call.get("sink") else None
+        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, sink, None, seed, *how))
         out, rows = made.forward()
         made.backward(torch.empty_like(out), rows, out)
     return report
@@ -129,7 +130,8 @@ def must_fit(report, dtype="bfloat16", shrink=False):
 
 def test_the_kernels_are_valid_triton():
     masks = dict(mask=[1, 8], padding=True, dropout=0.1, normalizer="sigsoftmax")
-    calls = [dict(heads=8, head_dim=64, mixed="per query", **masks), dict(heads=8, head_dim=16, mask=[1, 1])]
+    calls = [dict(heads=8, head_dim=64, mixed="per query", **masks), dict(heads=8, head_dim=16, mask=[1, 1], sink=True)]
+    calls += [dict(heads=8, head_dim=16, mixed=mixed, normalizer="sigmoid", padding=True) for mixed in (None, "shared")]
     names = [f"{kind}_{name}_kernel" for kind in ("flash", "mixed") for name in ("fwd", "bwd_dq", "bwd_dkv")]
     found = {line["kernel"] for line in report_of(calls, "front end")}
     assert found == {*names, "flash_bwd_delta_kernel", "mixed_bwd_dm_kernel", "spans_kernel"}
@@ -164,12 +166,20 @@ def test_every_kind_of_shape_compiles_and_fits(heads, head_dim, dtype):
     must_fit(report_of(calls, "every"), dtype)
 
 
-VARIANTS = [dict(causal=False), dict(mask=[1, 1], padding=True), dict(mask=[1, 8]), dict(mask=[1, 8], dropout=0.1)]
+VARIANTS = [
+    dict(causal=False),
+    dict(mask=[1, 1], padding=True),
+    dict(mask=[1, 8]),
+    dict(mask=[1, 8], dropout=0.1),
+    dict(sink=True),
+]
 
 
 @pytest.mark.slow
-@covering(mixed=MIXED, normalizer=["softmax", "sigsoftmax", "l2"], variant=VARIANTS)
+@covering(mixed=MIXED, normalizer=["softmax", "sigsoftmax", "l2", "sigmoid"], variant=VARIANTS)
 def test_every_variant_compiles_and_fits(mixed, normalizer, variant):
+    if normalizer == "sigmoid":
+        variant = {name: value for name, value in variant.items() if name != "sink"}
     shape = dict(heads=8, head_dim=64, mixed=mixed, normalizer=normalizer, length=777)
     must_fit(report_of([{**shape, **variant}], "every"))
 

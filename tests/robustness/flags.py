@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.errors import option_name
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES
@@ -23,13 +23,12 @@ from tests.xl import XL_SIZES
 # Values of each flag, good and bad. The first half is accepted in some combination.
 ATTENTION = {
     "--attention-normalizer": (*NORMALIZERS, "Softmax", ""),
-    "--head-mixing": (*HEAD_MIXINGS, "position_wise"),
+    **{option_name(option): (*table, "position_wise") for option, table in PARTS.items()},
     "--head-dim": ("2", "4", "5", "32", "0", "-1", "1.5", "nan"),
     "--attention-scope": (*SCOPES, "encoder-self"),
     "--attention-impl": ("auto", *IMPLEMENTATIONS, "cuda"),
     "--value-init-scale": ("0.1", "2", "0", "-1", "nan", "inf", "one"),
     "--mixing-lr-scale": ("0.1", "10", "0", "-2", "nan", "inf"),
-    "--relative-position": (*RELATIVE_POSITIONS, "rope"),
     "--relative-gain": ("0", "1", "4", "-1", "2.5"),
     "--heads-per-layer": (
         "SIDE-self=3,2",

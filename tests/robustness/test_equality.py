@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import NORMALIZERS
 from tests.commands import PLUGIN, logged, run, two_workers
 from tests.criterions.cases import CASES, criterion, lm_batch, model
@@ -99,7 +99,7 @@ def losses_of(which, **flags):
 SLOW = [
     *((which, {}, "inductor") for which in (*TASKS, "synthesizer_lm", "transformer_xl")),
     *(("cross_entropy", {"attention_normalizer": name}, "aot_eager") for name in NORMALIZERS),
-    *(("cross_entropy", {"head_mixing": name}, "aot_eager") for name in HEAD_MIXINGS),
+    *(("cross_entropy", {option: name}, "aot_eager") for option, table in PARTS.items() for name in table),
     *(("cross_entropy", {"attention_impl": impl}, "inductor") for impl in ("reference", "blockwise")),
 ]
 

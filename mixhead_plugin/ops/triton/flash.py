@@ -39,7 +39,7 @@ def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_qu
         if v is None:  # the statistic is complete
             start, whole = stop, stop
     if sink is not None:  # each row has seen a key of this score
-        b_sink = tl.load(sink + i_h) + tl.zeros([C.BM], tl.float32)  # [BM]
+        b_sink = tl.load(sink + i_h) + tl.full([C.BM], 0.0, tl.float32)  # [BM]
         b_max = rows.exponent(b_sink, C)
         b_sum += rows.sigmoid_of_abs(b_sink) if C.NORMALIZER == "sigsoftmax" else 1.0
     for EDGE in tl.static_range(2):

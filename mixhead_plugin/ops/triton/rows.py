@@ -173,7 +173,7 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
 @triton.jit
 def visible_keys(i_b, i_h, o_m, start, whole, stop, masks, n_queries, n_keys, C: tl.constexpr):
     """Return log2 of the number of keys that each query sees, inf for none, [BM]; the span is that of `key_span`."""
-    b_n = tl.zeros([C.BM], tl.float32) + (whole - start)  # [BM]
+    b_n = tl.full([C.BM], 0.0, tl.float32) + (whole - start)  # [BM]
     for i_n in range(whole, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
         b_a = bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)  # [BM, BN]
