@@ -8,6 +8,7 @@
 Cases:
   core      the attention alone, from queries, keys and values, with a causal mask
   module    the multi-head attention with its projections: short padded sentences, and long rows with a causal mask
+  variants  the same with every normalizer, and with everything that the flags add, one at a time
   training  one update of a language model by fairseq's trainer
   memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
@@ -37,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, w
 from benchmarks import core
 from benchmarks.measure import measure
 
-CASES = ("core", "module", "training", "memory")
+CASES = ("core", "module", "variants", "training", "memory")
 COLUMNS = ("case", "size", "name", "ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
 
 
@@ -94,6 +95,12 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         for heads, length, head_dim, causal in (*short, (8, 512, 64, True), (16, 128, 8, True)):
             size = (max(2, args.tokens // length), heads, length, head_dim)
             yield timed(module.case(size, causal, args.dropout, *own))
+    if "variants" in args.cases:
+        from benchmarks import module
+
+        for heads, head_dim in ((8, 64), (32, 8)):
+            size = (max(1, args.tokens // 512), heads, min(512, args.tokens), head_dim)
+            yield timed(module.case(size, True, args.dropout, *own, module.EVERY))
     if "training" in args.cases:
         from benchmarks import model
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mixhead_plugin.modules.parts import PARTS
+
 WARM_UP = {"cpu": 1, "cuda": 3}  # rounds; a GPU has to raise its clock
 FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
 
@@ -40,10 +42,10 @@ def check(
 
 
 def shake(model: torch.nn.Module) -> None:
-    """Move the mixing away from the identity, so that errors in it show."""
+    """Move what flags add away from its start, so that errors in it show."""
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
-        if "head_mixing" in name:
+        if PARTS.keys() & set(name.split(".")):
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 

@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from fairseq.modules import MultiheadAttention
@@ -11,19 +11,31 @@ from torch import Tensor
 from benchmarks.core import Size, title
 from benchmarks.measure import Case, check, shake
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.ops import NORMALIZERS
 
-MIXINGS = {"softmax": "none", "Mixhead A": "position-independent", "Mixhead B": "position-wise"}
-PARTS = ("output", "gradient of x", "gradient of the parameters")
+Variants = Mapping[str, Mapping[str, str]]  # options of the attention, by name
+MIXHEAD = {
+    "softmax": {},
+    "Mixhead A": {"head_mixing": "position-independent"},
+    "Mixhead B": {"head_mixing": "position-wise"},
+}
+EVERY = {
+    "softmax": {},
+    **{name: {"normalizer": name} for name in NORMALIZERS if name != "softmax"},
+    **{f"{o} {name}": {o: name} for o, table in PARTS.items() for name, kind in table.items() if kind.build},
+}
+RESULTS = ("output", "gradient of x", "gradient of the parameters")
 
 
-def case(size: Size, causal: bool, dropout: float, device: str, dtype: str) -> Case:
+def case(size: Size, causal: bool, dropout: float, device: str, dtype: str, variants: Variants = MIXHEAD) -> Case:
     """Return the checked contenders; if not causal, the sentences have half to all of the length, and padding."""
     batch, heads, length, head_dim = size
     torch.manual_seed(1)
     upstream = MultiheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True)
     modules: dict[str, torch.nn.Module] = {"fairseq": upstream}
-    for name, mixing in MIXINGS.items():
-        own = MixheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True, head_mixing=mixing)
+    for name, options in variants.items():
+        own = MixheadAttention(heads * head_dim, heads, dropout=dropout, self_attention=True, causal=causal, **options)
         own.load_state_dict(upstream.state_dict(), strict=False)
         shake(own)
         modules[name] = own
@@ -46,7 +58,7 @@ def case(size: Size, causal: bool, dropout: float, device: str, dtype: str) -> C
         reference.impl = "reference"
         exact = copy.deepcopy(reference).double()
         x64 = x.detach().double().requires_grad_()
-        check(name, PARTS, results(module, x), results(reference, x), results(exact, x64))
+        check(name, RESULTS, results(module, x), results(reference, x), results(exact, x64))
     contenders = {name: functools.partial(results, module.train(), x) for name, module in modules.items()}
     shown = f"{title(size, dropout)}, {'causal' if causal else 'padded'}"
     return Case("module", shown, contenders, "softmax")

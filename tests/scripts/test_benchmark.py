@@ -5,7 +5,7 @@ import csv
 import benchmark
 import pytest
 import torch
-from benchmarks import core, measure, model
+from benchmarks import core, measure, model, module
 
 from mixhead_plugin.modules.attention import MixheadAttention
 
@@ -28,6 +28,11 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
         assert float(row["by_upstream"]) > 0 and float(row["by_softmax"]) > 0 and row["torch"] == torch.__version__
     assert {row["by_softmax"] for row in found if row["name"] == "auto: softmax"} == {"1.0"}
     assert "auto: Mixhead B" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_entry_of_the_tables_is_timed(tmp_path):
+    assert {row["name"] for row in rows("variants", out=tmp_path)} == {"fairseq", *module.EVERY}
 
 
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
