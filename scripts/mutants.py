@@ -39,6 +39,7 @@ swish-not-shifted: torch.exp(scores - largest. => torch.exp(scores - 0 * largest
 zero-by-zero: total = total.masked_fill(total == 0, float("inf")) => pass
 softmax-of-a-row-without-keys: return weights if visible is None else weights * visible => return weights
 relu2-counts-hidden-keys: (scores != float("-inf")).sum( => (scores == scores).sum(
+sigmoid-without-the-number-of-keys: shifted = scores - _count(scores).clamp_(min=1).log_() => shifted = scores
 # mixhead_plugin/ops/masks.py: tests/ops/test_masks.py tests/ops/test_attention.py
 causal-sees-one-ahead: .triu(1 + n_keys - n_queries) => .triu(2 + n_keys - n_queries)
 padding-inverted: masked_fill(padding[ => masked_fill(~padding[
@@ -52,6 +53,7 @@ tried-in-the-thread-of-the-call: return thread.submit(_try, variant).result() =>
 fasta-by-a-shell: @replaces(FastaDataset, "_build_index") => @replaces(FastaDataset, "__init__")
 # mixhead_plugin/ops/reference.py: tests/ops/test_attention.py tests/modules/test_attention.py
 mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
+sink-mixed-with-the-keys: [..., : inputs.key.size(2)] => [..., -inputs.key.size(2) :]
 scale-missing: torch.matmul(query * inputs.scale, => torch.matmul(query,
 dropout-before-mixing: apply_gain(weights, inputs.gain), inputs.mixing)
   => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), inputs.mixing);inputs = inputs._replace(dropout_p=0)
@@ -66,6 +68,8 @@ blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2
 blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)
 blockwise-mixing-gradient-transposed: torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2))
   => torch.bmm(d_mixed.flatten(2), weights.flatten(2).transpose(1, 2))
+blockwise-sink-without-gradient: grads["sink"].copy_( => grads["sink"].sub_(
+blockwise-score-mixing-not-transposed-back: part.score_mixing.transpose(-2, -1) => part.score_mixing
 blockwise-relative-gradient-of-old-memory: d_distances.zero_() => pass
 blockwise-gain-missing-in-backward: d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain)) => pass
 # mixhead_plugin/ops/blockwise/plan.py: tests/ops/test_attention.py tests/ops/test_masks.py
@@ -74,6 +78,7 @@ blockwise-last-block-missing: for start in range(0, n, size)] => for start in ra
 triton-stride-of-the-statistic: p_x = x + i_b * H * n + o_h => p_x = x + i_b * n + o_h
 triton-first-tile-missing: tl.maximum(first - (n_keys - n_queries), 0) // C.BM * C.BM
   => tl.maximum(first - (n_keys - n_queries), 0) // C.BM * C.BM + C.BM
+triton-sigmoid-gradient: return b_p * (1.0 - b_p) * b_dp => return b_p * b_dp
 triton-l2-gradient: return b_p * (b_dp - b_p * b_delta) => return b_p * (b_dp - b_delta)
 # mixhead_plugin/ops/triton/mixed.py: tests/ops/test_triton.py
 triton-mixing-not-transposed-back: m.s_d, m.s_n, m.s_h)  # from => m.s_h, m.s_n, m.s_d)  # from
@@ -86,8 +91,12 @@ penalty-with-padding-of-the-other-side: "decoder" if "decoder" in name.split("."
 # mixhead_plugin/criterions/regularized.py: tests/criterions/test_orthogonal.py
 penalty-logged-for-one-token: = value * sample_size => = value
 # mixhead_plugin/modules/attention.py: tests/modules/test_attention.py tests/models/test_decoding.py
-mixing-in-training-only: if self.head_mixing is None: => if self.head_mixing is None or not self.training:
-mixing-missing-in-decoding: mixing = self._mixing(q) => mixing = self._mixing(q) if incremental_state is None else None
+mixing-in-training-only: if self.head_mixing is not None: => if self.head_mixing is not None and self.training:
+mixing-missing-in-decoding: mixing, score_mixing = self._mixing(q, query)
+  => mixing, score_mixing = self._mixing(q, query) if incremental_state is None else (None, None)
+score-mixing-missing-in-training: if self.score_mixing is not None:
+  => if self.score_mixing is not None and not self.training:
+sink-left-out: sink = self.attention_sink() => sink = None
 scale-of-another-head-size: self.scaling = self.head_dim**-0.5 => self.scaling = (embed_dim // num_heads) ** -0.5
 dropout-in-evaluation: if self.training or self.dropout_module. => if True or self.dropout_module.
 # mixhead_plugin/modules/relative_position.py: tests/modules/test_relative_position.py tests/modules/test_attention.py
@@ -105,6 +114,10 @@ cache-forgets-padding: saved["prev_key_padding_mask"] = mask => saved["prev_key_
 beams-of-another-sentence: key = key[:, :: self.beam_size] => key = key[:, : key.size(1) // self.beam_size]
 # mixhead_plugin/modules/head_mixing.py: tests/modules/test_head_mixing.py tests/models/test_checkpoints.py
 upgrade-to-a-mirrored-identity: torch.eye(*self.weight.shape)} => torch.eye(*self.weight.shape).flip(1)}
+low-rank-without-root-mean-square: left = left * torch.rsqrt(left.square().mean(-2, keepdim=True) + 1e-6) => pass
+differential-adds: -torch.diag_embed(share)], -2) => torch.diag_embed(share)], -2)
+# mixhead_plugin/modules/gate.py: tests/modules/test_attention.py
+gate-starts-at-a-half: gate = 2 * torch.sigmoid( => gate = torch.sigmoid(
 # mixhead_plugin/modules/checkpoint.py: tests/models/test_checkpoints.py
 checkpoint-of-other-flags-loads: if option not in wanted or value == wanted[option]: => if True:
 # mixhead_plugin/modules/pruning.py: tests/modules/test_pruning.py
@@ -127,7 +140,7 @@ preset-of-a-family: {"head_mixing": "position-wise"} => {"head_mixing": "positio
 preset-of-l2: "value_init_scale": 0.5 => "value_init_scale": 1.0
 preset-of-sigsoftmax: {"attention_normalizer": "sigsoftmax"} => {"attention_normalizer": "softmax"}
 scope-not-checked: if not covered: => if False:
-learning-rate-not-checked: if not HEAD_MIXINGS[args.head_mixing].trained: => if False:
+learning-rate-not-checked: if not any(PARTS[name][getattr(args, name)].trained => if not any(True
 # mixhead_plugin/errors.py: tests/analysis/test_main.py
 message-of-many-lines: error: {message}" => error:\n{message}"
 # mixhead_plugin/repairs/atomic_checkpoints.py: tests/repairs/test_training.py

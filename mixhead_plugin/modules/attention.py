@@ -134,7 +134,8 @@ class MixheadAttention(CachedAttention):
             raise ValueError(f"attention_sink {attention_sink}: normalizer {normalizer} has no place for it")
         sizes = AttentionSizes(num_heads, self.head_dim, self.num_mixed_heads, value_dim, embed_dim, causal)
         self.head_mixing_kind, self.head_mixing = head_mixing, build_part("head_mixing", head_mixing, sizes)
-        self.score_mixing_kind, self.score_mixing = score_mixing, build_part("score_mixing", score_mixing, sizes)
+        square = sizes._replace(mixed_heads=num_heads)
+        self.score_mixing_kind, self.score_mixing = score_mixing, build_part("score_mixing", score_mixing, square)
         self.attention_sink_kind = attention_sink
         self.attention_sink = build_part("attention_sink", attention_sink, sizes)
         self.attention_gate_kind = attention_gate

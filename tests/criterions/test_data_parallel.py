@@ -12,12 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.commands import free_port, start
 from tests.criterions.cases import CASES, criterion, model
+from tests.models.test_fairseq_features import LOW_RANK
 
 FLAGS = {
     "plain": ({}, {}),
     # Which layers are dropped differs between the workers.
     "LayerDrop": ({"decoder_layerdrop": 0.5}, {"find_unused_parameters": True}),
     "checkpointed activations": ({"checkpoint_activations": True}, {}),
+    "every part": (LOW_RANK, {}),
 }
 
 

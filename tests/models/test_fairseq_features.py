@@ -25,11 +25,16 @@ def test_dropout_modules_have_fairseqs_names():
         assert dropout_names(build(f"mixhead_{arch}")) == dropout_names(upstream)
 
 
-@pytest.mark.parametrize("arch", [*TINY, "synthesizer_lm"])
-def test_checkpointed_activations_give_the_same_gradients(arch):
+PARTS = {"score_mixing": "position-wise", "attention_sink": "learned", "attention_gate": "element"}
+LOW_RANK, DIFFERENTIAL = ({"head_mixing": name, **PARTS} for name in ("low-rank", "differential"))
+
+
+@each_once(arch=[*TINY, "synthesizer_lm"], flags=[{}, LOW_RANK, DIFFERENTIAL])
+def test_checkpointed_activations_give_the_same_gradients(arch, flags):
     gradients = []
     for checkpointing in (False, True):
-        model = shake(build(f"mixhead_{arch}", checkpoint_activations=checkpointing, attention_dropout=0.2)).train()
+        dropout = {"checkpoint_activations": checkpointing, "attention_dropout": 0.2}
+        model = shake(build(f"mixhead_{arch}", **dropout, **flags)).train()
         torch.manual_seed(5)
         forward(model, tokens(padded=True)).square().mean().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters()})

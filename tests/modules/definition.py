@@ -8,7 +8,7 @@ import torch
 from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.gate import ATTENTION_GATES
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
+from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from tests.helpers import shake
 
@@ -20,9 +20,8 @@ KDIM = 12  # of the keys of encoder-decoder attention
 NORMALIZERS = ["softmax", "relu2", "l2", "l2, sink"]
 # Options of everything that comes beside the scores and their normalizer.
 MIXINGS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
-MIXINGS |= {
-    f"scores {n}": {"score_mixing": n, "head_mixing": "position-independent"} for n in SCORE_MIXINGS if n != "none"
-}
+MIXINGS["scores position-independent"] = {"score_mixing": "position-independent", "head_mixing": "position-independent"}
+MIXINGS["scores position-wise"] = {"score_mixing": "position-wise", "head_mixing": "differential"}
 MIXINGS |= {f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"} for n in ATTENTION_GATES if n != "none"}
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
