@@ -33,6 +33,7 @@ from mixhead_plugin.analysis.heads import KINDS, Head, HeadNumbers, all_heads, a
 from mixhead_plugin.analysis.importance import NORMALIZATIONS
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules.pruning import refuse_uncut
 
 STEP = 0.1
 TIMED_BATCHES = 4
@@ -183,6 +184,8 @@ def cut_off(args: Namespace) -> None:
     (path,) = args.checkpoints
     whole = loading.load_from(args, path)
     found = smaller.prunable(whole)
+    for name, attention in found.items():
+        refuse_uncut(name, attention)
     weights = NORMALIZATIONS[args.normalize](importances(args, whole))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:

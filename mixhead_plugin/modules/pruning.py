@@ -66,12 +66,17 @@ def _gates(attention: MixheadAttention, kept: Sequence[int], number: int) -> Ten
     return gates
 
 
-def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
-    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what cannot be cut."""
+def refuse_uncut(name: str, attention: MixheadAttention) -> None:
+    """Refuse an attention with a part for which every head needs all heads."""
     for option, kind in attention.parts().items():
         if kind.uncut:
             flag = f"{option_name(option)} {getattr(attention, f'{option}_kind')}"
             raise OptionError(f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked")
+
+
+def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what cannot be cut."""
+    refuse_uncut(name, attention)
     smaller, table = {}, parameters_of(attention)
     for entry, tensor in attention.state_dict().items():
         if entry not in table:

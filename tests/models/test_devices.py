@@ -17,6 +17,7 @@ from tests.helpers import build, dictionary, shake, tokens
 from tests.xl import build_xl, text
 
 EXTRAS = [{}, {"relative_position": "rotary"}, {"relative_position": "t5", "relative_gain": 4}]
+EXTRAS += [{"score_mixing": "position-wise", "attention_gate": "element"}]
 IMPLS = ["reference", "blockwise"]
 BEAM = dict(beam_size=3, min_len=8, max_len_b=8)  # all end at once: fairseq then resizes no tensor in place
 ANALYSES = ["mixing", *(pytest.param(name, marks=pytest.mark.slow) for name in ("importance", "spectrum", "ablate"))]
@@ -31,7 +32,7 @@ def test_tensors_of_both_devices_do_not_meet():
 def test_models_and_criteria_stay_on_their_device(name, mixing, normalizer, impl, extra):
     flags = dict(head_mixing=mixing, attention_normalizer=normalizer, attention_impl=impl, **extra)
     made, sample = model(name, **flags, dropout=0.1, attention_dropout=0.1), CASES[name].batch()
-    weight = 0.1 if HEAD_MIXINGS[mixing].trained else 0.0
+    weight = 0.1 if HEAD_MIXINGS[mixing].orthogonal else 0.0
     loss_of = criterion(f"orthogonal_{name}", orthogonal_weight=weight, rank_weight=0.1)
     with Elsewhere():
         loss = move(loss_of)(move(made), move(sample))[0]

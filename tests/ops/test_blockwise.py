@@ -67,11 +67,12 @@ def test_all_may_be_dropped():
     assert all((value == 0).all() for value in found.values())
 
 
-@pytest.mark.parametrize("mixing", MIXINGS)
-def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(mixing):
-    given, kept = {name: t.requires_grad_() for name, t in tensors(mixing).items()}, []
+@each_once(mixing=MIXINGS, distances=["none", "scores shared"], normalizer=["softmax", *SINKS])
+def test_nothing_but_the_inputs_is_kept_for_the_backward_pass(mixing, distances, normalizer):
+    drawn, kept = tensors(mixing, distances, normalizer=normalizer), []
+    given = {name: t.requires_grad_() for name, t in drawn.items()}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        attention(**given, causal=True, dropout_p=0.1, impl="blockwise")
+        calls.run(given, causal=True, dropout_p=0.1, impl="blockwise", normalizer=normalizer)
     known = {t.data_ptr() for t in given.values()}
     assert sum(t.numel() for t in kept if t.data_ptr() not in known) <= 1  # the seed of the dropout
 

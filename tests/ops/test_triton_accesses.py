@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.usefixtures("kernels"), pytest.mark.skipif(ON_GPU, rea
 OPTIONS = {
     "causal": {"causal": True},
     "masked": {"attn_mask": future(), "key_padding_mask": padding()},
+    "sigmoid": {"normalizer": "sigmoid", "key_padding_mask": padding()},
+    "sink": {"causal": True},
     "bias for each head": {"attn_mask": holes(1, H, NQ, NK)},
 }
 
@@ -77,5 +79,5 @@ def test_programs_stay_inside_their_tensors_and_out_of_each_other(mixed, options
         launches.append(kernel.fn.__name__)
 
     monkeypatch.setattr(operators, "start", start)
-    with_gradients(fused, inputs(mixed), **OPTIONS[options], dropout_p=dropout_p)
+    with_gradients(fused, inputs(mixed, sink=options == "sink"), **OPTIONS[options], dropout_p=dropout_p)
     assert len(launches) >= 4
