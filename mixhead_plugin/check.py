@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch.utils.benchmark import Timer
 
-from mixhead_plugin import ops
 from mixhead_plugin.ops import NORMALIZERS, api, triton
 from mixhead_plugin.ops.accuracy import SIZES, Bounds, Variant, formula_weights, problem_of, results
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -58,7 +57,7 @@ def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[
     """Yield every variant by its names and as a record."""
     halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
     for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXED, MASKS, [torch.float32, *halves]):
-        if MASKS[mask].get("sink") and not ops.NORMALIZERS[normalizer].takes_sink:
+        if MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink:
             continue
         names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
         fields = {**MIXED[mixing], **MASKS[mask], **({"mixing": dtype} if MIXED[mixing].get("mixing_dim") else {})}

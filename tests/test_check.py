@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from mixhead_plugin import __main__, check
-from mixhead_plugin.ops import api
+from mixhead_plugin.ops import NORMALIZERS, api
 
 
 @pytest.fixture
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
-    monkeypatch.setattr(check, "NORMALIZERS", ["softmax", "l2"])
+    monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
     monkeypatch.setattr(check, "SIZES", [(75, 70)])
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
