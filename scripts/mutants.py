@@ -94,8 +94,8 @@ penalty-logged-for-one-token: = value * sample_size => = value
 mixing-in-training-only: if self.head_mixing is not None: => if self.head_mixing is not None and self.training:
 mixing-missing-in-decoding: mixing, score_mixing = self._mixing(q, query)
   => mixing, score_mixing = self._mixing(q, query) if incremental_state is None else (None, None)
-score-mixing-missing-in-training: if self.score_mixing is not None:
-  => if self.score_mixing is not None and not self.training:
+score-mixing-in-training-only: if self.score_mixing is not None:
+  => if self.score_mixing is not None and self.training:
 sink-left-out: sink = self.attention_sink() => sink = None
 scale-of-another-head-size: self.scaling = self.head_dim**-0.5 => self.scaling = (embed_dim // num_heads) ** -0.5
 dropout-in-evaluation: if self.training or self.dropout_module. => if True or self.dropout_module.
