@@ -11,27 +11,22 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.cache import CachedAttention
-from mixhead_plugin.modules.heads import AttentionSizes, HeadGates, Heads, PartKind
+from mixhead_plugin.modules.heads import HeadGates, Heads, PartKind
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
-from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
 from mixhead_plugin.modules.relative_position import DistanceGain
 from mixhead_plugin.ops import NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import (
     append_sink,
     apply_gain,
     masked_scores,
     mix_heads,
+    reference_with_weights,
     weighted_values,
-    without_autocast,
 )
-
-
-def build_part(option: str, value: str, sizes: AttentionSizes) -> Optional[nn.Module]:
-    """Return the part that `value` of an option of PARTS adds; None for `none`."""
-    build = PARTS[option][value].build
-    return None if build is None else build(sizes)
 
 
 class MixheadAttention(CachedAttention):
@@ -96,15 +91,9 @@ class MixheadAttention(CachedAttention):
             raise ValueError(f"self_attention needs kdim {kdim} and vdim {vdim} to equal embed_dim {embed_dim}")
 
         self.num_heads = num_heads
-        kind = PARTS["head_mixing"][head_mixing]
-        if num_heads % kind.group != 0:
-            raise ValueError(f"num_heads {num_heads}: must be a multiple of {kind.group} with {head_mixing} mixing")
-        usual = num_heads // kind.group
-        self.num_mixed_heads = usual if num_mixed_heads is None else num_mixed_heads
-        if self.num_mixed_heads != usual and (kind.build is None or kind.uncut):
-            raise ValueError(f"num_mixed_heads {num_mixed_heads}: must be {usual} with {head_mixing} mixing")
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
-        value_dim = self.head_dim * kind.group  # of a mixed head
+        sizes = sizes_of(head_mixing, num_heads, self.head_dim, embed_dim, causal, num_mixed_heads)
+        self.num_mixed_heads = sizes.mixed_heads
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
         self.encoder_decoder_attention = encoder_decoder_attention
@@ -112,7 +101,7 @@ class MixheadAttention(CachedAttention):
         self.dropout_module = FairseqDropout(dropout, module_name=MultiheadAttention.__name__)
 
         # In fairseq's order, so that the same seed gives the same projections.
-        inner_dim, mixed_dim = num_heads * self.head_dim, self.num_mixed_heads * value_dim
+        inner_dim, mixed_dim = num_heads * self.head_dim, sizes.mixed_heads * sizes.value_dim
         self.k_proj = quant_noise(nn.Linear(self.kdim, inner_dim, bias=bias), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size)
         self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
@@ -130,18 +119,10 @@ class MixheadAttention(CachedAttention):
         constant_keys = add_bias_kv or add_zero_attn
         if (relative_position != "none" or relative_gain) and (encoder_decoder_attention or constant_keys):
             raise ValueError("relative positions need self-attention without constant keys, which have no position")
-        if attention_sink != "none" and not NORMALIZERS[normalizer].takes_sink:
-            raise ValueError(f"attention_sink {attention_sink}: normalizer {normalizer} has no place for it")
-        sizes = AttentionSizes(num_heads, self.head_dim, self.num_mixed_heads, value_dim, embed_dim, causal)
-        self.head_mixing_kind, self.head_mixing = head_mixing, build_part("head_mixing", head_mixing, sizes)
-        square = sizes._replace(mixed_heads=num_heads)
-        self.score_mixing_kind, self.score_mixing = score_mixing, build_part("score_mixing", score_mixing, square)
-        self.attention_sink_kind = attention_sink
-        self.attention_sink = build_part("attention_sink", attention_sink, sizes)
-        self.attention_gate_kind = attention_gate
-        self.attention_gate = build_part("attention_gate", attention_gate, sizes)
-        self.relative_position_kind = relative_position
-        self.relative_position = build_part("relative_position", relative_position, sizes)
+        chosen = dict(zip(PARTS, (head_mixing, score_mixing, attention_sink, attention_gate, relative_position)))
+        for option, part in build_parts(chosen, normalizer, sizes).items():
+            setattr(self, f"{option}_kind", chosen[option])
+            setattr(self, option, part)
         for mixing in (self.head_mixing, self.score_mixing):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
@@ -225,7 +206,7 @@ class MixheadAttention(CachedAttention):
         )
         if self.bias_k is not None or self.add_zero_attn:
             k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
-        attn_mask = self._additive(attn_mask, q)
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         mixing, score_mixing = self._mixing(q, query)
         relative: Optional[RelativeScores] = None
         if self.relative_position is not None:
@@ -256,16 +237,6 @@ class MixheadAttention(CachedAttention):
         if self.score_mixing is not None:
             score_mixing = self.score_mixing(q, x.transpose(0, 1))
         return mixing, score_mixing
-
-    def _additive(self, attn_mask: Optional[Tensor], q: Tensor) -> Optional[Tensor]:
-        """Convert a mask [Nq, Nk] or [B * H, Nq, Nk] of any type to floats broadcastable to [B, H, Nq, Nk]."""
-        if attn_mask is None:
-            return None
-        if not attn_mask.is_floating_point():
-            attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
-        if attn_mask.dim() == 3:
-            return attn_mask.view(q.size(0), self.num_heads, attn_mask.size(1), attn_mask.size(2))
-        return attn_mask[None, None]
 
     def _inputs(
         self,
@@ -341,8 +312,7 @@ class MixheadAttention(CachedAttention):
                 mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
             inputs = inputs._replace(mixing=mixing)
         if need_weights:
-            with without_autocast(inputs.query.device):  # the definition is float32 under --amp too
-                out, weights = self._attend_by_definition(inputs)
+            out, weights = reference_with_weights(inputs)
         else:
             out = attend(inputs, self.impl)
         if self.gates is not None:
@@ -352,7 +322,7 @@ class MixheadAttention(CachedAttention):
         return out, weights
 
     def _attend_by_definition(self, inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
-        """Compute the reference step by step: this also gives the weights, and TorchScript can compile it."""
+        """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by its name."""
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(weights, inputs), weights
 

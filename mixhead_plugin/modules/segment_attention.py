@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.relative import RelativeScores
 
 
@@ -87,7 +88,7 @@ class SegmentAttention(MixheadAttention):
         # Autocast lowers the projections but not the parameters u and v. `attention` does not scale relative scores.
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
-        attn_mask = self._additive(attn_mask, q)
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         mixing, score_mixing = self._mixing(q, x)
         inputs = self._inputs(content, k, v, mixing, score_mixing, attn_mask, relative=relative, causal=True)
         return self._output(inputs, x)[0]

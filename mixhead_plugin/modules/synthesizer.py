@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import upcast
 
 
@@ -262,7 +263,7 @@ class SynthesizerAttention(MixheadAttention):
         if self.q_proj is not None:
             q = self._split_heads(self.q_proj(query), self.num_heads)
         scores = self.synthesizer(q, n_keys)
-        attn_mask = self._additive(attn_mask, q)
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         bias = scores.bias
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]

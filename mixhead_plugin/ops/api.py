@@ -1,6 +1,6 @@
 """The public function `attention`: check the arguments, choose an implementation, call it."""
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.forward_mode import in_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import reference_attention
+from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
 
 
@@ -55,7 +55,8 @@ def attention(
     dropout_p: float = 0.0,
     scale: Optional[float] = None,
     impl: str = "auto",
-) -> Tensor:
+    need_weights: bool = False,
+) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     """Compute multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs 8-12).
 
     Mixing one matrix for all queries is the post-softmax projection of talking-heads attention (Shazeer et al. 2020).
@@ -80,9 +81,11 @@ def attention(
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses the fastest; any other choice runs or raises.
             Only "reference" has second derivatives. "triton" rounds weights and `mixing` to the dtype of `query`.
+        need_weights: also return the mixed weights; "reference" computes both
 
     Returns:
-        [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0.
+        [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a pair of it and the
+        weights [B, H', Nq, Nk] before dropout, in float32 or better.
 
     Raises:
         ValueError: an unknown name, or tensors whose shapes do not fit together
@@ -92,11 +95,22 @@ def attention(
     relative_query, relative_key = (None, None) if relative is None else relative
     tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
     tensors += (sink, score_mixing)
-    return attend(AttentionInputs(*tensors, None, normalizer, causal, dropout_p, scale), impl)
+    inputs = AttentionInputs(*tensors, None, normalizer, causal, dropout_p, scale)
+    return reference_with_weights(_checked(inputs, impl)) if need_weights else attend(inputs, impl)
 
 
 def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     """Compute `attention` for inputs in one record; a scale of None is D ** -0.5."""
+    inputs = _checked(inputs, impl)
+    if impl == "auto":
+        impl = fastest(inputs)
+    elif impl == "triton" and (problem := triton_problem(inputs)):
+        raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
+    return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
+
+
+def _checked(inputs: AttentionInputs, impl: str) -> AttentionInputs:
+    """Return the inputs with their scale; refuse what does not fit together."""
     if inputs.normalizer not in NORMALIZERS:
         raise ValueError(f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
@@ -104,13 +118,7 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     if not 0.0 <= inputs.dropout_p <= 1.0:
         raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
     _check_tensors(inputs)
-    if inputs.scale is None:
-        inputs = inputs._replace(scale=inputs.query.shape[3] ** -0.5)
-    if impl == "auto":
-        impl = fastest(inputs)
-    elif impl == "triton" and (problem := triton_problem(inputs)):
-        raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
-    return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
+    return inputs if inputs.scale is not None else inputs._replace(scale=inputs.query.shape[3] ** -0.5)
 
 
 def fastest(inputs: AttentionInputs) -> str:

@@ -32,3 +32,14 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Optional[Tenso
             mask = torch.zeros(1, 1, 1, n_keys, dtype=dtype, device=device)
         mask = mask.masked_fill(padding[:, None, None, :], float("-inf"))
     return mask
+
+
+def by_head(attn_mask: Optional[Tensor], num_heads: int, dtype: torch.dtype) -> Optional[Tensor]:
+    """Return a mask [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk] as floats to add; in other types non-zero hides."""
+    if attn_mask is None:
+        return None
+    if not attn_mask.is_floating_point():
+        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(attn_mask.to(torch.bool), float("-inf"))
+    if attn_mask.dim() == 3:
+        return attn_mask.unflatten(0, [-1, num_heads])
+    return attn_mask if attn_mask.dim() == 4 else attn_mask[None, None]

@@ -4,7 +4,7 @@ The steps are separate functions: a module that returns its weights, or is scrip
 """
 
 from contextlib import nullcontext
-from typing import ContextManager, Optional
+from typing import ContextManager, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -71,10 +71,15 @@ def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(inputs.value.dtype)
 
 
-def reference_attention(inputs: AttentionInputs) -> Tensor:
-    """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype."""
+def reference_with_weights(inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
+    """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before dropout."""
     with without_autocast(inputs.query.device):
         scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
         weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[..., : inputs.key.size(2)]
         mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
-        return weighted_values(mixed, inputs)
+        return weighted_values(mixed, inputs), mixed
+
+
+def reference_attention(inputs: AttentionInputs) -> Tensor:
+    """Compute mixhead eqs 8-12 in float32 or better for inputs of any dtype."""
+    return reference_with_weights(inputs)[0]

@@ -128,14 +128,6 @@ def test_autocast_does_not_lower_the_precision_of_the_weights():
         assert module(x, x, x)[1].dtype == torch.float32
 
 
-def test_masks_may_be_boolean_or_one_per_head():
-    module, (x, *_) = build(mixing="position-wise"), inputs()
-    expected = module(x, x, x, attn_mask=future())[0]
-    encoders = future().clamp_min(-1e8)  # fairseq's encoder layers hide so
-    for mask in (future().bool(), future().expand(B * H, NQ, NQ), encoders):
-        torch.testing.assert_close(module(x, x, x, attn_mask=mask)[0], expected)
-
-
 # ---- step-by-step decoding -------------------------------------------------------------------------------------------
 
 
