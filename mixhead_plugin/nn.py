@@ -1,0 +1,214 @@
+"""Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has examples."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
+from mixhead_plugin.modules.relative_position import DistanceGain
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores, attention
+from mixhead_plugin.ops.masks import by_head
+
+# The keywords of a variant and their values; the first value is the default.
+VARIANT = {"normalizer": NORMALIZERS, **PARTS}
+
+
+def complete(variant: Mapping[str, str], impl: str) -> dict[str, str]:
+    """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value in one line."""
+    tables: dict[str, Collection[str]] = {**VARIANT, "impl": ("auto", *IMPLEMENTATIONS)}
+    for name, value in {**variant, "impl": impl}.items():
+        if name not in tables:
+            raise ValueError(f"{name}: must be one of {', '.join(VARIANT)}")
+        if value not in tables[name]:
+            raise ValueError(f"{name} {value!r}: must be one of {', '.join(tables[name])}")
+    return {name: variant.get(name, next(iter(table))) for name, table in VARIANT.items()}
+
+
+class MixedAttention(nn.Module):
+    """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of fairseq's attention.
+
+    Three things differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside it; the
+    weights are those before dropout.
+
+    Args:
+        embed_dim, ..., dtype: as in `nn.MultiheadAttention`; add_bias_kv and add_zero_attn must be False
+        head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
+        relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
+        causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends on it
+        impl: the implementation of `ops.attention`
+        variant: the keywords of VARIANT; a trained mixing starts as the identity, relative positions are for
+            self-attention
+    """
+
+    # torch's TransformerEncoderLayer would compute the attention itself if these were there.
+    in_proj_weight = in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+        *,
+        head_dim: Optional[int] = None,
+        relative_gain: int = 0,
+        causal: bool = False,
+        impl: str = "auto",
+        **variant: str,
+    ):
+        super().__init__()
+        variant = complete(variant, impl)
+        if head_dim is None and embed_dim % num_heads != 0:
+            raise ValueError(f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given")
+        if add_bias_kv or add_zero_attn:
+            raise ValueError(f"add_bias_kv {add_bias_kv}, add_zero_attn {add_zero_attn}: must be False")
+        self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
+        self.normalizer, self.causal, self.impl = variant["normalizer"], causal, impl
+
+        inner_dim = num_heads * self.head_dim
+        self.q_proj = nn.Linear(embed_dim, inner_dim, bias)
+        self.k_proj = nn.Linear(self.kdim, inner_dim, bias)
+        self.v_proj = nn.Linear(self.vdim, inner_dim, bias)
+        self.out_proj = nn.Linear(inner_dim, embed_dim, bias)
+        # torch draws the projections of equal inputs as one matrix [3 * embed_dim, embed_dim].
+        gain = 2**-0.5 if self.kdim == self.vdim == embed_dim else 1.0
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj) if bias else ():
+            nn.init.zeros_(projection.bias)
+
+        sizes = sizes_of(variant["head_mixing"], num_heads, self.head_dim, embed_dim, causal)
+        self.mixed_heads = sizes.mixed_heads
+        for name, part in build_parts(variant, self.normalizer, sizes).items():
+            setattr(self, name, part)
+        self.relative_gain = DistanceGain(num_heads, relative_gain) if relative_gain else None
+        self.to(device=device, dtype=dtype)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *settings: Any) -> None:
+        """Split the packed projections of `nn.MultiheadAttention`; what a state lacks of the variant starts anew."""
+        for kind in ("weight", "bias"):
+            packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+            for name, part in zip("qkv", () if packed is None else packed.chunk(3)):
+                state_dict[f"{prefix}{name}_proj.{kind}"] = part
+        for name in "qkv":
+            if f"{prefix}{name}_proj_weight" in state_dict:
+                state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
+        for name in (*PARTS, "relative_gain"):
+            complete = getattr(getattr(self, name), "upgrade_state_dict_named", None)
+            if complete is not None and f"{prefix}out_proj.weight" in state_dict:
+                complete(state_dict, f"{prefix}{name}")
+        super()._load_from_state_dict(state_dict, prefix, *settings)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        need_weights: bool = True,
+        attn_mask: Optional[Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+        *,
+        cache: Optional[dict[str, Tensor]] = None,
+    ) -> tuple[Tensor, Optional[Tensor]]:
+        """Attend, with the calling convention of `nn.MultiheadAttention`.
+
+        Args:
+            query: [Nq, B, embed_dim]; with `batch_first` [B, Nq, embed_dim]; [Nq, embed_dim] without a batch
+            key, value: [Nk, B, kdim] and [Nk, B, vdim], likewise; None for those of `cache` alone
+            key_padding_mask: [B, Nk] or [Nk]; bool, True hides a key, or floats to add to the scores
+            need_weights: also return the mixed weights
+            attn_mask: [Nq, Nk] or [B * H, Nq, Nk]; bool, True hides a key, or floats to add to the scores
+            average_attn_weights: return the mean of the weights over the heads
+            is_causal: query t sees the keys up to t + (Nk - Nq); an `attn_mask` beside it must be the causal one
+            cache: keys and values [B, H, N, D] of earlier calls, an empty dict at first. The call appends its own. The
+                masks are for all of them. Beam search chooses rows by `index_select(0, order)`.
+
+        Returns:
+            output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not averaged
+        """
+        unbatched, inputs = query.dim() == 2, [query, key, value]
+        if unbatched or not self.batch_first:
+            inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
+        if unbatched and key_padding_mask is not None:
+            key_padding_mask = key_padding_mask[None]
+        x, q = inputs[0], self._split_heads(self.q_proj(inputs[0]), self.num_heads)  # [B, H, Nq, D]
+        k, v = self._keys_and_values(inputs[1], inputs[2], cache)
+        causal = (is_causal or self.causal) and (attn_mask is None or q.size(2) == k.size(2))
+        attn_mask = by_head(None if causal else attn_mask, self.num_heads, q.dtype)
+        if key_padding_mask is not None and key_padding_mask.is_floating_point():
+            added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
+            attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None
+        mixing, score_mixing = (m if m is None else m(q, x) for m in (self.head_mixing, self.score_mixing))
+        sink = None if self.attention_sink is None else self.attention_sink()
+        relative: Optional[RelativeScores] = None
+        if self.relative_position is not None:
+            q, k, relative = self.relative_position(q, k)
+        gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
+        result = attention(
+            q, k, v, normalizer=self.normalizer, mixing=mixing, causal=causal, attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask, relative=relative, gain=gain, sink=sink, score_mixing=score_mixing,
+            dropout_p=self.dropout if self.training else 0.0, impl=self.impl, need_weights=need_weights,
+        )  # fmt: skip
+        out, weights = result if need_weights else (result, None)
+        out = out.transpose(1, 2)  # [B, Nq, H', Dv]
+        if self.attention_gate is not None:
+            out = self.attention_gate(out, x)
+        out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
+        if weights is not None:
+            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        if unbatched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _split_heads(self, x: Tensor, heads: int) -> Tensor:
+        """Return [B, H, N, D] from [B, N, H * D]."""
+        return x.unflatten(2, (heads, -1)).transpose(1, 2)
+
+    def _keys_and_values(
+        self, key: Optional[Tensor], value: Optional[Tensor], cache: Optional[dict[str, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
+        kept = {} if cache is None else cache
+        if key is not None and value is not None:
+            new = {"key": self._split_heads(self.k_proj(key), self.num_heads)}
+            new["value"] = self._split_heads(self.v_proj(value), self.mixed_heads)
+            kept |= {name: torch.cat([kept[name], x], dim=2) if name in kept else x for name, x in new.items()}
+        elif not kept:
+            raise ValueError("key, value: must be given, the cache has none")
+        return kept["key"], kept["value"]
+
+
+def mix(model: nn.Module, **variant: Any) -> nn.Module:
+    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights.
+
+    `variant` has keywords of `MixedAttention` from `head_dim` on. The model is returned.
+    """
+    for module in list(model.modules()):
+        for name, old in list(module.named_children()):
+            if type(old) is nn.MultiheadAttention:
+                setattr(module, name, _mixed(old, variant))
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # it would hand padded batches to torch's own kernels
+    return model
+
+
+def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttention:
+    constants, weight = (old.bias_k is not None, old.add_zero_attn), old.out_proj.weight
+    sizes = (old.dropout, old.in_proj_bias is not None, *constants, old.kdim, old.vdim, old.batch_first)
+    new = MixedAttention(old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant)
+    new.load_state_dict(old.state_dict())
+    return new.train(old.training)

@@ -1,0 +1,63 @@
+"""MixedAttention is torch's attention before training, and fairseq's module of the plugin with every variant."""
+
+import pytest
+import torch
+from torch import nn
+
+from mixhead_plugin.nn import MixedAttention
+from tests.covering import covering
+from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
+
+FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
+BY_HEAD = torch.randn(B * H, NQ, NQ).double()
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched")  # torch's, of a bool beside a float mask
+@covering(
+    mixing=[n for n, v in MIXINGS.items() if v["head_mixing"] not in ("random", "average", "differential")],
+    layout=["first", "second", "unbatched"],
+    sizes=[{}, {"kdim": 12, "vdim": 9}, {"bias": False}],
+    masks=[{}, {"attn_mask": FUTURE.bool()}, {"attn_mask": BY_HEAD}, {"attn_mask": FUTURE, "is_causal": True}],
+    hidden=[None, HIDDEN, torch.zeros(B, NQ).double().masked_fill(HIDDEN, -1e9)],
+    need=[{"need_weights": False}, {}, {"average_attn_weights": False}],
+)
+def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidden, need):
+    torchs = nn.MultiheadAttention(E, H, batch_first=layout == "first", **sizes).double().eval()
+    ours = MixedAttention(E, H, batch_first=layout == "first", **MIXINGS[mixing], **sizes).double().eval()
+    for parameter in torchs.parameters():
+        nn.init.normal_(parameter)
+    ours.load_state_dict(torchs.state_dict())
+    given = [torch.randn(NQ, B, size).double() for size in (E, sizes.get("kdim", E), sizes.get("vdim", E))]
+    if layout == "first":
+        given = [x.transpose(0, 1) for x in given]
+    elif layout == "unbatched":
+        given, hidden = [x[:, 1] for x in given], None if hidden is None else hidden[1]
+        masks = {**masks, "attn_mask": BY_HEAD[:H]} if masks.get("attn_mask") is BY_HEAD else masks
+    arguments = {**masks, **need, "key_padding_mask": hidden}
+    torch.testing.assert_close(ours(*given, **arguments), torchs(*given, **arguments))
+
+
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
+def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, mixing, kind):
+    theirs, cross, dtype, cache = build(kind, mixing, normalizer).double(), kind == "cross", torch.float64, {}
+    options = {"causal": not cross, **variant(normalizer, mixing), **KINDS[kind]}
+    options.pop("encoder_decoder_attention", None)
+    ours = MixedAttention(E, H, dropout=0.5, dtype=dtype, **options).eval()
+    ours.load_state_dict(theirs.state_dict())
+    ours.load_state_dict({"q_proj.weight": theirs.q_proj.weight}, strict=False)  # leaves the mixing
+    x, key, masks = inputs(kind, dtype=dtype)
+    expected = theirs(x, key, key, need_head_weights=True, **masks)
+    masks = {name: mask for name, mask in masks.items() if name == "key_padding_mask"}
+    full, weights = ours(x, key, key, average_attn_weights=False, **masks)
+    torch.testing.assert_close((full, weights.transpose(0, 1)), expected)
+    for t in range(NQ):
+        new = x[t : t + 1] if not cross else key if t == 0 else None
+        step = ours(x[t : t + 1], new, new, need_weights=False, cache=cache, **masks)[0]
+        torch.testing.assert_close(step[0], full[t])
+    assert not torch.equal(*(ours.train()(x, key, key)[0] for _ in range(2)))
+
+
+@pytest.mark.parametrize("name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")])
+def test_what_cannot_work_is_refused_in_one_line(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}.*must.*$"):
+        MixedAttention(E, **{"num_heads": H, name: value})
