@@ -31,7 +31,7 @@ setup(
     packages=find_packages(include=["mixhead_plugin", "mixhead_plugin.*"]),
     package_data={"mixhead_plugin": ["**/*.md"]},  # derivations stand beside the code that cites them
     python_requires=">=3.11",
-    # mixhead_plugin.ops needs nothing but torch.
+    # mixhead_plugin.ops and mixhead_plugin.nn need nothing but torch.
     install_requires=["torch>=2.6"],
     extras_require={
         # What fairseq needs for text models. Install fairseq itself by `pip install --no-deps ve-fairseq`; see
@@ -48,6 +48,7 @@ setup(
             "scikit-learn",
             "tqdm",
         ],
+        "hf": ["accelerate", "transformers>=5.3"],  # mixhead_plugin.hf; accelerate is for the Trainer
         "test": ["pytest", "ruff"],
     },
     classifiers=[

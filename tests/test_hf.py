@@ -1,0 +1,87 @@
+"""Small random models of `transformers` with mixed heads; docs/huggingface.md trains one."""
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from tests.covering import each_once
+from tests.modules.definition import MIXINGS, NORMALIZERS, variant
+
+transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("mixhead_plugin.hf")
+
+CONFIG = dict(vocab_size=31, eos_token_id=2, pad_token_id=0, decoder_start_token_id=0, hidden_size=24, d_model=24)
+CONFIG |= dict(
+    n_embd=24, num_hidden_layers=2, n_layer=2, num_layers=2, encoder_layers=2, decoder_layers=2, num_key_value_heads=2
+)
+CONFIG |= dict(num_attention_heads=4, n_head=4, num_heads=4, encoder_attention_heads=4, decoder_attention_heads=4)
+GENERATING = "GPT2LMHeadModel LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM MarianMTModel".split()
+GENERATING += [f"{name}ForConditionalGeneration" for name in ("Bart", "MBart", "T5", "MT5")]
+MODELS = [*GENERATING, *(f"{name}ForMaskedLM" for name in ("Bert", "Roberta", "XLMRoberta", "Electra"))]
+
+
+def build(name, **options):
+    """Return a model in double precision, its mixing away from the identity, and sentences with their mask."""
+    model, inputs = getattr(transformers, name), {"input_ids": torch.randint(3, 31, (3, 7))}
+    config = model.config_class(**CONFIG, **({"sliding_window": 3} if "Mistral" in name else {}))
+    model = model(config).double().eval()
+    for part, parameter in (hf.mix(model, **options) if options else nn.Module()).named_parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter) * ("_mixing." in part or ".attention_" in part)
+    return model, inputs | {"attention_mask": torch.ones(3, 7, dtype=torch.long)}
+
+
+@each_once(name=MODELS, mixing=["position-wise", "position-independent", "low-rank"], padded=[[], [0, 1], [5, 6], [6]])
+def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, mixing, padded):
+    model, inputs = build(name)
+    inputs["attention_mask"][1, padded] = 0
+    inputs |= {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
+    mixed, found = hf.mix(copy.deepcopy(model), mixing), []
+    for each in (copy.deepcopy(mixed), copy.deepcopy(model)):
+        logits = each(**inputs).logits[inputs["attention_mask"].bool() | ("decoder_input_ids" in inputs)]
+        logits.square().mean().backward()
+        found += [(logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})]
+    torch.testing.assert_close(*found)
+    assert hf.unmix(mixed).config.to_dict() == model.config.to_dict()
+    assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)
+
+
+@each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
+def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixing, beams, normalizer, tmp_path):
+    model, inputs = build(name, **variant(normalizer, mixing))
+    model.save_pretrained(tmp_path)
+    inputs["attention_mask"][1, :2] = 0
+    inputs |= dict(
+        max_new_tokens=5, min_new_tokens=5, num_beams=beams, output_scores=True, return_dict_in_generate=True
+    )
+    cached, full = model.generate(**inputs), hf.load(tmp_path).generate(**inputs, use_cache=False)
+    assert torch.equal(cached.sequences, full.sequences)
+    torch.testing.assert_close(cached.scores, full.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_rotary_models_mix_by_the_query_before_rotation():
+    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
+    far = model(**inputs, position_ids=torch.arange(9, 16)[None]).logits  # as without mixing, only distances count
+    torch.testing.assert_close(far, model(**inputs).logits)
+
+
+def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
+    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError, match=r"hf\.load"):
+        type(model).from_pretrained(tmp_path)(**inputs)
+    path = tmp_path / "model.safetensors"
+    save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
+    build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
+    for refused, message in (
+        (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
+        (lambda: hf.load(tmp_path), "2 are missing"),
+        (lambda: hf.unmix(model), "without head_mixing"),
+        (lambda: hf.mix(model), "already"),
+        (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
+        (lambda: hf.mix(build("GPTNeoXForCausalLM")[0]), "BertSelfAttention"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()
