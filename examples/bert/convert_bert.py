@@ -155,6 +155,7 @@ def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
         "type_vocab_size": [TOKEN_TYPES],
         "hidden_act": list(ACTIVATIONS),
         "is_decoder": [False],
+        "mixhead": [None],  # mixed by mixhead_plugin.hf
     }
     for name, values in valid.items():
         if config.get(name, values[0]) not in values:

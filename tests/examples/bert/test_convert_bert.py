@@ -1,5 +1,6 @@
 """The published BERT is converted and converted back; `transformers` judges, without any download."""
 
+import copy
 import shutil
 
 import pytest
@@ -9,8 +10,10 @@ from bert.model import NEXT_SENTENCE
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from tests.helpers import shake
 
 transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("mixhead_plugin.hf")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fairseq's hydra warns
 
 # The special words stand where BERT has them, among words that are never used.
@@ -145,7 +148,7 @@ def test_a_classifier_goes_there_and_back(tmp_path):
 
 
 @torch.no_grad()
-def test_one_conversion_goes_into_every_mixing_and_starts_as_bert(pretrained, tmp_path):
+def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_transformers(pretrained, tmp_path):
     model, folder = pretrained
     flags = ["--arch", "l2_bert_base", "--attention-normalizer", "softmax", "--head-mixing", "position-independent"]
     assert convert("to-fairseq", folder / "theirs", tmp_path, *flags) == 0
@@ -158,6 +161,12 @@ def test_one_conversion_goes_into_every_mixing_and_starts_as_bert(pretrained, tm
         assert {attention.head_mixing_kind for attention in attentions} == {mixing}
         found = converted.eval()(our_indices(ids, task), features_only=True)[0]
         torch.testing.assert_close(found[real.bool()], expected, **TOLERANCE)
+        mixed = hf.mix(copy.deepcopy(model), mixing)
+        own, theirs = ([p for name, p in m.named_parameters() if "mixing." in name] for m in (shake(converted), mixed))
+        for parameter, value in zip(theirs, own, strict=True):
+            parameter.copy_(value)
+        found = converted(our_indices(ids, task), features_only=True)[0][real.bool()]
+        torch.testing.assert_close(found, mixed.bert(ids, real, types)[0][real.bool()], **TOLERANCE)
 
 
 class Code:
