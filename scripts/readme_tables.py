@@ -1,29 +1,39 @@
-"""Write the README's tables of flags' values from the tables in the code."""
+"""Write the tables of README.md and docs/ from the tables in the code.
+
+A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!-- end -->`.
+"""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
-from mixhead_plugin.options import FAMILIES, SCOPES, TOKENS_PER_SAMPLE
+from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
+from mixhead_plugin.repairs import GROUPS, REPAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
-
-# Every row of the table of variants is tested for these, in these files.
-COLUMNS = {
-    "causal, padding, additive masks": "tests/ops/test_attention.py",
-    "dropout": "tests/ops/test_attention.py",
-    "step-by-step decoding": "tests/models/test_decoding.py",
-    "fp16, bf16": "tests/modules/test_attention.py",
-    "TorchScript": "tests/modules/test_attention.py",
-}
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# The flags that README.md shows; docs/flags.md has all.
+MOST_USED = ("head_mixing", "attention_normalizer", "head_dim", "attention_scope", "attention_impl", "mixing_lr_scale")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def flags(names: tuple[str, ...] = OPTION_NAMES) -> str:
+    """Return what each flag sets, its values and its default, as its help says them."""
+    helps = {option.name: option.metadata.get("help", "") for option in fields(AttentionOptions)}
+    rows = []
+    for name in names:
+        text, _, default = helps[name].removesuffix(")").rpartition(" (default: ")
+        text, _, values = text.partition("; one of ")
+        rows.append([f"`{option_name(name)}`", text, values, default])
+    return table(["flag", "what it sets", "values", "default"], rows)
 
 
 def families() -> str:
@@ -39,10 +49,8 @@ def variants() -> str:
     parts = {option: {name: kind for name, kind in table.items() if kind.build} for option, table in PARTS.items()}
     for option, entries in {"attention_normalizer": NORMALIZERS, **parts}.items():
         for name, entry in entries.items():
-            rows.append(
-                [f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source, *["yes"] * len(COLUMNS)]
-            )
-    return table(["variant", "formula", "source", *COLUMNS], rows)
+            rows.append([f"`{option_name(option)} {name}`", f"`{entry.formula}`", entry.source])
+    return table(["variant", "formula", "source"], rows)
 
 
 def scopes() -> str:
@@ -66,22 +74,34 @@ def penalties() -> str:
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 
+def repairs() -> str:
+    """Return a section for each group of repairs, with a table of its faults."""
+    sections = []
+    for group, meaning in GROUPS.items():
+        rows = [[f"`{name}`", repair.fault, repair.remedy] for name, repair in REPAIRS.items() if repair.group == group]
+        rows = [[" ".join(cell.split()) for cell in row] for row in rows]
+        sections += [f"## {group}: {meaning}", table(["repair", "fault of fairseq", "what is done instead"], rows)]
+    return "\n\n".join(sections)
+
+
 TABLES = {
+    "flags": flags,
+    "most used flags": lambda: flags(MOST_USED),
     "families": families,
     "variants": variants,
     "scopes": scopes,
     "implementations": implementations,
     "penalties": penalties,
+    "repairs": repairs,
 }
 
 
-def place() -> str:
-    """Return the pattern of the marks that a table stands between."""
-    return rf"(<!-- (?P<name>{'|'.join(TABLES)}) -->\n).*?(\n<!-- end -->)"
+def with_tables(text: str) -> str:
+    """Return the text of a document with its tables as the code has them."""
+    marks = rf"(<!-- ({'|'.join(TABLES)}) -->\n).*?(<!-- end -->)"
+    return re.sub(marks, lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text, flags=re.S)
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    text = re.sub(place(), lambda found: found[1] + TABLES[found["name"]]() + found[3], text, flags=re.S)
-    readme.write_text(text, encoding="utf-8")
+    for document in DOCUMENTS:
+        document.write_text(with_tables(document.read_text(encoding="utf-8")), encoding="utf-8")
