@@ -18,7 +18,7 @@ mixhead_plugin.register()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PLUGIN = ROOT / "mixhead_plugin"
-READMES = sorted(EXAMPLES.rglob("README.md"))
+READMES = [*sorted(EXAMPLES.rglob("README.md")), *ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md"))]
 SCRIPT = re.compile(
     r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])"
 )
@@ -69,7 +69,7 @@ def commands_of(text):
     lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     prose = re.sub(indented, "", re.sub(fenced, "", text))
     lines += [code.replace("\\|", "|") for code in re.findall(r"`([^`\n]+)`", prose)]
-    return [line for line in lines if SCRIPT.search(line)]
+    return [line for line in lines if SCRIPT.search(line) and line != "scripts/sweep.py"]
 
 
 def parse(command):
