@@ -28,21 +28,12 @@ from matplotlib import pyplot as plt
 from scipy import stats
 from sweep import ROOT, grid_of
 
+from mixhead_plugin.analysis.figures import colours
+
 matplotlib.use("Agg")
 
 Row = tuple[str, ...]
 LOWER_IS_BETTER = {"perplexity", "loss", "bits per byte"}
-# The colours of Okabe and Ito, which colour-blind people can tell apart; every picture has the same ones.
-COLOURS = {
-    "softmax": "#000000",
-    "A": "#0072B2",
-    "B": "#D55E00",
-    "sigsoftmax": "#009E73",
-    "A + sigsoftmax": "#56B4E9",
-    "B + sigsoftmax": "#E69F00",
-    "random": "#CC79A7",
-    "average": "#999999",
-}
 
 
 @dataclass(frozen=True)
@@ -257,13 +248,6 @@ def facts(study: Study) -> str:
 
 
 # ---- pictures --------------------------------------------------------------------------------------------------------
-
-
-def colours(variants: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each variant; variants without a fixed colour take the unused ones."""
-    variants = list(dict.fromkeys(variants))
-    left = itertools.cycle([c for name, c in COLOURS.items() if name not in variants] or COLOURS.values())
-    return {variant: COLOURS.get(variant) or next(left) for variant in variants}
 
 
 @matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})

@@ -7,13 +7,14 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which colour-blind people can tell apart.
+from mixhead_plugin.analysis.figures import VARIANTS
+
 LOOKS = {
-    "softmax": dict(color="#0072B2", marker="o", markersize=4, linestyle="-"),
+    "softmax": dict(color=VARIANTS["softmax"], marker="o", markersize=4, linestyle="-"),
     # This curve is nearly that of softmax, so its markers are frames around those points.
-    "sigsoftmax": dict(color="#E69F00", marker="s", markersize=8, markerfacecolor="none", linestyle="--"),
-    "mixhead": dict(color="#009E73", marker="^", markersize=5, linestyle="-"),
-    "fixhead": dict(color="#CC79A7", marker="", linestyle="-."),
+    "sigsoftmax": dict(color=VARIANTS["sigsoftmax"], marker="s", markersize=8, markerfacecolor="none", linestyle="--"),
+    "mixhead": dict(color=VARIANTS["A"], marker="^", markersize=5, linestyle="-"),
+    "fixhead": dict(color=VARIANTS["fixhead"], marker="", linestyle="-."),
 }
 SMALLEST = 1e-3  # below it the axis is linear, to show 0
 

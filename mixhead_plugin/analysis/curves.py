@@ -53,12 +53,13 @@ def draw(runs: dict[str, Run], metrics: list[str], subset: str) -> Any:
 
     with figures.style():
         figure, axes = figures.subplots(1, len(metrics), (4.6, 3.6))
+        lines = figures.lines(runs)
         for panel, metric in zip(axes[0], metrics, strict=True):
-            for i, (label, run) in enumerate(runs.items()):
-                look = {**figures.line(i), "linewidth": 0.7, "alpha": 0.6, "label": f"{label}: training"}
+            for label, run in runs.items():
+                look = {**lines[label], "linewidth": 0.7, "alpha": 0.6, "label": f"{label}: training"}
                 means = run.get("train", {}).get(metric, {})  # over the epochs
                 plot(panel, run.get(INNER, {}).get(metric) or means, **look)
-                look = {**figures.line(i), "linewidth": 1.8, "marker": "o", "markersize": 3}
+                look = {**lines[label], "linewidth": 1.8, "marker": "o", "markersize": 3}
                 plot(panel, run.get(subset, {}).get(metric, {}), **look, label=f"{label}: {subset}")
             panel.set(xlabel="updates", ylabel=NAMES.get(metric, metric))
             if metric == "ppl":

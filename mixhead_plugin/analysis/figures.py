@@ -1,7 +1,7 @@
 """Draw all pictures in one style. matplotlib is imported only when a picture is drawn."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,20 @@ import numpy as np
 # Okabe and Ito's palette for the colour-blind, without yellow. After the last colour, the style of the line changes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINES = ("-", "--", "-.", ":")
+# A variant has the same colour in every picture.
+VARIANTS = {
+    "softmax": "#000000",
+    "fairseq": "#000000",
+    "A": "#0072B2",
+    "B": "#D55E00",
+    "sigsoftmax": "#009E73",
+    "A + sigsoftmax": "#56B4E9",
+    "B + sigsoftmax": "#E69F00",
+    "fixhead": "#CC79A7",
+    "l2": "#56B4E9",
+    "random": "#CC79A7",
+    "average": "#999999",
+}
 SEQUENTIAL = "viridis"
 STYLE = {
     "font.size": 9,
@@ -43,9 +57,21 @@ def subplots(rows: int, columns: int, size: tuple[float, float], square: bool = 
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def line(i: int) -> dict[str, Any]:
-    """Return the colour and the style of the i-th series."""
-    return {"color": COLOURS[i % len(COLOURS)], "linestyle": LINES[i // len(COLOURS) % len(LINES)]}
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each name; names that are no variant take the colours that are left."""
+    names = list(dict.fromkeys(names))
+    taken = {VARIANTS[name] for name in names if name in VARIANTS}
+    left = itertools.cycle([colour for colour in COLOURS if colour not in taken] or COLOURS)
+    return {name: VARIANTS.get(name) or next(left) for name in names}
+
+
+def lines(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the colour and the style of each series; no two have the same of both."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, colour in colours(names).items():
+        same = sum(look["color"] == colour for look in found.values())
+        found[name] = {"color": colour, "linestyle": LINES[same % len(LINES)]}
+    return found
 
 
 def integer_axis(axis: Any, ticks: int = 8) -> None:

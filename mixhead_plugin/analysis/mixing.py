@@ -117,10 +117,11 @@ def draw_matrices(sites: dict[str, list[Layer]]) -> Any:
 def draw_distances(sites: dict[str, list[Layer]]) -> Any:
     figure, axes = figures.subplots(1, len(DISTANCES), (3.6, 3.2))
     for panel, (distance, label) in zip(axes[0], DISTANCES.items(), strict=True):
-        for i, (site, there) in enumerate(sites.items()):
+        for site, look in figures.lines(sites).items():
+            there = sites[site]
             numbers = [layer.layer for layer in there]
             values = [getattr(layer, distance) for layer in there]
-            panel.plot(numbers, values, **figures.line(i), marker="o", markersize=4, label=site)
+            panel.plot(numbers, values, **look, marker="o", markersize=4, label=site)
         panel.set(xlabel="layer", ylabel=label)
         panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
         figures.integer_axis(panel.xaxis)

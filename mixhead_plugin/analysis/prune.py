@@ -163,9 +163,10 @@ def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
     title, several = scores.METRICS[metric], len(found) > 1
     with figures.style():
         figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
-        for i, (label, steps) in enumerate(found.items()):
+        lines = figures.lines(found)
+        for label, steps in found.items():
             y = worse_by(steps, metric) if several else [step.score for step in steps]
-            look = {**figures.line(i), "marker": "o", "markersize": 3, "label": f"{label} [{steps[0].score:.2f}]"}
+            look = {**lines[label], "marker": "o", "markersize": 3, "label": f"{label} [{steps[0].score:.2f}]"}
             panel.plot([100 * step.fraction for step in steps], y, **look)
         panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
         if several:

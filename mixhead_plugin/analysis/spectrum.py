@@ -186,11 +186,11 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
     figure, axes = figures.subplots(1, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.8))
     ranks = np.arange(1, length + 1)
-    checkpoints = list(dict.fromkeys(m.checkpoint for m in measured))
+    lines = figures.lines(m.checkpoint for m in measured)
     for axis, site in zip(axes[0], sites, strict=True):
         for m in measured:
             curves = [s.curve.numpy() for s in m.spectra.get(site, {}).values()]
-            look = figures.line(checkpoints.index(m.checkpoint)) | ({"linestyle": (0, (2, 1))} if m.source else {})
+            look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {})
             for curve in curves:
                 axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
             if curves:

@@ -21,6 +21,13 @@ def test_matrices_share_one_scale_with_0_in_its_middle():
     assert figures.heat_maps(panels, (2, 2), "M").axes[0].images[0].get_clim() == (-3, 2)
 
 
+def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike():
+    alone = {name: figures.lines([name])[name]["color"] for name in figures.VARIANTS}
+    looks = figures.lines([*figures.VARIANTS, *"abcdefgh"])
+    assert {name: looks[name]["color"] for name in alone} == alone
+    assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
+
+
 def test_json_has_versions_flags_and_numbers(tmp_path):
     args = Namespace(checkpoint="a.pt", limit=None, cpu=True, model_overrides={"dropout": 0.1}, labels="ä,b")
     args.output = str(tmp_path / "new" / "folder")
