@@ -20,6 +20,7 @@ VARIANTS = {
     "sigsoftmax": "#009E73",
     "A + sigsoftmax": "#56B4E9",
     "B + sigsoftmax": "#E69F00",
+    "B orthogonal": "#E69F00",
     "fixhead": "#CC79A7",
     "l2": "#56B4E9",
     "random": "#CC79A7",
