@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mixhead_plugin.nn import MixedAttention
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
 FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
@@ -37,7 +37,7 @@ def test_before_training_it_is_torchs_module(mixing, layout, sizes, masks, hidde
     torch.testing.assert_close(ours(*given, **arguments), torchs(*given, **arguments))
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
+@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=["self", "rotary", "t5", "gain", "cross"])
 def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, mixing, kind):
     theirs, cross, dtype, cache = build(kind, mixing, normalizer).double(), kind == "cross", torch.float64, {}
     options = {"causal": not cross, **variant(normalizer, mixing), **KINDS[kind]}

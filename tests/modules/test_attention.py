@@ -104,7 +104,7 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
         torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
 
 
-@covering(
+@each_once(
     kind=DEFINED,
     normalizer=["softmax", "l2", "l2, sink"],
     mixing=MIXINGS,
@@ -146,7 +146,7 @@ def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mix
     torch.testing.assert_close(rest, module(chosen, key, key, need_weights=False, **masks)[0][3:])
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
+@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
 def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     module, key = build("cross", mixing, normalizer).double(), inputs("cross", dtype=torch.float64)[1]
     query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
@@ -188,7 +188,7 @@ def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
         torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=[k for k in KINDS if k != "zero"])
+@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=[k for k in KINDS if k != "zero"])
 def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
     module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
     scripted = torch.jit.script(StepByStep(module))

@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.modules.definition import (
     LONGEST,
     MIXINGS,
@@ -87,7 +87,7 @@ def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
     torch.testing.assert_close(values, heads(module.v_proj(x), H).flatten(0, 1))
 
 
-@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)
+@each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)
 def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(synthesizer, normalizer, mixing):
     module = build(synthesizer, mixing, normalizer).double()
     x, order = torch.randn(N, 3, E).double(), torch.tensor([2, 0, 0, 1])
