@@ -28,9 +28,6 @@ def archive(server):
     return Archive("text.bin", (f"{server.url}/text.bin",), hashlib.sha256(CONTENT).hexdigest())
 
 
-# ---- fetching --------------------------------------------------------------------------------------------------------
-
-
 def test_it_is_fetched_once(archive, server, tmp_path):
     for _ in range(2):
         assert obtain(archive, tmp_path).read_bytes() == CONTENT
@@ -86,8 +83,6 @@ def test_a_local_archive_of_another_sum_is_accepted_aloud(archive, server, tmp_p
     assert obtain(archive, tmp_path) == server.folder / "text.bin"
     assert f"is not the published {archive.sha256}" in capsys.readouterr().err
 
-
-# ---- unpacking -------------------------------------------------------------------------------------------------------
 
 FILES = {"folder/train.txt": TEXT, "folder/deep/valid.txt": random.Random(0).randbytes(200_000), "readme": b""}
 
@@ -179,19 +174,11 @@ def test_a_bomb_is_refused(name, tmp_path, capsys, monkeypatch):
     assert "larger than such an archive can be" in refused_here(capsys, unpack, path, tmp_path / "out")
 
 
-# ---- files that appear when they are complete, and their content -----------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["file", "folder"])
-def test_what_is_written_appears_only_when_it_is_complete(kind, tmp_path):
+@pytest.mark.parametrize("inner", [".", "file"], ids=["file", "folder"])
+def test_what_is_written_appears_only_when_it_is_complete(inner, tmp_path):
     def write(path, text):
-        if kind == "folder":
-            path.mkdir()
-            path = path / "file"
-        path.write_text(text)
-
-    def read():
-        return (tmp_path / "new" / "file" if kind == "folder" else tmp_path / "new").read_text()
+        (path / inner).parent.mkdir(exist_ok=True)
+        (path / inner).write_text(text)
 
     target = tmp_path / "new"
     with pytest.raises(ZeroDivisionError), complete(target) as unfinished:
@@ -204,7 +191,7 @@ def test_what_is_written_appears_only_when_it_is_complete(kind, tmp_path):
         with complete(target) as unfinished:
             assert not unfinished.exists()
             write(unfinished, text)
-        assert read() == text
+        assert (target / inner).read_text() == text
     assert list(tmp_path.iterdir()) == [target]
 
 

@@ -12,16 +12,16 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
+import numpy
 import pytest
 import sentencepiece
 from common.perplexity import Counts, Unknown, perplexity
-from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
-from fairseq.data import Dictionary
+from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.data_utils import load_indexed_dataset
-from fairseq.data.indexed_dataset import best_fitting_int_dtype
 from lm1b import prepare, shards
 from recipes import dry_run, parse, script
 
+from tests.commands import LM_SIZES
 from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,10 +120,10 @@ def decoded(folder: Path, name: str) -> list[list[str]]:
     return [[dictionary[i] for i in line] for line in load_indexed_dataset(str(folder / name), None)]
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
-
-
-def test_words_that_occur_three_times_the_most_frequent_first(archive):
+def test_words_that_occur_three_times_the_most_frequent_first(archive, environment):
+    """Read a shard in many blocks, and write four bytes a number, as for the words of the whole benchmark."""
+    environment.setattr(shards, "BLOCK", 1000)
+    environment.setattr(indexed_dataset, "best_fitting_int_dtype", lambda size: numpy.int32)
     assert run("--form", "word") == 0
     dictionary = Dictionary.load(str(data() / "word" / "dict.txt"))
     counts = Counter(words(TEXT["train"]))
@@ -135,44 +135,13 @@ def test_words_that_occur_three_times_the_most_frequent_first(archive):
     for name, text in TEXT.items():
         expected = [[word if word in known else "<unk>" for word in line.split(" ")] + ["</s>"] for line in text]
         assert decoded(data() / "word", name) == expected
+        assert (data() / "word" / f"{name}.bin").stat().st_size == 4 * sum(map(len, expected))
 
     statistics = json.loads((data() / "word" / "statistics.json").read_text())
     unknown = sum(word not in known for word in words(TEXT["test"]))
     tokens = len(words(TEXT["test"])) + LINES
     assert statistics["test"] == {"lines": LINES, "tokens": tokens, "unknown": unknown, "words": tokens}
     assert sorted(path.name for path in data().iterdir()) == ["counts", "text", "word"]
-
-
-def test_plain_text_becomes_what_fairseq_preprocess_makes_of_it(tmp_path, environment):
-    """Compare byte for byte, without the odd spaces at which fairseq cuts words."""
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    lines = [" ".join(word for word in line.split(" ") if word not in ODD) or "." for line in TEXT["train"]]
-    halves = [plain / "1", plain / "2"]
-    for path, half in zip(halves, (lines[:300], lines[300:])):
-        path.write_text("".join(f"{line}\n" for line in half))
-    (plain / "all").write_text("".join(f"{line}\n" for line in lines))
-    dictionary = Dictionary()
-    for word in COMMON[:8]:
-        dictionary.add_symbol(word)
-    dictionary.save(str(plain / "dict.txt"))
-    for vocabulary in (len(dictionary), 1 << 17):  # two bytes a number, and four
-        binarizer = VocabularyDatasetBinarizer(dictionary, append_eos=True)
-        FileBinarizer.multiprocess_dataset(
-            str(plain / "all"), "mmap", binarizer, str(plain / "expected"), vocab_size=vocabulary
-        )
-        symbols = shards.Symbols(dictionary.nspecial, dictionary.unk(), dictionary.eos())
-        dtype = best_fitting_int_dtype(vocabulary)
-        environment.setattr(shards, "BLOCK", 1000)  # many blocks
-        parts = shards.binarise_shards(
-            "words", halves, plain / f"parts{vocabulary}", 1, shards.word_encoder, plain / "dict.txt", symbols, dtype
-        )
-        shards.join(parts, plain / "found", dtype)
-        for suffix in ("bin", "idx"):
-            assert (plain / f"found.{suffix}").read_bytes() == (plain / f"expected.{suffix}").read_bytes()
-
-
-# ---- subwords --------------------------------------------------------------------------------------------------------
 
 
 def test_subwords_hold_the_whole_text(archive):
@@ -193,30 +162,22 @@ def test_subwords_hold_the_whole_text(archive):
     assert statistics["test"]["tokens"] == sum(map(len, decoded(folder, "test")))
 
 
-# ---- interruption ----------------------------------------------------------------------------------------------------
-
-
-def interrupt(monkeypatch, name: str, after: int) -> list[str]:
-    """Press Ctrl-C in the work on a shard, after its folder was begun; return the list of all shards worked on."""
-    real, seen = getattr(shards, name), []
+def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment, tmp_path):
+    """Press Ctrl-C in the work on the sixth shard, after its folder was begun."""
+    run("--form", "word")
+    undisturbed = contents(data() / "word")
+    environment.setenv("DATA", str(tmp_path / "again"))
+    real, seen = shards.binarise_shard, []
 
     def work(shard, folder, *rest):
         seen.append(shard.name)
-        if len(seen) == after + 1:
+        if len(seen) == 6:
             folder.mkdir()
             (folder / "tokens.bin").write_bytes(b"half")
             raise KeyboardInterrupt
         real(shard, folder, *rest)
 
-    monkeypatch.setattr(shards, name, work)
-    return seen
-
-
-def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment, tmp_path):
-    run("--form", "word")
-    undisturbed = contents(data() / "word")
-    environment.setenv("DATA", str(tmp_path / "again"))
-    seen = interrupt(environment, "binarise_shard", after=5)
+    environment.setattr(shards, "binarise_shard", work)
     with pytest.raises(KeyboardInterrupt):
         run("--form", "word")
     assert not (data() / "word").exists()
@@ -234,8 +195,6 @@ def test_the_published_counts(archive, capsys):
     assert "must be 6,206; " in capsys.readouterr().err
     assert run("--any-counts", "--form", "word", expected=published) == 0
 
-
-# ---- training and evaluation -----------------------------------------------------------------------------------------
 
 LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
 
@@ -285,33 +244,26 @@ def test_the_architecture_decides_and_the_batch_stays(model, arch, form, length,
     assert (Path(evaluation.data).name, evaluation.tokens_per_sample) == (form, length)
 
 
-TINY = {
-    "word": """--arch mixhead_transformer_lm_gbw_512 --decoder-layers 1 --decoder-embed-dim 16 --decoder-input-dim 16
-        --decoder-output-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --adaptive-input-cutoff 4,8
-        --adaptive-softmax-cutoff 4,8 --adaptive-input-factor 2 --adaptive-softmax-factor 2""",
-    "subword": """--arch fixhead_transformer_lm_lm1b --decoder-layers 1 --decoder-embed-dim 16
-        --decoder-ffn-embed-dim 16 --decoder-attention-heads 2""",
+TRAINED = {
+    "word": "--arch mixhead_transformer_lm_gbw_512 --adaptive-input-cutoff 4,8 --adaptive-softmax-cutoff 4,8",
+    "subword": "--arch fixhead_transformer_lm_lm1b",
 }
 
 
-def figure(line: str, name: str) -> float:
-    found, equals, number = line.rpartition(" = ")
-    assert (found, equals) == (name, " = ")
-    return float(number)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("form", TINY)
+@pytest.mark.parametrize("form", TRAINED)
 def test_each_form_is_trained_on_and_evaluated(form, archive, tmp_path):
-    run("--form", form, *(["--subwords", "320"] if form == "subword" else []))
+    run("--form", form, "--subwords", "320")
     statistics = json.loads((data() / form / "statistics.json").read_text())["valid"]
     tokens, number = statistics["tokens"], statistics["words"]
-    flags = f"{TINY[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
-    run_here(*command("train", *flags.split(), "--warmup-updates", "1", SAVE=tmp_path / "save"))
+    flags = f"{TRAINED[form]} --max-update 2 --update-freq 1 --tokens-per-sample 32 --max-tokens 256 --num-workers 0"
+    run_here(*command("train", *flags.split(), *LM_SIZES, "--warmup-updates", "1", SAVE=tmp_path / "save"))
     window = "--gen-subset valid --context-window 8 --tokens-per-sample 32"
     result = script(f"{RECIPE}/evaluate.sh {window}", SAVE=tmp_path / "save")
-    lines = result.stdout.splitlines()[1:]
+    figures = dict(re.findall(r"(perplexity per \w+) = (\S+)", result.stdout))
     by_token = float(re.search(r"Perplexity: (\S+)", result.stderr)[1])
     if form == "subword":
-        assert tokens > 1.1 * number and figure(lines[0], "perplexity per subword") == pytest.approx(by_token, rel=1e-3)
-    assert figure(lines[-1], "perplexity per word") == pytest.approx(by_token ** (tokens / number), rel=1e-3)
+        assert tokens > 1.1 * number
+        assert float(figures.pop("perplexity per subword")) == pytest.approx(by_token, rel=1e-3)
+    assert [*figures] == ["perplexity per word"]
+    assert float(figures["perplexity per word"]) == pytest.approx(by_token ** (tokens / number), rel=1e-3)

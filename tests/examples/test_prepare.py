@@ -21,18 +21,13 @@ echo $$ > "$2/number" && mv "$2/number" "$2/dict.txt"
 wait
 """
 PROGRAM = """
-import signal, sys, time
+import signal
 from common.archives import complete
-from common.prepare import ENDINGS, data_folder, ending_at_once, preprocess, start
+from common.prepare import ENDINGS, data_folder, preprocess, start
 
 def main():
-    with data_folder() as data:
-        if sys.argv[1] == "preprocess":
-            with complete(data / "lines") as unfinished:
-                preprocess(unfinished, 1, [])
-        with ending_at_once():
-            (data / "started").touch()
-            time.sleep(100)
+    with data_folder() as data, complete(data / "lines") as unfinished:
+        preprocess(unfinished, 1, [])
 
 for number in ENDINGS:  # a script's background process ignores them
     signal.signal(number, signal.SIG_DFL)
@@ -51,40 +46,24 @@ def data(tmp_path, plain_environment):
     return tmp_path / "data"
 
 
-@pytest.fixture
-def at_work(data):
-    """Start a preparation, and wait until it is at `work` and has made `file`."""
-    programs = []
-
-    def started(work, file):
-        # Its children write to the same pipe, which ends when all of them have ended.
-        command = [sys.executable, "-c", PROGRAM, work]
-        program = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        programs.append(program)
-        deadline = time.monotonic() + 60
-        while not (data / file).exists():
-            assert program.poll() is None, program.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        return program
-
-    yield started
-    for program in programs:
-        program.kill()
-        program.stderr.close()
-        program.wait()
-
-
 def enter():
     with data_folder() as folder:
         return folder
 
 
 @pytest.mark.parametrize("number", ENDINGS)
-def test_a_signal_ends_a_preparation_and_all_that_it_started(number, at_work, data):
-    program = at_work("preprocess", "lines.unfinished/dict.txt")
-    program.send_signal(number)
-    _, log = program.communicate(timeout=20)  # its children sleep for 100 seconds
+def test_a_signal_ends_a_preparation_and_all_that_it_started(number, data):
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    try:
+        while not (data / "lines.unfinished" / "dict.txt").exists():
+            assert program.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        program.send_signal(number)
+        # Its children write to the same pipe, and sleep for 100 seconds.
+        _, log = program.communicate(timeout=20)
+    finally:
+        program.kill()
     assert program.returncode == 128 + number
     assert log.splitlines()[1:] == [f"prepare: interrupted by {number.name}; run again to go on"]
     assert list(data.iterdir()) == []

@@ -11,10 +11,9 @@ from mixhead_plugin.modules.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from tests.covering import covering, each_once
 
 DIM, WORDS = 8, 12
-BANDS = {"one band": [12], "three bands": [4, 7, 12]}
+BANDS = [[12], [4, 7, 12]]
 
-every_band = pytest.mark.parametrize("cutoffs", BANDS.values(), ids=BANDS)
-every_factor = pytest.mark.parametrize("div_val", [1, 2])
+every_case = covering(cutoffs=BANDS, div_val=[1, 2])
 
 
 def modules(cutoffs, div_val=2, dtype=torch.float64):
@@ -49,8 +48,7 @@ def log_prob(softmax, x, word):
     return shares[softmax.cutoff[0] + band - 1] + scores[place] - torch.logsumexp(scores, 0)
 
 
-@every_factor
-@every_band
+@every_case
 def test_every_word_has_its_row_scaled(cutoffs, div_val):
     embedding, _ = modules(cutoffs, div_val)
     rows = embedding(torch.arange(WORDS)[None])[0]
@@ -64,8 +62,7 @@ def test_every_word_has_its_row_scaled(cutoffs, div_val):
     assert len(embedding.projections) == (len(cutoffs) if div_val > 1 else 0)
 
 
-@every_factor
-@every_band
+@every_case
 def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
     _, softmax = modules(cutoffs, div_val)
     x, target = torch.randn(2, 4, DIM, dtype=torch.float64), torch.tensor([[0, 3, 4, 5], [3, 11, 0, 7]])
@@ -80,7 +77,7 @@ def test_log_probabilities_are_those_of_the_definition(cutoffs, div_val):
         assert (found[~inside][:, start:stop] == -torch.inf).all()
 
 
-@covering(cutoffs=BANDS.values(), div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
+@covering(cutoffs=BANDS, div_val=[1, 2], targets=[[[0, 3, 4, 5], [3, 11, 0, 7]], [[0, 3, 2, 0], [3, 0, 0, 1]]])
 def test_all_losses_and_their_gradients_agree(cutoffs, div_val, targets):
     """Compare fairseq's adaptive loss, its cross entropy and the definition; some bands may have no target."""
     _, softmax = modules(cutoffs, div_val)

@@ -91,29 +91,20 @@ def loaded(state, length=LENGTH, window_length=WINDOW):
     return memory
 
 
-def test_a_checkpoint_has_the_memory_of_training(tmp_path):
+@pytest.mark.parametrize("length", [LENGTH, 2])
+def test_a_checkpoint_has_the_memory_of_training_whose_end_a_shorter_one_takes(length, tmp_path):
     memory, kept = fed(window=3)
     torch.save(move_to_cpu(memory.half().state_dict()), tmp_path / "memory.pt")
-    again = loaded(torch.load(tmp_path / "memory.pt", weights_only=True))
-    assert torch.equal(again.recall(4, kept[0])[0], kept[0])
+    again = loaded(torch.load(tmp_path / "memory.pt", weights_only=True), length)
+    assert torch.equal(again.recall(4, kept[0])[0], kept[0][-length:])
     assert empty(again, 3) and empty(again.eval(), 4)
 
 
-def test_a_shorter_memory_takes_the_end_of_a_longer_one():
-    memory, kept = fed(window=3)
-    again = loaded(memory.state_dict(), length=2)
-    assert torch.equal(again.recall(4, kept[0])[0], kept[0][-2:])
-
-
-def test_other_windows_have_no_use_for_it(caplog):
+def test_a_checkpoint_of_other_windows_or_without_memory_empties_it(caplog):
     memory, _ = fed(window=3)
     with caplog.at_level(logging.INFO):
         assert empty(loaded(memory.state_dict(), window_length=WINDOW + 1), 4)
     assert "memory: empty" in caplog.text
-
-
-def test_a_checkpoint_without_memory_empties_it():
-    memory, _ = fed(window=3)
     memory.load_state_dict({}, strict=True)
     assert empty(memory, 4)
 

@@ -36,6 +36,18 @@ echo "$*" >>{calls}
 if [[ "$*" == *"${{FAKE_HANG-no such}}"* ]]; then sleep 30; fi
 if [[ "$*" == *"${{FAKE_FAIL-no such}}"* ]]; then echo "${{FAKE_ERROR-}}"; exit 3; fi
 """
+# A step of setup.sh, and what its call of Python has.
+SIGNS = {
+    "venv": "-m venv ",
+    "build tools": "build.txt",
+    "torch": "torch.txt",
+    "fairseq": "requirements/fairseq_",
+    "packages": "runtime.txt",
+    "project": " -e ",
+    "check": "libbleu",
+}
+ALL_STEPS = [*SIGNS]
+LINUX = "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
 
 
 class Checkout:
@@ -111,19 +123,7 @@ class Checkout:
     @property
     def steps(self):
         """Return the steps that the last run took, from its calls of Python."""
-        signs = {
-            "venv": "-m venv ",
-            "build tools": "build.txt",
-            "torch": "torch.txt",
-            "fairseq": "requirements/fairseq_",
-            "packages": "runtime.txt",
-            "project": " -e ",
-            "check": "libbleu",
-        }
-        return [step for call in self.calls for step, sign in signs.items() if sign in call]
-
-
-ALL_STEPS = ["venv", "build tools", "torch", "fairseq", "packages", "project", "check"]
+        return [step for call in self.calls for step, sign in SIGNS.items() if sign in call]
 
 
 @pytest.fixture
@@ -138,24 +138,14 @@ def assert_refused(done, *words):
         assert word in done.stderr
 
 
-# ---- refusals, before anything is touched
-
-
-def test_an_interpreter_that_cannot_serve_is_refused_in_one_line(checkout):
-    checkout.patch("sys.version_info = (3, 8, 18, 'final', 0)")
-    assert_refused(checkout.run(), "3.8", ">= 3.11", "PYTHON=")
-    assert not (checkout.root / ".venv").exists()
-
-
-def test_a_missing_compiler_or_interpreter_is_refused(checkout):
+def test_an_interpreter_or_compiler_that_cannot_serve_is_refused_before_anything_is_touched(checkout):
     assert_refused(checkout.run(PYTHON="python9"), "PYTHON=python9: not found")
     (checkout.bin / "c++").unlink()
     assert_refused(checkout.run(), "no C++ compiler", "apt-get install g++")
     assert_refused(checkout.run(FAIRSEQ="sources"), "FAIRSEQ=sources: must be source here")
+    checkout.patch("sys.version_info = (3, 8, 18, 'final', 0)")
+    assert_refused(checkout.run(), "3.8", ">= 3.11", "PYTHON=")
     assert not (checkout.root / ".venv").exists()
-
-
-# ---- what is done, and what is done again
 
 
 def test_a_second_run_does_nothing(checkout):
@@ -217,9 +207,6 @@ def test_two_runs_at_once_do_the_work_once(checkout):
     assert sum("up to date" in output for output in outputs) == 1
 
 
-# ---- choices
-
-
 def test_torch_is_what_was_asked_for(checkout):
     (wheel := checkout.root.parent / "torch 2.whl").touch()
     for asked, installed in ("2.11.0 --index-url I", "torch==2.11.0 --index-url I"), ("torch 2.whl", str(wheel)):
@@ -229,12 +216,10 @@ def test_torch_is_what_was_asked_for(checkout):
 
 
 def test_another_build_of_fairseq_leaves_torch_alone(checkout):
-    checkout.patch("import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.9')")
+    checkout.patch(LINUX.replace("2.28", "2.9"))
     assert_refused(checkout.run(FAIRSEQ="wheel"), "FAIRSEQ=wheel: must be source here")
     checkout.set_up()
-    checkout.patch(
-        "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
-    )
+    checkout.patch(LINUX)
     checkout.set_up(FAIRSEQ="wheel")
     assert checkout.steps == ALL_STEPS[3:]
     assert any("uninstall" in call and "fairseq-fixed" in call for call in checkout.calls)
@@ -251,8 +236,7 @@ def test_choices_are_remembered_until_others_are_made(checkout):
 
 @pytest.mark.parametrize("version, chosen", [((3, 11), "wheel"), ((3, 12), "wheel"), ((3, 13), "source")])
 def test_fairseq_is_a_wheel_where_there_is_one(checkout, version, chosen):
-    here = "import platform; platform.machine = lambda: 'x86_64'; platform.libc_ver = lambda: ('glibc', '2.28')"
-    checkout.patch(f"{here}; sys.version_info = {(*version, 1, 'final', 0)}; os.path.exists = lambda path: True")
+    checkout.patch(f"{LINUX}; sys.version_info = {(*version, 1, 'final', 0)}; os.path.exists = lambda path: True")
     if chosen == "wheel":
         (checkout.bin / "c++").unlink()
     checkout.set_up(FAIRSEQ="")
@@ -267,9 +251,6 @@ def test_the_interpreters_own_torch_is_used(checkout):
     assert "torch" not in checkout.steps
     checkout.set_up()
     assert checkout.steps == []
-
-
-# ---- test.sh
 
 
 def test_test_sh_leaves_slow_tests_out_and_passes_the_rest_on(checkout):

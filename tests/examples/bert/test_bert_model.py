@@ -8,9 +8,9 @@ import pytest
 import torch
 from bert import model as bert
 from bert.model import BERT_ARCHITECTURES, NEXT_SENTENCE, infer_segments
-from fairseq import options
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_model
 from fairseq.models.roberta import model as fairseq_roberta
+from recipes import parse
 
 from mixhead_plugin.models import roberta
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -94,16 +94,10 @@ def test_every_architecture_trains_in_every_family(name, family):
     assert all(m.q_proj.weight.grad.abs().sum() > 0 for m in attentions)
 
 
-def command(arch, *flags):
-    """Return what fairseq-train understands of a command line."""
-    arguments = ["data", "--task", "masked_lm", "--arch", arch, "--tokens-per-sample", "128", *flags]
-    return options.parse_args_and_arch(options.get_training_parser(), arguments)
-
-
 @pytest.mark.parametrize("name", ["bert_base", "bert_d512_h8_k32"])
 def test_the_command_line_gets_the_sizes(name):
     sizes = {k: v for k, v in BERT_ARCHITECTURES[name]._asdict().items() if isinstance(v, int)}
-    args = command(f"mixhead_{name}")
+    args = parse(["fairseq-train", "data", "--task=masked_lm", f"--arch=mixhead_{name}", "--tokens-per-sample=128"])
     assert {option: getattr(args, option) for option in sizes} == sizes
     assert (args.max_positions, args.layer_norm_eps, args.activation_fn) == (512, 1e-12, "gelu")
     assert (args.dropout, args.attention_dropout, args.pooler_dropout) == (0.1, 0.1, 0.1)

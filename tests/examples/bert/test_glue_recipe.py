@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
+from bert.convert_bert import save
 from bert.glue import evaluate, prepare
 from bert.glue.metrics import measure
 from bert.glue.pieces import Encoder
@@ -19,6 +19,7 @@ from bert.glue.tasks import TASKS
 from bert.pretrained import FILES
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 from fairseq.tasks.sentence_prediction import SentencePredictionConfig, SentencePredictionTask
 from recipes import dry_run, parse, script
@@ -27,20 +28,12 @@ WORDS = "the cat dog sat ran on under mat tree . , good bad yes no".split()
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, "##s", "##t", "c", "##a"]
 SPLITS = {"train": 40, "dev": 9, "test": 7, "dev_matched": 9, "dev_mismatched": 8, "test_matched": 7}
 SPLITS |= {"test_mismatched": 6, "AX": 5}
-COLUMNS = {  # the columns of the labelled files and of the others
+COLUMNS = {  # the columns of the labelled files and of the others, some that no task reads among them
     "CoLA": ("", "index sentence"),
     "SST-2": ("sentence label", "index sentence"),
     "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2"),
-    "STS-B": (
-        "index genre filename year old_index source1 source2 sentence1 sentence2 score",
-        "index genre filename year old_index source1 source2 sentence1 sentence2",
-    ),
-    "MNLI": (
-        "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
-        "sentence1 sentence2 label1 gold_label",
-        "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
-        "sentence1 sentence2",
-    ),
+    "STS-B": ("index genre sentence1 sentence2 score", "index genre sentence1 sentence2"),
+    "MNLI": ("index promptID sentence1 sentence2 label1 gold_label", "index promptID sentence1 sentence2"),
     "QNLI": ("index question sentence label", "index question sentence"),
     "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
     "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2"),
@@ -102,30 +95,6 @@ def pack(folder, **changes):
     return folder
 
 
-def pretrained_bert(folder, weights=True):
-    """Write a vocabulary and, with `weights`, a tiny model for it, as fairseq saves it."""
-    folder.mkdir()
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
-    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in VOCABULARY[5:]))
-    if weights:
-        line = dry_run(f"examples/bert/glue/train.sh {TINY} --head-mixing none", DATA=folder)[0]
-        args = parse(line)
-        dictionary = Dictionary.load(str(folder / "dict.txt"))
-        task = SentencePredictionTask(SentencePredictionConfig(), dictionary, None)
-        dictionary.add_symbol("<mask>")
-        torch.manual_seed(1)
-        model = build_model(args, task)
-        history = [{"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}]
-        iterator = {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}
-        # Tensors alone, as from fairseq's model, load into every family.
-        state = {"model": dict(model.state_dict()), "args": args, "cfg": None, "optimizer_history": history}
-        state["extra_state"] = {"train_iterator": iterator}
-        torch.save(state, folder / "model.pt")
-    else:
-        (folder / "model.pt").touch()
-    return folder
-
-
 TINY = "--encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2"
 
 
@@ -143,9 +112,21 @@ def archives(tmp_path_factory):
 
 @pytest.fixture
 def bert(archives, tmp_path, environment):
-    """Return a pre-trained model without weights; put the archives in place."""
+    """Return a folder with a vocabulary and a tiny model for it; put the archives in place."""
     environment.setenv("ARCHIVES", str(archives))
-    return pretrained_bert(tmp_path / "pretrained", weights=False)
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in VOCABULARY))
+    (folder / "dict.txt").write_text("".join(f"{piece} 1\n" for piece in VOCABULARY[5:]))
+    (command,) = dry_run(f"examples/bert/glue/train.sh {TINY} --head-mixing none", DATA=folder)
+    args = parse(command)
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    task = SentencePredictionTask(SentencePredictionConfig(), dictionary, None)
+    dictionary.add_symbol("<mask>")
+    model = build_model(args, task)
+    # Tensors alone, as from fairseq's model, load into every family.
+    save(dict(model.state_dict()), convert_namespace_to_omegaconf(args), folder / "model.pt")
+    return folder
 
 
 def data():
@@ -174,9 +155,6 @@ def read_by_fairseq(name, subset, model="bert"):
     return examples
 
 
-# ---- the tasks -------------------------------------------------------------------------------------------------------
-
-
 def test_the_nine_tasks_and_what_train_sh_says_of_them():
     assert len(TASKS) == 9
     commands = shlex.join(
@@ -193,9 +171,6 @@ def test_the_nine_tasks_and_what_train_sh_says_of_them():
         assert int(args.warmup_updates) < int(args.total_num_update) == args.max_update
         assert (args.init_token, args.separator_token) == (0, None)
     assert {*prepare.TASKS["MNLI"].predictions.values()} == {"MNLI-m.tsv", "MNLI-mm.tsv", "AX.tsv"}
-
-
-# ---- preparing -------------------------------------------------------------------------------------------------------
 
 
 def test_fairseq_reads_every_task(bert, capsys):
@@ -248,17 +223,6 @@ def test_the_pieces_of_roberta_are_fairseqs(tmp_path):
     assert encode(texts) == expected
 
 
-# ---- rows that are broken --------------------------------------------------------------------------------------------
-
-HEAD = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-
-
-def rows_of(tmp_path, content, name="QQP", labelled=True):
-    path = tmp_path / "table.tsv"
-    path.write_bytes(content.encode())
-    return read_table(path, TASKS[name], labelled)
-
-
 def test_numbers_of_examples_are_checked(bert, capsys):
     with pytest.raises(SystemExit):
         prepare.main(["--workers", "1", "--from", str(bert), "--tasks", "RTE"])
@@ -267,7 +231,9 @@ def test_numbers_of_examples_are_checked(bert, capsys):
 
 def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
     rows = ["good\tgood\t1", "cut off", "good\tgood\t0", "too\tmany\tcolumns\t1", "no\tlabel\t", "no\tsuch label\t2"]
-    found = rows_of(tmp_path, HEAD + "".join(f"1\ta\tb\t{row}\n" for row in rows))
+    head = COLUMNS["QQP"][0].replace(" ", "\t")
+    (tmp_path / "table.tsv").write_text("".join(f"{line}\n" for line in [head, *(f"1\ta\tb\t{row}" for row in rows)]))
+    found = read_table(tmp_path / "table.tsv", TASKS["QQP"], labelled=True)
     assert [example.label for example in found.examples] == ["1", "0"]
     assert found.left_out == [
         "line 3: 4 columns, not 6",
@@ -277,9 +243,6 @@ def test_broken_rows_of_a_labelled_set_are_listed(tmp_path):
     ]
 
 
-# ---- metrics and predictions -----------------------------------------------------------------------------------------
-
-
 def test_predictions_are_as_the_server_takes_them(tmp_path):
     evaluate.write_predictions(tmp_path / "a" / "RTE.tsv", numpy.array([1, 0]), ["7", "3"], TASKS["RTE"])
     assert (tmp_path / "a" / "RTE.tsv").read_text() == "index\tprediction\n7\tnot_entailment\n3\tentailment\n"
@@ -287,17 +250,6 @@ def test_predictions_are_as_the_server_takes_them(tmp_path):
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t0.000\n1\t5.000\n2\t2.062\n"
     evaluate.write_predictions(tmp_path / "AX.tsv", numpy.array([2, 0]), range(2), TASKS["MNLI"])
     assert (tmp_path / "AX.tsv").read_text().split()[3::2] == ["neutral", "contradiction"]
-
-
-# ---- training --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pretrained(archives, tmp_path, environment):
-    """With weights."""
-    environment.setenv("ARCHIVES", str(archives))
-    environment.setenv("SAVE", str(tmp_path / "save"))
-    return pretrained_bert(tmp_path / "pretrained")
 
 
 FAST = f"{TINY} --lr 0.02 --warmup-updates 2 --max-update 30 --max-epoch 60 --dropout 0 --num-workers 0"
@@ -311,11 +263,11 @@ def test_the_metrics_are_in_percent_and_nan_where_there_is_none():
 
 
 @pytest.mark.slow
-def test_the_three_commands(pretrained, tmp_path):
+def test_the_three_commands(bert, tmp_path):
     """Cut the text in several processes; train a task with classes and one with similarities."""
     big = {f"RTE_{split}": table("RTE", split, 1100) for split in ("train", "dev")}
     os.environ["ARCHIVES"] = str(pack(tmp_path / "own", **big))
-    script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {pretrained} --tasks RTE STS-B")
+    script(f"examples/bert/glue/prepare.sh --any-counts --workers 2 --from {bert} --tasks RTE STS-B")
     assert [tokens for tokens, _ in read_by_fairseq("RTE", "train")][:2] == [
         "<s> {} </s> {} </s>".format(*line.split("\t")[1:3]) for line in big["RTE_train"].splitlines()[1:3]
     ]

@@ -48,9 +48,6 @@ def own(path, documents=24, seed=0):
     return path
 
 
-# ---- documents -------------------------------------------------------------------------------------------------------
-
-
 def test_a_paragraph_is_cut_into_its_sentences():
     paragraph = ' He said " go . " She ( a nurse . ) stayed ? Yes ! 3 @.@ 5 of J. Smith , too . " And " so \n'
     assert list(sentences(paragraph)) == [
@@ -94,9 +91,6 @@ def test_one_of_so_many_documents_is_held_out(tmp_path):
     assert set(places) == set(range(10)) and max(map(places.count, places)) < 25
 
 
-# ---- the vocabulary --------------------------------------------------------------------------------------------------
-
-
 def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
     lines = [*own(tmp_path / "text").read_text().splitlines(), "Café no. 7, 東京! 5€"]
     words = learn(lambda: lines, 90, lowercase=True)
@@ -108,9 +102,6 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
     assert tokeniser.encode("Cats running").tokens == ["cats", "running"]  # merged to whole words
     assert "<unk>" not in tokeniser.encode("ecafta").tokens  # every letter stands anywhere
     assert {"C", "é"} <= set(learn(lambda: lines, 100, lowercase=False))
-
-
-# ---- prepare ---------------------------------------------------------------------------------------------------------
 
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
@@ -141,9 +132,6 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     assert last == "mlm_loss = 7.500"
     message = refused_here(capsys, prepare.main, ["--any-counts", "--learn-vocab", "61"])
     assert message == f"{folder}: made with vocabulary 60, not 61; remove it, or choose another DATA"
-
-
-# ---- the two phases --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

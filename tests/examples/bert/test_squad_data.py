@@ -1,14 +1,7 @@
 """SQuAD's metrics are those of the official evaluation."""
 
 import pytest
-from bert.squad_data import (
-    Answer,
-    Question,
-    exact_match,
-    f1,
-    locate,
-    score,
-)
+from bert.squad_data import Answer, Question, exact_match, f1, locate, score
 
 # Prediction, gold answer, exact match, F1, computed by hand from the definition.
 CASES = [

@@ -5,9 +5,11 @@ from argparse import Namespace
 
 import pytest
 import torch
+from bert.convert_bert import save
 from bert.squad_task import SquadTask, SquadTaskConfig
 from bert.wordpiece import SPECIAL
 from fairseq.models import build_model
+from omegaconf import OmegaConf
 from recipes import dry_run, parse, refusal, script
 
 from tests.commands import as_flags
@@ -26,14 +28,8 @@ def source(tmp_path):
     task = SquadTask.setup_task(SquadTaskConfig(data=str(folder), train_subset="train", seed=1, **WINDOWS))
     torch.manual_seed(1)
     args = Namespace(arch="mixhead_bert_base", max_positions=64, **SIZES, **DROPOUT)
-    history = {"num_updates": 0, "criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    checkpoint = {
-        "cfg": {"model": vars(args)},
-        "model": build_model(args, task).state_dict(),
-        "optimizer_history": [history],
-        "extra_state": {"train_iterator": {"epoch": 1, "iterations_in_epoch": 0, "shuffle": True}},
-    }
-    torch.save(checkpoint, folder / "model.pt")
+    cfg = OmegaConf.create({"model": vars(args)})
+    save(build_model(args, task).state_dict(), cfg, folder / "model.pt")
     for name in ("train", "dev"):
         (tmp_path / f"{name}-v1.1.json").write_text(json.dumps(content()), encoding="utf-8")
     return folder

@@ -22,28 +22,15 @@ def data(tmp_path_factory):
     return write_data(tmp_path_factory.mktemp("squad") / "data")
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
-
-
 def task(data, **settings):
     values = {"data": str(data), **WINDOWS, "max_answer_length": 12, "train_subset": "train", **settings}
     return SquadTask.setup_task(SquadTaskConfig(**values))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_seq_length": 65},  # more than there are positions
-        {"doc_stride": 22},  # more than the room
-    ],
-)
-def test_impossible_sizes_are_refused(settings, data):
-    ((name, value),) = settings.items()
+@pytest.mark.parametrize("name, value", [("max_seq_length", 65), ("doc_stride", 22)])
+def test_a_length_above_the_positions_and_a_stride_above_the_room_are_refused(name, value, data):
     with pytest.raises(OptionError, match=f"^--{name.replace('_', '-')} {value}: must be at (least|most) .*$"):
-        task(data, **settings)
-
-
-# ---- loss, answers, head ---------------------------------------------------------------------------------------------
+        task(data, **{name: value})
 
 
 @pytest.fixture(scope="module")
