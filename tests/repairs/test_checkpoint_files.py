@@ -16,8 +16,6 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, check_state, is_arithmetic
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal
 
-# ---- bad files -------------------------------------------------------------------------------------------------------
-
 
 class Code:
     """An object that makes a folder when it is unpickled."""
@@ -86,7 +84,6 @@ BAD = {
     "a config of words": partial(changed, lambda s: {**s, "cfg": "de-en"}),
     "a list as the model's flags": partial(changed, lambda s: {**s, "cfg": {**s["cfg"], "model": [1]}}),
     "one NaN": partial(changed, partial(first_weight, float("nan"))),
-    "one infinity": partial(changed, partial(first_weight, float("-inf"))),
 }
 
 
@@ -184,8 +181,6 @@ def test_a_checkpoint_of_a_later_version_is_refused_if_its_attention_is_not_know
     line = refusal("fairseq-generate", translation_data, *USE, "--path", tmp_path / "later.pt")
     assert "--attention-sinks 4" in line
 
-
-# ---- the parts of the check ------------------------------------------------------------------------------------------
 
 EVALUATING = ("eval", "eval_str_list", "eval_bool", "eval_str_dict")
 # Arguments of fairseq's helpers, and lines of a speech manifest: no checkpoint holds them.

@@ -124,10 +124,10 @@ def test_training_resumed_goes_on_where_it_stopped(task, data):
     """Train with dropout, with the mixing at its own rate and, in the parts, with a worker that reads ahead."""
     flags = [*ALONE, "--dropout=0.2", "--attention-dropout=0.2", "--mixing-lr-scale=4"]
     parts = training(data, task, f"{task}.parts", *flags, "--num-workers=1")
-    whole = training(data, task, f"{task}.whole", *flags, "--max-update=8")
-    outputs = several(whole, [*parts, "--max-update=4"], [*parts, "--max-update=8"])
+    whole = training(data, task, f"{task}.whole", *flags, "--max-update=12")
+    outputs = several(whole, [*parts, "--max-update=4"], [*parts, "--max-update=12"])
     whole, first, second = map(numbers, outputs)
-    assert len(whole) == 8 and first + second == whole
+    assert len(whole) == 12 and first + second == whole
     expected = saved(data, f"{task}.whole")
     for name, value in saved(data, f"{task}.parts").items():
         assert torch.equal(value, expected[name]), name

@@ -134,13 +134,6 @@ def test_heads_see_the_pooled_first_token():
     torch.testing.assert_close(words, model(pairs())[0][masked])
 
 
-def with_heads(**heads):
-    model = build(seed=3)
-    for name, classes in heads.items():
-        model.register_classification_head(name, num_classes=classes)
-    return model
-
-
 def test_without_heads_every_parameter_is_trained():
     """Check the gradients, without which data parallel training refuses a parameter."""
     model = build()
@@ -149,9 +142,12 @@ def test_without_heads_every_parameter_is_trained():
 
 
 def test_the_pooler_goes_on_to_another_task_and_a_head_where_it_is_the_same():
-    state = {name: value + 1 for name, value in with_heads(kinds=3).state_dict().items()}
+    lender = build()
+    lender.register_classification_head("kinds", num_classes=3)
+    state = {name: value + 1 for name, value in lender.state_dict().items()}
     for classes, same in ((3, True), (2, False)):
-        model = with_heads(kinds=classes)
+        model = build(seed=3)
+        model.register_classification_head("kinds", num_classes=classes)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(state)
         for name, value in model.state_dict().items():

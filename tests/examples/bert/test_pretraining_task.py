@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
 from tests.helpers import build
+from tests.own_process import in_own_process
 from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
@@ -161,6 +162,18 @@ def test_pairs_depend_on_seed_epoch_and_number_alone():
     assert all(same(a, found[i]) for i, a in enumerate(forwards))
     other = dataset(seed=2)
     assert sum(same(other[i], forwards[i]) for i in range(min(len(other), len(found)))) < 0.1 * len(found)
+
+
+@in_own_process
+def test_workers_hear_of_the_epoch():
+    """Ask the task for batches in every epoch, as fairseq's training does."""
+    lines, seen = documents(20), {}
+    for workers in (0, 1):
+        task, found = BertPretrainingTask(BertPretrainingConfig(data=""), vocabulary()), dataset(lines)
+        for epoch in (1, 2):
+            batches = task.get_batch_iterator(found, max_sentences=8, seed=1, num_workers=workers, epoch=epoch)
+            seen[workers, epoch] = [batch["net_input"]["src_tokens"].tolist() for batch in batches.next_epoch_itr()]
+    assert seen[0, 1] == seen[1, 1] and seen[0, 2] == seen[1, 2]
 
 
 def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_words():
