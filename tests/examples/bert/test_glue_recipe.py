@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import torch
 from bert.convert_bert import save
 from bert.glue import evaluate, prepare
 from bert.glue.metrics import measure
@@ -123,6 +124,7 @@ def bert(archives, tmp_path, environment):
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     task = SentencePredictionTask(SentencePredictionConfig(), dictionary, None)
     dictionary.add_symbol("<mask>")
+    torch.manual_seed(1)
     model = build_model(args, task)
     # Tensors alone, as from fairseq's model, load into every family.
     save(dict(model.state_dict()), convert_namespace_to_omegaconf(args), folder / "model.pt")

@@ -79,12 +79,12 @@ def test_windows_are_those_of_the_tokeniser(squad):
 
 
 def test_an_answer_that_is_not_there_is_left_out_of_the_loss_and_counted():
-    """Ask for a misplaced answer, for none, and for one in an empty context."""
-    asked = [(0, (Answer("Oslo", 0),)), (0, ()), (1, (Answer("x", 0),))]
+    """Ask for a misplaced answer, for none, for one in an empty context, and for one within a word."""
+    asked = [(0, (Answer("Oslo", 0),)), (0, ()), (1, (Answer("x", 0),)), (0, (Answer("slo", 4),))]
     questions = [Question(str(i), "who?", context, answers) for i, (context, answers) in enumerate(asked)]
     data = windows(Squad(["in Oslo", " \t\n"], questions))
     assert data.unlocated == 2
-    assert [sample["target"].tolist() for sample in data] == [[IGNORED] * 2] * 3
+    assert [sample["target"].tolist() for sample in data] == [[IGNORED] * 2] * 3 + [[6, 8]]
     assert not data[2]["starts"].any()
 
 
