@@ -1,5 +1,6 @@
 """Fixtures and reports of all tests."""
 
+import importlib.util
 import os
 from collections import defaultdict
 
@@ -12,6 +13,13 @@ from tests.launcher import ONE_THREAD, Launcher
 os.environ.update(ONE_THREAD)
 
 import torch
+
+if importlib.util.find_spec("triton") is not None and not torch.cuda.is_available():
+    # Its first import decides whether its functions can be interpreted, and transformers imports it, too.
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton  # noqa: F401
+
+    del os.environ["TRITON_INTERPRET"]  # other tests start processes
 
 NOUNS = {"hund": "dog", "katze": "cat", "vogel": "bird", "mann": "man", "frau": "woman", "kind": "child"}
 VERBS = {"sieht": "sees", "hört": "hears", "mag": "likes", "sucht": "seeks"}
