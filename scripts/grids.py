@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published"}
+KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published", "starts"}
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
 EVALUATION = ("AVERAGE",)
@@ -44,6 +44,7 @@ class Grid:
     baseline: str  # the label that the others of its axis are compared with; the grid may lack it
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
+    starts: Mapping[str, str]  # label -> the label of the same axis whose run it starts from
 
 
 def read_grid(path: Path) -> Grid:
@@ -70,6 +71,11 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         published, published_metrics = paper.published, paper.published_metrics
     elif wrong := sorted(published.keys() - {"/".join(labels) for labels in itertools.product(*axes.values())}):
         raise ValueError(f"published.{wrong[0]!r}: is no point of the grid")
+    starts = table(content, "starts") if "starts" in content else {}
+    for label, start in starts.items():
+        labels = next((list(axis) for axis in axes.values() if label in axis), [])
+        if start not in labels[: labels.index(label) if label in labels else 0]:
+            raise ValueError(f"starts.{label!r} = {start!r}: must be an earlier label of the same axis")
     return Grid(
         text(content, "example"),
         text(content, "title", path.stem),
@@ -79,6 +85,7 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         text(content, "baseline", "softmax"),
         {label: text(published, label) for label in published},
         published_metrics,
+        starts,
     )
 
 
@@ -122,13 +129,21 @@ class Run:
     labels: Mapping[str, str]  # axis -> label
     seed: int
     train: tuple[str, ...]
-    evaluate: Mapping[str, tuple[str, ...]]  # metric -> arguments
+    evaluate: Mapping[str, tuple[str, ...]]  # metric -> arguments; a run that others start from has none
+    start: "Run | None" = None  # the run that it starts from
 
     @property
     def digest(self) -> str:
         """Return a digest of the training's flags and variables; their order has no effect."""
         flags = {"example": self.example, "train": canonical(self.train)}
+        if self.start:
+            flags["start"] = self.start.digest
         return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def depth(self) -> int:
+        """Return how many trainings come before this one."""
+        return self.start.depth + 1 if self.start else 0
 
     @property
     def title(self) -> str:
@@ -165,24 +180,27 @@ def is_variable(word: str) -> bool:
 
 def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> list[Run]:
     """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one another."""
-    found = []
+    found: dict[tuple[str | int, ...], Run] = {}  # by labels and seed
     for labels in itertools.product(*grid.axes.values()):
-        if only and not any(set(chosen.split(",")) <= set(labels) for chosen in only):
-            continue
         points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels))]
         train = [word for point in points for word in shlex.split(point.train)]
         shared = [word for point in points for word in shlex.split(point.evaluate)]
         variables = [word for word in train if is_variable(word)]
         evaluate = {
-            metric: in_order([*variables, *shared, *shlex.split(flags)]) for metric, flags in grid.metrics.items()
+            metric: in_order([*variables, *shared, *shlex.split(flags)])
+            for metric, flags in grid.metrics.items()
+            if not set(labels) & set(grid.starts.values())
         }
+        before = tuple(grid.starts.get(label, label) for label in labels)
         for seed in seeds:
             words = in_order([*train, "--seed", str(seed)])
-            found.append(Run(grid.example, dict(zip(grid.axes, labels)), seed, words, evaluate))
-    digests = [run.digest for run in found]
-    if twice := [run for run in found if digests.count(run.digest) > 1]:
+            start = found[(*before, seed)] if before != labels else None
+            found[(*labels, seed)] = Run(grid.example, dict(zip(grid.axes, labels)), seed, words, evaluate, start)
+    digests = [run.digest for run in found.values()]
+    if twice := [run for run in found.values() if digests.count(run.digest) > 1]:
         fail(f"two points of the grid are the same run: {twice[0].title}; {twice[1].title}")
-    return found
+    chosen = [set(labels.split(",")) for labels in only] or [set()]
+    return [run for run in found.values() if any(labels <= set(run.labels.values()) for labels in chosen)]
 
 
 def in_order(words: Iterable[str]) -> tuple[str, ...]:

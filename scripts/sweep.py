@@ -28,7 +28,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +40,7 @@ from grids import EVALUATION, TRAINING, Grid, Point, Run, as_name, canonical, fa
 from provenance import CORES, ROOT, about, add_commit, checksum
 
 EXAMPLES = ROOT / "examples"
-OF_ONE_MACHINE = {"--user-dir", "--save-dir"}  # flags left out of the record
+OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 POLL = 0.1  # seconds between two looks at a running script
@@ -98,6 +98,9 @@ class Runner:
         except (OSError, ValueError, TypeError) as error:
             raise Failure(f"{path}: cannot be read ({error}); remove the file to train again") from error
 
+    def finished(self, run: Run) -> bool:
+        return bool(self.known(run).get("trained")) and not self.missing(run)
+
     def missing(self, run: Run) -> list[str]:
         """Return the metrics that were not evaluated with these flags."""
         evaluated = self.known(run).get("evaluate", {})
@@ -108,6 +111,8 @@ class Runner:
         share = self.shares.get()
         try:
             folder = run.folder(self.out)
+            if run.start and not self.known(run.start).get("trained"):
+                raise Failure(f"starts from {run.start.title}, which is not trained")
             folder.mkdir(parents=True, exist_ok=True)
             variables = {**share, "SAVE": str(folder / "checkpoints")}
             with held(folder) as lock:
@@ -116,7 +121,7 @@ class Runner:
                     self.train(job)
                 for metric in self.missing(run):
                     self.evaluate(job, metric)
-            return ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate)
+            return ", ".join(f"{metric} {job.record['metrics'][metric]:g}" for metric in run.evaluate) or "trained"
         except OSError as error:
             raise Failure(str(error)) from error
         finally:
@@ -128,6 +133,8 @@ class Runner:
         if record and record["data"] != now["data"]:
             texts = f"SHA-256 {record['data']}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
+        if job.run.start:  # its updates and their CPU time count
+            now["points"] = self.known(job.run.start)["points"]
         record |= {**now, **record}
         add_commit(record)
         log, progress = job.folder / "train.log", Progress(record["points"])
@@ -161,7 +168,7 @@ class Runner:
         self, job: Job, name: str, words: Sequence[str], log: Path, progress: Progress | None = None
     ) -> dict[str, float]:
         """Run a script to its end; return its status, its seconds, and the memory of its largest process."""
-        command, variables = command_of(job.run.example, name, words, job.variables["SAVE"])
+        command, variables = command_of(job.run, name, words, job.variables["SAVE"])
         variables = {**job.variables, **variables}
         if progress:
             command += ["--log-format", "json"]
@@ -270,15 +277,17 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def command_of(example: str, name: str, words: Sequence[str], save: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command and the variables that stand before it, {root} and {save} filled in."""
-    words = [word.replace("{root}", str(ROOT)).replace("{save}", save) for word in words]
+def command_of(run: Run, name: str, words: Sequence[str], save: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the variables that stand before it, {root}, {save} and {start} filled in."""
+    start = str(run.start.folder(Path(save).parents[1]) / "checkpoints") if run.start else ""
+    for mark, path in (("{root}", str(ROOT)), ("{save}", save), ("{start}", start)):
+        words = [word.replace(mark, path) for word in words]
     variables = dict(word.split("=", 1) for word in itertools.takewhile(is_variable, words))
-    return [str(EXAMPLES / example / f"{name}.sh"), *words[len(variables) :]], variables
+    return [str(EXAMPLES / run.example / f"{name}.sh"), *words[len(variables) :]], variables
 
 
 def dry_run(run: Run, name: str, words: Sequence[str], save: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    command, variables = command_of(run.example, name, words, save)
+    command, variables = command_of(run, name, words, save)
     environment = {**os.environ, "SAVE": save, **variables, "DRY_RUN": "1"}
     return subprocess.run(command, env=environment, text=True, check=False, **options)
 
@@ -352,22 +361,29 @@ def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
 
 
 def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
-    """Do the unfinished runs; return the failures."""
-    missing, failures = [run for run in todo if runner.missing(run)], []
+    """Do the unfinished runs, those that others start from first; return the failures."""
+    missing, failures = [run for run in todo if not runner.finished(run)], []
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}", flush=True)
     with ThreadPoolExecutor(runner.jobs) as pool:
-        futures = {pool.submit(runner, run): run for run in missing}
-        for future in as_completed(futures):
+        for future, run in in_turn(pool, runner, missing):
             try:
                 outcome = future.result()
                 done += 1
             except Failure as failure:
-                failures.append(f"{futures[future].title}: {failure}")
+                failures.append(f"{run.title}: {failure}")
                 outcome = "failed"
             if not runner.stopped_by:
-                print(f"[{done}/{len(todo)}] {futures[future].title}: {outcome}", flush=True)
+                print(f"[{done}/{len(todo)}] {run.title}: {outcome}", flush=True)
     return failures
+
+
+def in_turn(pool: ThreadPoolExecutor, runner: Runner, todo: Sequence[Run]) -> Iterator[tuple[Future[str], Run]]:
+    """Yield the runs as they end; those of one depth begin when those before them have ended."""
+    for depth in sorted({run.depth for run in todo}):
+        futures = {pool.submit(runner, run): run for run in todo if run.depth == depth}
+        for future in as_completed(futures):
+            yield future, futures[future]
 
 
 def main(words: Sequence[str] | None = None) -> int:

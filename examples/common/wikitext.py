@@ -79,17 +79,27 @@ def join_articles(source: Path, target: Path) -> None:
     note(f"{source.name}: {number:,} articles")
 
 
+def spell_bytes(source: Path, target: Path) -> None:
+    """Write each byte of the text as a word of two hexadecimal digits. The </s> is the byte that ends a line."""
+    with source.open("rb") as lines, target.open("w", encoding="ascii") as file:
+        for line in lines:
+            file.write(line.removesuffix(b"\n").hex(" ") + "\n")
+
+
+REWRITE = {"articles": join_articles, "bytes": spell_bytes}  # by --breaks
+
+
 def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
-    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article."""
+    """Run fairseq-preprocess on `text`, with an </s> after every line or after every article; or on its bytes."""
     unchecked = (text / UNCHECKED).exists()
     with complete(destination) as unfinished:
-        if breaks == "articles":
+        if rewrite := REWRITE.get(breaks):
             unfinished.mkdir()
-            joined = unfinished / "text"
-            joined.mkdir()
+            rewritten = unfinished / "text"
+            rewritten.mkdir()
             for split in SPLITS:
-                join_articles(text / f"wiki.{split}.tokens", joined / f"wiki.{split}.tokens")
-            text = joined
+                rewrite(text / f"wiki.{split}.tokens", rewritten / f"wiki.{split}.tokens")
+            text = rewritten
         files = [word for split in SPLITS for word in (f"--{split}pref", str(text / f"wiki.{split}.tokens"))]
         preprocess(unfinished, workers, ["--only-source", *files])
         if unchecked:
@@ -98,12 +108,13 @@ def binarise(text: Path, destination: Path, breaks: str, workers: int) -> None:
 
 
 def main(corpus: WikiText) -> None:
-    arguments = parser(f"{corpus.name} for fairseq, in $DATA/lines or $DATA/articles")
+    arguments = parser(f"{corpus.name} for fairseq, in $DATA/lines, $DATA/articles or $DATA/bytes")
     arguments.add_argument(
         "--breaks",
-        choices=("lines", "articles"),
+        choices=("lines", *REWRITE),
         default="lines",
-        help="put an </s> after every line, as for published numbers, or after every article (default: %(default)s)",
+        help="put an </s> after every line, as for published numbers, or after every article; or cut the lines into "
+        "bytes (default: %(default)s)",
     )
     args = arguments.parse_args()
     with data_folder() as data:

@@ -17,7 +17,7 @@ case ${MODEL:=vanilla} in
             --task language_modeling --tokens-per-sample 256 --sample-break-mode none \
             --arch mixhead_transformer_lm_wiki2 \
             --optimizer adam --adam-betas '(0.9, 0.98)' --weight-decay 0.01 --clip-norm 0.0 \
-            --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-07 \
+            --lr 0.0005 --lr-scheduler inverse_sqrt --warmup-updates 4000 \
             --max-tokens 2048 --update-freq "$update_freq" --max-update 20000 --required-batch-size-multiple 1 \
             --keep-last-epochs 5 --log-interval 50 "$@"
         ;;
