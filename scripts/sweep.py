@@ -335,6 +335,7 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser.add_argument("--seeds", type=seeds, default=[1], metavar="N", help="1 to N, or FIRST-LAST (default: 1)")
     labels = "run only points that have all these labels; if repeated, the points of each option"
     parser.add_argument("--only", action="append", default=[], metavar="LABEL,LABEL", help=labels)
+    parser.add_argument("--metric", action="append", default=[], help="evaluate only this metric; may be repeated")
     jobs = "runs at a time, which share the GPUs, or the cores (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
@@ -390,7 +391,11 @@ def main(words: Sequence[str] | None = None) -> int:
     args, extra = arguments(sys.argv[1:] if words is None else words)
     if args.jobs < 1:
         fail(f"--jobs {args.jobs}: must be at least 1")
-    todo = runs(grid_of(args.grid, extra), args.seeds, args.only)
+    grid = grid_of(args.grid, extra)
+    if wrong := set(args.metric) - grid.metrics.keys():
+        fail(f"--metric {min(wrong)}: must be among {', '.join(grid.metrics)}")
+    metrics = {name: words for name, words in grid.metrics.items() if name in (args.metric or grid.metrics)}
+    todo = runs(replace(grid, metrics=metrics), args.seeds, args.only)
     if not todo:
         fail("--only, --seeds: choose no run of the grid")
     if args.dry_run or os.environ.get("DRY_RUN"):
