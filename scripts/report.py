@@ -4,6 +4,7 @@
     scripts/report.py                                        results/tables.md and results/*.svg from results/*.json
     scripts/report.py examples/grids/mixhead_table_8.toml    print the table of a grid's finished runs
     scripts/report.py examples/grids/mixhead_table_8.toml --save results/table8.json
+    scripts/report.py examples/grids/convergence.toml --compare B,10M 'softmax,10M in the time of B'
 
 A number is the mean over seeds ± its standard deviation, with the number of seeds in brackets. The gain says how much
 better a row is than the baseline with the same seed; above 0 is better. For perplexities it is the difference of the
@@ -94,6 +95,10 @@ class Study:
         return base - value if self.measure in LOWER_IS_BETTER else value - base
 
     @property
+    def decimals(self) -> int:
+        return 4 if self.measure == "bits per byte" else 2
+
+    @property
     def unit(self) -> str:
         return "%" if self.measure == "perplexity" else self.measure
 
@@ -116,9 +121,9 @@ class Gain:
     p: float = math.nan
 
 
-def gain(study: Study, row: Row) -> Gain | None:
-    """Return the gain by the study's metric; None for the baseline itself, and if no seed has both."""
-    base = study.baseline(row)
+def gain(study: Study, row: Row, base: Row | None = None) -> Gain | None:
+    """Return the gain over a row, usually the baseline, by the study's metric; None if no seed has both."""
+    base = base or study.baseline(row)
     if base is None or base == row:
         return None
     ours, theirs = study.values(row, study.metric), study.values(base, study.metric)
@@ -159,14 +164,11 @@ def from_runs(path: Path, folder: Path) -> Study:
 
 
 def with_kept(study: Study, path: Path) -> Study:
-    """Add the effective ranks and the times of the file that --save replaces; the sweep measures neither."""
+    """Add the times of the file that --save replaces; the sweep does not measure them."""
     old = from_results(path)
-    spectra = {run["digest"]: {"spectrum": run["spectrum"]} for run in old.runs if "spectrum" in run}
-    found = [{**spectra.get(run["digest"], {}), **run} for run in study.runs]
-    if spectra or old.cost:
-        kept = f"keeps {sum('spectrum' in run for run in found)} of its {len(spectra)} effective ranks"
-        print(f"report: {path}: {kept}, and its times; sweep.py measures neither", file=sys.stderr)
-    return replace(study, runs=found, cost=old.cost)
+    if old.cost:
+        print(f"report: {path}: keeps its times; sweep.py measures none", file=sys.stderr)
+    return replace(study, cost=old.cost)
 
 
 def save(study: Study, path: Path) -> None:
@@ -179,26 +181,34 @@ def save(study: Study, path: Path) -> None:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Iterable[float]) -> str:
+def spread(values: Iterable[float], decimals: int) -> str:
     values = list(values)
     if not values:
         return "not run"
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.2f}{deviation} ({len(values)})"
+    deviation = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{decimals}f}{deviation} ({len(values)})"
 
 
-def gain_cells(study: Study, row: Row) -> list[str]:
-    found = gain(study, row)
+def gain_cells(study: Study, found: Gain | None) -> list[str]:
+    """Return the mean with its interval, and p."""
     if found is None:
         return ["", ""]
-    mean = f"{statistics.fmean(found.values):+.2f}"
-    return [mean, ""] if math.isnan(found.p) else [f"{mean} [{found.low:+.2f}, {found.high:+.2f}]", f"{found.p:.2g}"]
+    mean, low, high = (f"{v:+.{study.decimals}f}" for v in (statistics.fmean(found.values), found.low, found.high))
+    return [mean, ""] if math.isnan(found.p) else [f"{mean} [{low}, {high}]", f"{found.p:.2g}"]
 
 
-def effective_rank(run: Mapping[str, Any]) -> float:
-    """Return the mean over the kinds of self-attention."""
-    sites = run["spectrum"]["places"]
-    return statistics.fmean(sites[site]["mean_effective_rank"] for site in sites if site != "cross")
+def comparison(study: Study, words: Sequence[str]) -> str:
+    """Return a line about two rows, each named by its labels with commas between them."""
+    rows = [next((row for row in study.rows if ",".join(row) == name), None) for name in words]
+    if None in rows:
+        names = "; ".join(map(",".join, study.rows))
+        fail(f"--compare {words[rows.index(None)]}: has no run; must be among {names}")
+    found = gain(study, *rows)
+    if found is None:
+        fail(f"--compare {' '.join(words)}: have no seed in common")
+    mean, p = gain_cells(study, found)
+    seeds = f"{len(found.values)} seeds" + (f", p {p}" if p else ", no interval")
+    return f"{words[0]} over {words[1]}: {mean} {study.unit}, {study.metric}; {seeds}"
 
 
 def time_cell(study: Study, row: Row) -> str:
@@ -212,16 +222,14 @@ def time_cell(study: Study, row: Row) -> str:
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     compared = any(study.baseline(row) for row in study.rows)
-    ranked = any("spectrum" in run for run in study.runs)
     head = [*study.grid.axes, "paper", *(f"{metric}, {study.measure}" for metric in study.metrics)]
     head += [f"gain in {study.metric}, {study.unit}", "p"] if compared else []
-    head += ["effective rank"] if ranked else []
     head += ["training time, ratio"] if study.cost else []
     lines = []
     for row in study.rows:
-        cells = [*row, study.published(row), *(spread(study.values(row, m).values()) for m in study.metrics)]
-        cells += gain_cells(study, row) if compared else []
-        cells += [spread(effective_rank(run) for run in study.of(row) if "spectrum" in run)] if ranked else []
+        cells = [*row, study.published(row)]
+        cells += [spread(study.values(row, metric).values(), study.decimals) for metric in study.metrics]
+        cells += gain_cells(study, gain(study, row)) if compared else []
         cells += [time_cell(study, row)] if study.cost else []
         lines.append(cells)
     used = [i for i in range(len(head)) if any(line[i] for line in lines)]
@@ -256,15 +264,20 @@ def draw(study: Study, path: Path) -> None:
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
     axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
-    count = 1 + bool(gained) + len(axes)
-    figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 3.6), squeeze=False)
     of = colours(map(study.variant, rows))
-    draw_values(panels[0, 0], study, rows, of)
+    first = ("tokens", "cpu_seconds") if study.grid.starts else ("rows",)
+    count = len(first) + bool(gained) + len(axes)
+    figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 3.6), squeeze=False)
+    for panel, name in zip(panels[0], first):
+        if study.grid.starts:
+            draw_ends(panel, study, name, of)
+        else:
+            draw_values(panel, study, rows, of)
     if gained:
-        draw_gains(panels[0, 1], study, gained, of)
+        draw_gains(panels[0, len(first)], study, gained, of)
     groups, at = place(study, rows)
     styles = list(itertools.islice(itertools.cycle(("-", "--", ":", "-.")), len(groups)))
-    for panel, name in zip(panels[0, 1 + bool(gained) :], axes):
+    for panel, name in zip(panels[0, len(first) + bool(gained) :], axes):
         for row in rows:
             if points := curve(study, row, name):
                 panel.plot(*zip(*points), color=of[study.variant(row)], ls=styles[round(at[row])])
@@ -302,6 +315,20 @@ def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, 
     panel.set_xlabel(", ".join(axis for axis, labels in study.grid.axes.items() if study.grid.baseline not in labels))
 
 
+def draw_ends(panel: Any, study: Study, name: str, of: Mapping[str, str]) -> None:
+    """Draw the metric at the end of each run against its tokens or CPU seconds, and a line through the means."""
+    for variant, colour in of.items():
+        means = []
+        for row in (row for row in study.rows if study.variant(row) == variant):
+            ended = [run for run in study.of(row) if study.metric in run["metrics"]]
+            points = [(run["points"][-1][name], run["metrics"][study.metric]) for run in ended]
+            panel.plot(*zip(*points), "o", color=colour, ms=3, alpha=0.5)
+            means.append(tuple(map(statistics.fmean, zip(*points))))
+        panel.plot(*zip(*sorted(means)), color=colour, marker="_", ms=12, mew=2, lw=1)
+    panel.set(xlabel=f"{name.replace('_', ' ').replace('cpu', 'CPU')} of all updates, logarithmic", xscale="log")
+    panel.set(ylabel=f"{study.metric}, {study.measure}: seeds and mean")
+
+
 def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping[str, str]) -> None:
     groups, at = place(study, list(gained))
     for row, found in gained.items():
@@ -333,6 +360,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="report.py", description=__doc__, formatter_class=raw)
     parser.add_argument("grid", nargs="?", type=Path, help="a grid that scripts/sweep.py ran (default: all results)")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
+    text = "print the gain of the first row over the second"
+    parser.add_argument("--compare", nargs=2, action="append", default=[], metavar="LABEL,LABEL", help=text)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the runs to one JSON file, and its picture")
     parser.add_argument(
         "--results", type=Path, default=ROOT / "results", help="folder of saved runs (default: results)"
@@ -343,6 +372,8 @@ def main() -> None:
         if args.save and args.save.exists():
             study = with_kept(study, args.save)
         print(markdown(study))
+        for words in args.compare:
+            print(comparison(study, words))
         if args.save:
             save(study, args.save)
             draw(study, args.save.with_suffix(".svg"))

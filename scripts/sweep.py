@@ -133,8 +133,9 @@ class Runner:
         if record and record["data"] != now["data"]:
             texts = f"SHA-256 {record['data']}, now {now['data']}"
             raise Failure(f"began with another text ({texts}); folder: {job.folder}")
-        if job.run.start:  # its updates and their CPU time count
-            now["points"] = self.known(job.run.start)["points"]
+        if job.run.start:  # its updates and its time count
+            before = self.known(job.run.start)
+            now |= {name: before[name] for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib")}
         record |= {**now, **record}
         add_commit(record)
         log, progress = job.folder / "train.log", Progress(record["points"])

@@ -62,6 +62,10 @@ def articles_of(text):
     return list(articles(text.splitlines(keepends=True)))
 
 
+def hexadecimal(line):
+    return " ".join(f"{byte:02x}" for byte in line.encode())
+
+
 def prepare(corpus, data, monkeypatch, *flags):
     monkeypatch.setenv("DATA", str(data))
     monkeypatch.setattr(sys, "argv", ["prepare", "--workers", "1", *flags])
@@ -87,6 +91,7 @@ def test_articles_begin_at_titles_between_blank_lines():
     [
         ("wikitext103", "lines", {split: text.splitlines() for split, text in TEXTS.items()}),
         ("wikitext2", "articles", {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()}),
+        ("wikitext2", "bytes", {split: [hexadecimal(a) for a in text.splitlines()] for split, text in TEXTS.items()}),
     ],
     indirect=["corpus"],
 )
@@ -160,6 +165,12 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
     # A hardly trained model knows little more than the number of words.
     words = len((tmp_path / "data" / "lines" / "dict.txt").read_text().splitlines())
     assert 0.3 * words < float(last.rpartition(" = ")[2]) < 3 * words
+
+
+def test_bytes_are_evaluated_in_bits(tmp_path):
+    result = perplexity.Perplexity(3.45, 2**1.7856)
+    assert perplexity.per_word(tmp_path / "bytes", "test", Counts(9, 9), result) == ["bits per byte = 1.7856"]
+    assert perplexity.per_word(tmp_path / "lines", "test", Counts(9, 9), result) == ["perplexity = 3.45"]
 
 
 # ---- perplexity ------------------------------------------------------------------------------------------------------

@@ -74,6 +74,28 @@ def test_the_papers_gain_is_of_the_same_metric(study):
     assert study.published_gain(("2", "softmax")) is None and study.published_gain(("2", "new")) is None
 
 
+def test_any_two_rows_are_compared(study, capsys):
+    assert (
+        report.comparison(study, ["2,softmax", "2,new"]) == "2,softmax over 2,new: +9.12 %, test; 2 seeds, no interval"
+    )
+    (_, _, gain, p) = row_of(study, "2", "A")
+    assert report.comparison(study, ["2,A", "2,softmax"]) == f"2,A over 2,softmax: {gain} %, test; 3 seeds, p {p[:-2]}"
+    with pytest.raises(SystemExit):
+        report.comparison(study, ["2,A", "4,A"])
+    assert "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
+
+
+def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(report.plt, "close", figures.append)
+    report.draw(dataclasses.replace(study, grid=dataclasses.replace(study.grid, starts={"4": "2"})), tmp_path / "x.svg")
+    for panel, ends in zip(figures[0].axes, (10000, 10.0)):
+        assert {tuple(line.get_xdata()) for line in panel.lines} == {(ends,) * n for n in (1, 2, 3)}
+        assert {y for line in panel.lines if len(line.get_xdata()) > 1 for y in line.get_ydata()} == {
+            value for values in VALUES.values() for value in values
+        }
+
+
 @pytest.mark.parametrize("measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("F1", 1)])
 def test_above_0_is_better(measure, better, study):
     for run in study.runs:
@@ -96,17 +118,16 @@ def command(monkeypatch, *words):
     report.main()
 
 
-def test_a_saved_file_keeps_its_effective_ranks_and_times(study, tmp_path, monkeypatch, capsys):
-    spectrum = {"places": {"decoder-self": {"mean_effective_rank": 48.0}, "cross": {"mean_effective_rank": 9.0}}}
+def test_a_saved_file_keeps_its_times(study, tmp_path, monkeypatch, capsys):
     cost = {"rows": [{"labels": {"heads": "2", "attention": "A"}, "time_ratios": [1.3, 1.4, 1.5]}]}
-    measured = [{**run, "metrics": {"test": 1.0}, "spectrum": spectrum} for run in study.runs[:-1]]
+    measured = [{**run, "metrics": {"test": 1.0}} for run in study.runs[:-1]]
     report.save(dataclasses.replace(study, runs=measured, cost=cost), tmp_path / "saved.json")
     monkeypatch.setattr(report, "draw", lambda *_: None)
     command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs", "--save", tmp_path / "saved.json")
-    assert "keeps 7 of its 7 effective ranks, and its times" in capsys.readouterr().err
+    assert "keeps its times" in capsys.readouterr().err
     saved = report.from_results(tmp_path / "saved.json")
     assert row_of(saved, "2", "A")[1] == "95.67 ± 5.51 (3)" and len(saved.runs) == 8
-    assert row_of(saved, "2", "A")[4:] == ["48.00 ± 0.00 (3)", "1.40 [1.30, 1.50] |"]
+    assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
 
 
 @pytest.mark.parametrize("text", ["", "{}"])

@@ -31,6 +31,7 @@ echo "$*" > "$SAVE/flags"
 trap 'touch "$here/asked"; exit 143' TERM
 [[ $* != *--stubborn* ]] || trap "" TERM
 if [[ $* == *--wait* && ! -e $here/quick ]]; then echo $$ >> "$here/waiting"; sleep 60; sleep 60; fi
+[[ $* != *--from* ]] || echo "Loaded checkpoint x.pt (epoch 1 @ 10 updates)"
 printf '2026-01-01 00:00:00 | INFO | valid | {"valid_loss": "4.0",'
 sleep 0.05
 echo ' "valid_num_updates": "10"}'
@@ -177,6 +178,38 @@ def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path)
     assert len(calls("train")) == 2
 
 
+STARTS = """
+[starts]
+"10" = "hold"
+"20" = "more"
+more = "hold"
+[axes.updates]
+hold = "--updates 8"
+"10" = "--from {start}/x.pt --updates 10"
+more = "--from {start}/x.pt --updates 16"
+"20" = "--from {start}/x.pt --updates 20"
+"""
+
+
+def test_a_run_starts_from_another_and_counts_its_time(run, calls, tmp_path):
+    status, printed, _ = run("--only", "2,none", "--metric", "test", grid=GRID + STARTS)
+    assert status == 0 and "[4/4] 2, none, 20, seed 1: test " in printed and "2, none, hold, seed 1: trained" in printed
+    found = {record["labels"]["updates"]: record for record in records(tmp_path)}
+    folder = {label: next((tmp_path / "out").glob(f"2_none_{label}_seed_1-*")) for label in found}
+    called = calls()
+    assert [call for call in called if "evaluate" in call] == ["evaluate  "] * 2  # none of what others start from
+    for label, start, before in (("10", "hold", 1), ("more", "hold", 1), ("20", "more", 2)):
+        assert any(f"--from {folder[start]}/checkpoints/x.pt " in call for call in called)
+        assert found[label]["seconds"] > found[start]["seconds"] and "{start}/x.pt" in str(found[label]["train"])
+        assert [point["update"] for point in found[label]["points"]] == [10] * (before + 1)
+    assert found["10"]["metrics"].keys() == {"test"}
+    assert "4 runs, 2 of them finished before" in run("--only", "2,none", grid=GRID + STARTS)[1]
+    other = GRID + STARTS.replace("--updates 8", "--updates 9")
+    assert (
+        run("--only", "2,none,10", grid=other)[2].count("starts from 2, none, hold, seed 1, which is not trained") == 1
+    )
+
+
 # ---- a training's log ------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +338,10 @@ def test_a_training_does_not_resume_with_another_text(run, calls, toy, tmp_path)
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["", "[axes", GRID.replace("--heads 16", "--heads 2")])
+WRONG = ["", "[axes", GRID.replace("--heads 16", "--heads 2"), GRID + '[starts]\n16 = "B"', GRID + "[starts]\n2 = '16'"]
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, run, tmp_path):
     status, printed, errors = run(grid=text)
     assert status == 2 and not printed and errors.count("\n") == 1
@@ -325,7 +361,7 @@ def test_fairseq_takes_every_command_of_a_grid(path):
     found = grids.runs(grid)
     for run in found:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
-            command, variables = sweep.command_of(grid.example, name, words, "save")
+            command, variables = sweep.command_of(run, name, words, "out/run/save")
             if (key := (name, *sorted(variables.items()))) not in own:
                 lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
                 (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
