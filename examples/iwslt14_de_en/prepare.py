@@ -142,9 +142,11 @@ def prepare_text(
             mark_unchecked(unfinished)
 
 
-def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int) -> Path:
-    """Make the folder `variant(subwords, concatenate)` in `data`, with the text in subwords for fairseq; return it."""
-    folder = data / variant(subwords, concatenate)
+def prepare_data(
+    text: Path, data: Path, subwords: str, vocabulary: int, concatenate: int, workers: int, join: bool = False
+) -> Path:
+    """Make the folder `variant(subwords, concatenate, join)` in `data`, the text in subwords for fairseq; return it."""
+    folder = data / variant(subwords, concatenate, join)
     settings = {"--vocabulary": vocabulary}
     if is_ready(folder, settings, (), any_counts=True):  # main refuses unchecked folders
         return folder
@@ -158,16 +160,17 @@ def prepare_data(text: Path, data: Path, subwords: str, vocabulary: int, concate
             for texts in (pieces, references):
                 texts.update({name: joined(texts[name], parts) for name in texts if name.startswith(f"{split}.")})
     # the published recipe keeps a dictionary for each language
-    flags = ["--joined-dictionary"] if subwords == "sentencepiece" else []
+    flags = ["--joined-dictionary"] if join or subwords == "sentencepiece" else []
     checked = not (text / UNCHECKED).exists()
     binarise(folder, pieces, references, settings, workers, flags, checked)
-    if (subwords, concatenate, vocabulary) == ("bpe", 0, MERGES):
+    if (subwords, concatenate, vocabulary, join) == ("bpe", 0, MERGES, False):
         compare_with_published(folder, pieces)
     return folder
 
 
-def variant(subwords: str, concatenate: int) -> str:
-    return f"{subwords}-{concatenate}" if concatenate else subwords
+def variant(subwords: str, concatenate: int, join: bool) -> str:
+    name = f"{subwords}-joined" if join and subwords == "bpe" else subwords
+    return f"{name}-{concatenate}" if concatenate else name
 
 
 def compare_with_published(folder: Path, pieces: Mapping[str, Sequence[str]]) -> None:
@@ -191,6 +194,10 @@ def main(arguments: Any = None) -> None:
     flags.add_argument(
         "--concatenate", type=int, default=0, metavar="N", help="join sentences to about N source subwords, such as 240"
     )
+    text = (
+        "one dictionary for both languages, which train.sh --share-all-embeddings needs (sentencepiece always has it)"
+    )
+    flags.add_argument("--joined-dictionary", action="store_true", help=text)
     args = flags.parse_args(arguments)
     if args.vocabulary < 1:
         fail(f"--vocabulary {args.vocabulary}: must be at least 1")
@@ -198,12 +205,13 @@ def main(arguments: Any = None) -> None:
         fail(f"--concatenate {args.concatenate}: must be at least 1, or 0 for sentences as they are")
     with data_folder() as data:
         text = data / "text"
-        refuse_unchecked([text, data / variant(args.subwords, args.concatenate)], args.any_counts)
+        join = args.joined_dictionary
+        refuse_unchecked([text, data / variant(args.subwords, args.concatenate, join)], args.any_counts)
         if not text.is_dir():
             archive = obtain(ARCHIVE, data)
             remove(data / "subwords")  # perhaps from another text
             prepare_text(archive, text, any_counts=args.any_counts)
-        prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers)
+        prepare_data(text, data, args.subwords, args.vocabulary, args.concatenate, args.workers, join)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Read VARIANT, the folder in DATA that prepare.sh made: bpe (default) or sentencepiece, with a suffix such as -240 for
-# concatenated sentences. Set fairseq's flags that depend on it, remove_bpe and bleu_flags.
+# Read VARIANT, the folder in DATA that prepare.sh made: bpe (default), bpe-joined or sentencepiece, with a suffix such
+# as -240 for concatenated sentences. Set fairseq's flags that depend on it, remove_bpe and bleu_flags.
 
 VARIANT=${VARIANT:-bpe}
-[[ $VARIANT =~ ^(bpe|sentencepiece)(-[0-9]+)?$ ]] ||
-    fail "VARIANT=$VARIANT: must be bpe or sentencepiece, followed by -<tokens> for concatenated sentences"
+[[ $VARIANT =~ ^(bpe|bpe-joined|sentencepiece)(-[0-9]+)?$ ]] ||
+    fail "VARIANT=$VARIANT: must be bpe, bpe-joined or sentencepiece, followed by -<tokens> for concatenated sentences"
 prepared "$DATA/$VARIANT"
 
 if [[ $VARIANT == bpe* ]]; then

@@ -265,17 +265,27 @@ def test_word_level_output_is_scored_as_tokens_and_as_text(tmp_path, monkeypatch
 # ---- IWSLT14: the scripts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant, last", [("bpe", 4), ("sentencepiece", 2)])
+@pytest.mark.parametrize("variant, last", [("bpe-joined", 4), ("sentencepiece", 2)])
 @pytest.mark.slow
 def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save", "VARIANT": variant}
     # Without one right word, fairseq has no BLEU to choose by.
-    settings["SELECT"] = "bleu" if variant == "bpe" else "loss"
-    flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--subwords", variant]
+    settings["SELECT"] = "bleu" if variant == "bpe-joined" else "loss"
+    flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--subwords", variant.partition("-")[0]]
+    flags += ["--joined-dictionary"] if variant == "bpe-joined" else []
     recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
     tiny = [*TINY, "--eval-bleu-args", '{"beam": 1, "max_len_b": 4}', "--arch", "mixhead_transformer_iwslt_de_en_h4"]
-    trained = recipe("iwslt14_de_en/train.sh", *tiny, "--attention-scope", "self", **settings)
-    assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (variant == "bpe")
+    tiny += [
+        "--attention-scope",
+        "self",
+        "--share-all-embeddings",
+        "--decoder-embed-dim",
+        "16",
+        "--encoder-embed-dim",
+        "16",
+    ]
+    trained = recipe("iwslt14_de_en/train.sh", *tiny, **settings)
+    assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (variant == "bpe-joined")
     printed = recipe("iwslt14_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()
     assert re.fullmatch(r"BLEU = \d+\.\d\d", printed[-1])
     assert sum("BLEU" in line for line in printed) == last
