@@ -271,19 +271,11 @@ def test_iwslt_trains_and_is_evaluated(variant, last, archive, tmp_path):
     settings = {"DATA": tmp_path / "data", "ARCHIVES": tmp_path, "SAVE": tmp_path / "save", "VARIANT": variant}
     # Without one right word, fairseq has no BLEU to choose by.
     settings["SELECT"] = "bleu" if variant == "bpe-joined" else "loss"
-    flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--subwords", variant.partition("-")[0]]
-    flags += ["--joined-dictionary"] if variant == "bpe-joined" else []
+    flags = ["--any-counts", "--vocabulary", "120", "--workers", "1", "--joined-dictionary"]
+    flags += ["--subwords", variant.removesuffix("-joined")]
     recipe("iwslt14_de_en/prepare.sh", *flags, **settings)
     tiny = [*TINY, "--eval-bleu-args", '{"beam": 1, "max_len_b": 4}', "--arch", "mixhead_transformer_iwslt_de_en_h4"]
-    tiny += [
-        "--attention-scope",
-        "self",
-        "--share-all-embeddings",
-        "--decoder-embed-dim",
-        "16",
-        "--encoder-embed-dim",
-        "16",
-    ]
+    tiny += "--attention-scope self --share-all-embeddings --decoder-embed-dim 32".split()
     trained = recipe("iwslt14_de_en/train.sh", *tiny, **settings)
     assert bool(re.search(r"valid .*\| bleu [\d.]+", trained.stdout + trained.stderr)) == (variant == "bpe-joined")
     printed = recipe("iwslt14_de_en/evaluate.sh", *SHORT, **settings).stdout.splitlines()

@@ -195,19 +195,16 @@ def test_a_run_starts_from_another_and_counts_its_time(run, calls, tmp_path):
     status, printed, _ = run("--only", "2,none", "--metric", "test", grid=GRID + STARTS)
     assert status == 0 and "[4/4] 2, none, 20, seed 1: test " in printed and "2, none, hold, seed 1: trained" in printed
     found = {record["labels"]["updates"]: record for record in records(tmp_path)}
-    folder = {label: next((tmp_path / "out").glob(f"2_none_{label}_seed_1-*")) for label in found}
     called = calls()
     assert [call for call in called if "evaluate" in call] == ["evaluate  "] * 2  # none of what others start from
     for label, start, before in (("10", "hold", 1), ("more", "hold", 1), ("20", "more", 2)):
-        assert any(f"--from {folder[start]}/checkpoints/x.pt " in call for call in called)
+        (folder,) = (tmp_path / "out").glob(f"2_none_{start}_seed_1-*")
+        assert any(f"--from {folder}/checkpoints/x.pt " in call for call in called)
         assert found[label]["seconds"] > found[start]["seconds"] and "{start}/x.pt" in str(found[label]["train"])
         assert [point["update"] for point in found[label]["points"]] == [10] * (before + 1)
-    assert found["10"]["metrics"].keys() == {"test"}
     assert "4 runs, 2 of them finished before" in run("--only", "2,none", grid=GRID + STARTS)[1]
-    other = GRID + STARTS.replace("--updates 8", "--updates 9")
-    assert (
-        run("--only", "2,none,10", grid=other)[2].count("starts from 2, none, hold, seed 1, which is not trained") == 1
-    )
+    errors = run("--only", "2,none,10", grid=GRID + STARTS.replace("--updates 8", "--updates 9"))[2]
+    assert "starts from 2, none, hold, seed 1, which is not trained" in errors
 
 
 # ---- a training's log ------------------------------------------------------------------------------------------------
