@@ -164,11 +164,11 @@ def from_runs(path: Path, folder: Path) -> Study:
 
 
 def with_kept(study: Study, path: Path) -> Study:
-    """Add the times of the file that --save replaces; the sweep does not measure them."""
-    old = from_results(path)
+    """Add the runs that are only in the file that --save replaces, and its times, which the sweep does not measure."""
+    old, known = from_results(path), {run["digest"] for run in study.runs}
     if old.cost:
         print(f"report: {path}: keeps its times; sweep.py measures none", file=sys.stderr)
-    return replace(study, cost=old.cost)
+    return replace(study, runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)], cost=old.cost)
 
 
 def save(study: Study, path: Path) -> None:
