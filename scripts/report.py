@@ -270,7 +270,7 @@ def draw(study: Study, path: Path) -> None:
     figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 3.6), squeeze=False)
     for panel, name in zip(panels[0], first):
         if study.grid.starts:
-            draw_ends(panel, study, name, of)
+            draw_ends(panel, study, rows, name, of)
         else:
             draw_values(panel, study, rows, of)
     if gained:
@@ -315,11 +315,11 @@ def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, 
     panel.set_xlabel(", ".join(axis for axis, labels in study.grid.axes.items() if study.grid.baseline not in labels))
 
 
-def draw_ends(panel: Any, study: Study, name: str, of: Mapping[str, str]) -> None:
+def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]) -> None:
     """Draw the metric at the end of each run against its tokens or CPU seconds, and a line through the means."""
     for variant, colour in of.items():
         means = []
-        for row in (row for row in study.rows if study.variant(row) == variant):
+        for row in (row for row in rows if study.variant(row) == variant):
             ended = [run for run in study.of(row) if study.metric in run["metrics"]]
             points = [(run["points"][-1][name], run["metrics"][study.metric]) for run in ended]
             panel.plot(*zip(*points), "o", color=colour, ms=3, alpha=0.5)
