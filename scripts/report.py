@@ -106,7 +106,7 @@ class Study:
         """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
         base, metrics = self.baseline(row), list(self.grid.published_metrics)
         cells = [self.published(r).split("/") for r in (row, base) if r]
-        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) for cell in cells):
+        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) or "" in cell for cell in cells):
             return None
         return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells))
 
