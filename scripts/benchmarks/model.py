@@ -23,7 +23,7 @@ VARIANTS = {
     "softmax": "--head-mixing none",
     "Mixhead A": "--head-mixing position-independent",
     "Mixhead B": "",
-    "Mixhead B orthogonal penalty": "--orthogonal-weight 0.01",
+    "Mixhead B, orthogonal penalty": "--orthogonal-weight 0.01",
     "Mixhead B, rank penalty": "--orthogonal-weight 0 --rank-weight 0.01",
 }
 SMALL = """transformer_lm --decoder-layers 4 --decoder-embed-dim 512 --decoder-ffn-embed-dim 2048

@@ -62,10 +62,6 @@ def articles_of(text):
     return list(articles(text.splitlines(keepends=True)))
 
 
-def hexadecimal(line):
-    return " ".join(f"{byte:02x}" for byte in line.encode())
-
-
 def prepare(corpus, data, monkeypatch, *flags):
     monkeypatch.setenv("DATA", str(data))
     monkeypatch.setattr(sys, "argv", ["prepare", "--workers", "1", *flags])
@@ -91,7 +87,11 @@ def test_articles_begin_at_titles_between_blank_lines():
     [
         ("wikitext103", "lines", {split: text.splitlines() for split, text in TEXTS.items()}),
         ("wikitext2", "articles", {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()}),
-        ("wikitext2", "bytes", {split: [hexadecimal(a) for a in text.splitlines()] for split, text in TEXTS.items()}),
+        (
+            "wikitext2",
+            "bytes",
+            {split: [a.encode().hex(" ") for a in text.splitlines()] for split, text in TEXTS.items()},
+        ),
     ],
     indirect=["corpus"],
 )
