@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 from common import archives, perplexity, wikitext
-from common.perplexity import Counts, Cut
+from common.perplexity import Counts, Cut, Perplexity
 from common.wikitext import articles
 from fairseq import options
 from fairseq.data import Dictionary, data_utils
@@ -87,11 +87,7 @@ def test_articles_begin_at_titles_between_blank_lines():
     [
         ("wikitext103", "lines", {split: text.splitlines() for split, text in TEXTS.items()}),
         ("wikitext2", "articles", {split: [" ".join(a) for a in articles_of(text)] for split, text in TEXTS.items()}),
-        (
-            "wikitext2",
-            "bytes",
-            {split: [a.encode().hex(" ") for a in text.splitlines()] for split, text in TEXTS.items()},
-        ),
+        ("wikitext2", "bytes", {s: [a.encode().hex(" ") for a in text.splitlines()] for s, text in TEXTS.items()}),
     ],
     indirect=["corpus"],
 )
@@ -168,9 +164,8 @@ def test_other_models_are_trained_and_evaluated(corpus, model, train, evaluate, 
 
 
 def test_bytes_are_evaluated_in_bits(tmp_path):
-    result = perplexity.Perplexity(3.45, 2**1.7856)
-    assert perplexity.per_word(tmp_path / "bytes", "test", Counts(9, 9), result) == ["bits per byte = 1.7856"]
-    assert perplexity.per_word(tmp_path / "lines", "test", Counts(9, 9), result) == ["perplexity = 3.45"]
+    for name, line in (("bytes", "bits per byte = 1.7856"), ("lines", "perplexity = 3.45")):
+        assert perplexity.per_word(tmp_path / name, "test", Counts(9, 9), Perplexity(3.45, 2**1.7856)) == [line]
 
 
 # ---- perplexity ------------------------------------------------------------------------------------------------------
