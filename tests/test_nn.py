@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from mixhead_plugin.nn import MixedAttention
-from tests.covering import covering, each_once
+from tests.covering import each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
 FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
@@ -13,7 +13,7 @@ BY_HEAD = torch.randn(B * H, NQ, NQ).double()
 
 
 @pytest.mark.filterwarnings("ignore:Support for mismatched")  # torch's, of a bool beside a float mask
-@covering(
+@each_once(
     mixing=[n for n, v in MIXINGS.items() if v["head_mixing"] not in ("random", "average", "differential")],
     layout=["first", "second", "unbatched"],
     sizes=[{}, {"kdim": 12, "vdim": 9}, {"bias": False}],

@@ -44,7 +44,7 @@ def hidden(kind):
 # ---- fairseq's module ------------------------------------------------------------------------------------------------
 
 
-@covering(
+@each_once(
     mixing=STARTS,
     kind=["self", "constant", "zero", "cross", "t5", "gain"],
     masked=[False, True],

@@ -7,7 +7,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, cut_state, heads_per_layer, mask, pruned_flags
-from tests.covering import covering
+from tests.covering import covering, each_once
 from tests.helpers import build, shake, tokens
 from tests.modules import definition
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, H, inputs, variant
@@ -22,7 +22,7 @@ def attention(mixing="position-wise", **flags):
     return definition.build(mixing=mixing, head_dim=SIZE, **flags).double()
 
 
-@covering(normalizer=NORMALIZERS, mixing=CUT, kind=KINDS, bias=[True, False])
+@each_once(normalizer=NORMALIZERS, mixing=CUT, kind=KINDS, bias=[True, False])
 def test_the_smaller_module_is_the_masked_one(normalizer, mixing, kind, bias):
     kept = UNMIXED if mixing == "none" else MIXED
     options = {**variant(normalizer, mixing), "head_dim": SIZE, "bias": bias}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
-from tests.covering import covering
+from tests.covering import each_once
 from tests.helpers import shake
 from tests.modules.definition import MIXINGS, NORMALIZERS, check_half_precision, finish, heads, variant
 
@@ -51,7 +51,7 @@ def mask_of(x, memory, span=None):
     return segment_mask(x.size(0), x.size(0) + memory.size(0), span, x)
 
 
-@covering(
+@each_once(
     normalizer=NORMALIZERS,
     mixing=MIXINGS,
     impl=["auto", "blockwise", "reference"],

@@ -61,7 +61,7 @@ def definition(module, x):
     return finish(module, scores_by_definition(module, q), HIDDEN, values, q, x)
 
 
-@covering(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"])
+@each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"])
 def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer, mixing, impl):
     module = build(synthesizer, mixing, normalizer, impl=impl).double()
     x = torch.randn(N, B, E).double().requires_grad_()

@@ -98,6 +98,8 @@ def effect(model, family, monkeypatch, **given):
         given.setdefault("synthesizer", "factorized-random")
     if family == "fixhead":
         given.setdefault("head_dim", 6)
+    if model == "transformer_xl":
+        given.setdefault("n_head", 4)  # pairs of heads for --head-mixing differential
     built = (build_xl if model == "transformer_xl" else build)(f"{family}_{model}", **given)
     parameters = {name: p.detach().clone() for name, p in built.named_parameters()}
     rates = {name: getattr(p, "optim_overrides", None) for name, p in built.named_parameters() if p.requires_grad}
