@@ -20,7 +20,7 @@ NORMALIZERS = {
     "l2": lambda s, v: _divide(v * s.exp(), (v * (2 * s).exp()).sum(-1, True).sqrt()),
     "unnormalized": lambda s, v: v * s.exp(),
     "relu2": lambda s, v: _divide(v * s.clamp(min=0).square(), v.sum(-1, True)),
-    "sigmoid": lambda s, v: v * (s - v.sum(-1, True).clamp(min=1).log()).sigmoid(),
+    "sigmoid": lambda s, v: v / (1 + v.sum(-1, True) * (-s).exp()),
     "swish-l2": lambda s, v: _divide(v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)),
 }
 
