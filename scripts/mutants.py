@@ -39,6 +39,7 @@ swish-not-shifted: torch.exp(scores - largest. => torch.exp(scores - 0 * largest
 zero-by-zero: total = total.masked_fill(total == 0, float("inf")) => pass
 softmax-of-a-row-without-keys: return weights if visible is None else weights * visible => return weights
 relu2-counts-hidden-keys: (scores != float("-inf")).sum( => (scores == scores).sum(
+gradient-of-short-rows: torch.sub(d_weights, torch.linalg => torch.add(d_weights, torch.linalg
 sigmoid-without-the-number-of-keys: shifted = scores - _count(scores).clamp_(min=1).log_() => shifted = scores
 # mixhead_plugin/ops/masks.py: tests/ops/test_masks.py tests/ops/test_attention.py
 causal-sees-one-ahead: .triu(1 + n_keys - n_queries) => .triu(2 + n_keys - n_queries)
@@ -63,6 +64,7 @@ fused-row-without-keys: return out if unseen is None else out.masked_fill(unseen
 distances-from-the-other-end: key.transpose(1, 2)), [0, n_queries]) => key.transpose(1, 2)), [n_queries, 0])
 # mixhead_plugin/ops/blockwise/forward.py: tests/ops/test_attention.py tests/ops/test_blockwise.py
 blockwise-dropout-not-rescaled: 1 / (1 - p) if p < 1 else 0.0 => 1.0
+blockwise-narrow-product-unscaled: a.transpose(1, 2), alpha).transpose => a.transpose(1, 2)).transpose
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
 # mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py
 blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)

@@ -1,12 +1,12 @@
 """Draw random calls of the attention, and compare their outputs and gradients."""
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, RelativeScores, attention
-from mixhead_plugin.ops.blockwise import plan
+from mixhead_plugin.ops.blockwise import backward, forward, plan
 from tests.ops.definitions import INF
 
 B, H, NQ, NK, D, DV, R = 3, 4, 11, 14, 5, 3, 2
@@ -79,7 +79,10 @@ def blocks(threads, scores, queries=2):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with mock.patch.multiple(plan, BLOCK_SIZE={"cpu": scores}, MIN_QUERIES=queries):
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.multiple(plan, BLOCK_SIZE={"cpu": scores}, MIN_QUERIES=queries))
+            for module in (forward, backward):  # products of either order
+                stack.enter_context(mock.patch.object(module, "NARROW", 4))
             yield
     finally:
         torch.set_num_threads(before)

@@ -7,7 +7,7 @@ from typing import Dict, Iterator, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of
+from mixhead_plugin.ops.blockwise.forward import NARROW, Steps, inputs_of, product
 from mixhead_plugin.ops.blockwise.masks import Block, add_mask_grad
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
@@ -83,15 +83,14 @@ def _add_gradients(
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
     mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
-    d_rows = d_output * steps.dropout_scale
     d_mixed = steps.buffer("d_mixed", mixed.shape)
-    torch.bmm(d_rows, part.value.transpose(1, 2), out=d_mixed)
+    product(d_output, part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
     if steps.dropout_p > 0:
         mask = steps.dropout_mask(block, mixed.shape)
         mixed = mixed * mask if part.mixing is None else mixed.mul_(mask)
         d_mixed.mul_(mask)
     with turns.turn("value", block):
-        _add_products(grads["value"], mixed, d_rows, 1.0)
+        _add_products(grads["value"], mixed, d_output, steps.dropout_scale)
 
     d_weights = d_mixed
     if part.mixing is not None:
@@ -123,8 +122,8 @@ def _add_gradients(
         products = steps.buffer("products", d_scores.shape)
         grads["score_mixing"].copy_(_mixing_grad(products, d_scores, part.score_mixing))
         d_scores = steps.mix(d_scores, part.score_mixing.transpose(-2, -1), "mixed products")
-    d_query = torch.bmm(d_scores, part.key)  # [b * h, n, D]
-    torch.mul(d_query.view(grads["query"].shape), steps.scale, out=grads["query"])
+    d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
+    grads["query"].copy_(d_query.view(grads["query"].shape))
     with turns.turn("key", block):
         _add_products(grads["key"], d_scores, part.query, steps.scale)
 
@@ -159,8 +158,7 @@ def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores:
 
 def _add_products(total: Tensor, weights: Tensor, rows: Tensor, factor: float) -> None:
     """Add factor * W^T R to total [b, h, k, D], with W [b * h, n, k] and R [b * h, n, D]."""
-    if len(total) == 1:
+    if len(total) == 1 and rows.shape[2] >= NARROW:
         total[0].baddbmm_(weights.transpose(1, 2), rows, alpha=factor)
     else:  # many small products: at once, then added
-        products = torch.bmm(weights.transpose(1, 2), rows)
-        total.add_(products.unflatten(0, total.shape[:2]), alpha=factor)
+        total.add_(product(weights.transpose(1, 2), rows, factor).unflatten(0, total.shape[:2]))
