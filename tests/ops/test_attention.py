@@ -273,6 +273,11 @@ def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
     return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | settings | changes)
 
 
+def alike(batch, length):
+    """Return query, key and value of 8 heads of 32."""
+    return dict.fromkeys(("query", "key", "value"), torch.empty(batch, 8, length, 32))
+
+
 PADDING = torch.zeros(1, 8, dtype=torch.bool)
 
 
@@ -294,6 +299,10 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
         (dict(n_queries=1), "reference"),
         (dict(mixing=torch.eye(2), head_dim=8), "reference"),
         (dict(dropout_p=0.1, head_dim=8), "reference"),
+        (dict(dropout_p=0.1, **alike(1000, 16)), "reference"),
+        (dict(dropout_p=0.1, **alike(81, 20)), "reference"),  # all scores fill no block
+        (dict(dropout_p=0.1, **alike(82, 20)), "blockwise"),
+        (dict(dropout_p=0.1, **alike(1, 33)), "blockwise"),
         (dict(device="meta"), "reference"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from typing import Dict, List, Tuple
 
+import torch
 import torch.nn.functional as F
 
 from mixhead_plugin.ops.blockwise.masks import Block, Masks
@@ -12,6 +13,11 @@ from mixhead_plugin.ops.reference import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
+
+
+def block_size(device: torch.device) -> int:
+    """Return how many scores a block holds, but for its least number of queries."""
+    return BLOCK_SIZE.get(device.type, BLOCK_SIZE_ELSEWHERE)
 
 
 class Plan:
@@ -77,7 +83,7 @@ def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
 def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]]:
     """Return slices of the sentences, the heads and the queries for blocks of the size that suits the device."""
     batch, heads, n_queries, _ = inputs.query.shape
-    room = BLOCK_SIZE.get(inputs.query.device.type, BLOCK_SIZE_ELSEWHERE) // max(1, inputs.key.shape[2])
+    room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
     mixes = inputs.mixing is not None or inputs.score_mixing is not None
     together = max(1, heads if mixes else min(heads, room // MIN_QUERIES))
     rows = max(1, min(n_queries, max(MIN_QUERIES, room // together)))
