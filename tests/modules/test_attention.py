@@ -169,7 +169,7 @@ def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
     torch.testing.assert_close(step, full[:1, order])
 
 
-@covering(mixing=STARTS, equal=[False, True])
+@each_once(mixing=STARTS, equal=[False, True])
 def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
     """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
     module = build("cross", mixing)
