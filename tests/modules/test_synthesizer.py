@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
-from tests.covering import covering, each_once
+from tests.covering import each_once
 from tests.modules.definition import (
     LONGEST,
     MIXINGS,
@@ -144,7 +144,7 @@ def test_scores_start_at_a_size_that_lets_them_learn(synthesizer):
     assert 0.05 < module(x, x, x, before_softmax=True)[0].std() < 2
 
 
-@covering(synthesizer=SYNTHESIZERS, normalizer=["softmax", "l2"], dtype=[torch.float16, torch.bfloat16])
+@each_once(synthesizer=SYNTHESIZERS, normalizer=["softmax", "l2"], dtype=[torch.float16, torch.bfloat16])
 def test_half_precision_is_as_close_as_the_formula_in_half_precision(synthesizer, normalizer, dtype):
     masks = {"key_padding_mask": PADDING, "attn_mask": FUTURE}
     check_half_precision(
