@@ -68,7 +68,7 @@ def mix(
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
         sizes = sizes_of(head_mixing, heads, getattr(module, layout.head_dim), embed_dim)
         for name, part in build_parts(variant, variant["normalizer"], sizes).items():
-            setattr(module, name, None if part is None else part.to(projection.weight))
+            setattr(module, name, None if part is None else part.to(projection.weight).train(module.training))
         hook = projection.register_forward_hook(_keep)
         setattr(module, NAME, SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries, hook=hook))
     model.set_attn_implementation(NAME)

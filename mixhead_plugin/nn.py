@@ -147,8 +147,8 @@ class MixedAttention(nn.Module):
             key_padding_mask = key_padding_mask[None]
         x, q = inputs[0], self._split_heads(self.q_proj(inputs[0]), self.num_heads)  # [B, H, Nq, D]
         k, v = self._keys_and_values(inputs[1], inputs[2], cache)
-        causal = (is_causal or self.causal) and (attn_mask is None or q.size(2) == k.size(2))
-        attn_mask = by_head(None if causal else attn_mask, self.num_heads, q.dtype)
+        causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
             attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None

@@ -307,7 +307,8 @@ def _check_learning_rate(args: Any) -> None:
     if args.mixing_lr_scale == 1:
         return
     if not any(PARTS[name][getattr(args, name)].trained for name in ("head_mixing", "score_mixing")):
-        raise OptionError(f"{flag}: has no effect with --head-mixing {args.head_mixing} alone; must be 1")
+        neither = f"--head-mixing {args.head_mixing} and --score-mixing {args.score_mixing}"
+        raise OptionError(f"{flag}: has no effect with {neither}; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
         raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart")
     # The first two round small steps to 0; the others rearrange the parameters.

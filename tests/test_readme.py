@@ -5,7 +5,6 @@ from pathlib import Path
 
 import bert
 import draw_mixing
-import pytest
 import readme_tables
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY

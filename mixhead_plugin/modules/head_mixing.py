@@ -65,14 +65,15 @@ class PositionWiseMixing(HeadMixing):
 class LowRankMixing(HeadMixing):
     """Compute M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), the query-wise branch of DCMHA after the softmax.
 
-    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by its root mean square over the heads. W_1 has
-    4 H columns, as in DCMHA's code for one branch. V_t and W_g start as 0, so M starts as I.
+    U_t and V_t, [H, 2], are parts of gelu(x_t W_1) W_2; U_t is divided by sqrt(1e-6 + its mean square over the heads).
+    W_1 has 4 H columns, as in DCMHA's code for one branch. V_t and W_g start as 0, so M starts as I.
     """
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
         with torch.random.fork_rng(devices=[]):  # the model's other weights are those of fairseq's model of this seed
+            torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))  # or the next weights have the same numbers
             self.hidden_weight = nn.Parameter(torch.randn(sizes.embed_dim, hidden) * sizes.embed_dim**-0.5)  # W_1
             self.left_weight = nn.Parameter(torch.randn(hidden, heads * RANK) * hidden**-0.5)  # W_2 of U
         self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V
