@@ -21,6 +21,7 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
 MIXED = {  # the fields of a `Variant`; the mixing of weights has its dtype, too
     **{name: {"mixing_dim": dims} for name, dims in MIXINGS.items()},
+    "differential": {"mixing_dim": 4},  # into half as many heads, whose values have twice the size
     **{f"of scores, {name}": {"score_mixing_dim": dims} for name, dims in MIXINGS.items() if dims},
 }
 MASKS = {
@@ -57,11 +58,14 @@ def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[
     """Yield every variant by its names and as a record."""
     halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
     for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXED, MASKS, [torch.float32, *halves]):
-        if MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink:
+        halves_heads = mixing == "differential"
+        if (MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink) or (halves_heads and heads % 2):
             continue
         names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
         fields = {**MIXED[mixing], **MASKS[mask], **({"mixing": dtype} if MIXED[mixing].get("mixing_dim") else {})}
-        yield names, Variant(normalizer, heads, head_dim, head_dim, dtype, device, **fields)
+        if halves_heads:
+            fields["mixed_heads"] = heads // 2
+        yield names, Variant(normalizer, heads, head_dim, head_dim * (1 + halves_heads), dtype, device, **fields)
 
 
 def judge(variant: Variant) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def report(monkeypatch, capsys):
 def test_every_variant_of_this_machine_is_right(report):
     status, text = report("--json")
     found = json.loads(text)
-    assert status == 0 and len(found["variants"]) == 2 * 5 * 5 * 2
+    assert status == 0 and len(found["variants"]) == 2 * 6 * 5 * 2
     assert {row["auto"] for row in found["variants"]} == {"fused", "blockwise"}
     assert all(0 < row["error"] < 1 and not row["fault"] for row in found["variants"])
 
@@ -35,7 +35,7 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     original = api.attend
     monkeypatch.setattr(api, "attend", lambda call, impl: original(call, impl) * (1.5 if call.mixing is None else 1))
     status, text = report()
-    assert status == 1 and text.count("WRONG: ") == 60 and "60 of 100 variants are wrong" in text
+    assert status == 1 and text.count("WRONG: ") == 60 and "60 of 120 variants are wrong" in text
 
 
 @pytest.mark.parametrize("flag, value", [("--device", "abacus"), ("--heads", "0"), ("--head-dim", "-1")])

@@ -30,7 +30,8 @@ class Variant(NamedTuple):
     device: torch.device
     mixing: Optional[torch.dtype] = None
     mixing_dim: int = 0  # 2: one matrix for all queries; 4: one for each
-    score_mixing_dim: int = 0  # likewise
+    mixed_heads: int = 0  # 0: as many as there are heads
+    score_mixing_dim: int = 0  # as mixing_dim
     sink: bool = False
     causal: bool = False
     mask: Optional[torch.dtype] = None
@@ -57,6 +58,7 @@ def variant_of(inputs: AttentionInputs) -> Variant:
         device=query.device,
         mixing=None if mixing is None else mixing.dtype,
         mixing_dim=0 if mixing is None else mixing.dim(),
+        mixed_heads=0 if inputs.value.shape[1] == query.shape[1] else int(inputs.value.shape[1]),
         score_mixing_dim=0 if inputs.score_mixing is None else inputs.score_mixing.dim(),
         sink=inputs.sink is not None,
         causal=inputs.causal,
@@ -91,14 +93,15 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
 
-    def draw_mixing(dims: int, dtype: torch.dtype) -> Optional[Tensor]:
+    def draw_mixing(dims: int, to: int, dtype: torch.dtype) -> Optional[Tensor]:
         if dims == 0:
             return None
-        noise = draw(*(BATCH, n_queries, heads, heads)[-dims:], dtype=dtype) / heads
-        return (noise + torch.eye(heads, device=variant.device)).to(dtype)
+        noise = draw(*(BATCH, n_queries, heads, to)[-dims:], dtype=dtype) / heads
+        return (noise + torch.eye(heads, to, device=variant.device)).to(dtype)
 
     heads, mask, padding = variant.heads, None, None
-    mixing = draw_mixing(variant.mixing_dim, variant.mixing)
+    mixed = variant.mixed_heads or heads
+    mixing = draw_mixing(variant.mixing_dim, mixed, variant.mixing)
     if variant.mask is not None:
         different = {"head": (1, heads), "sentence": (BATCH, 1), "": (1, 1)}[variant.mask_by]
         mask = draw(*different, n_queries, n_keys, dtype=variant.mask)
@@ -108,14 +111,14 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
         padding[0, n_keys // 2 :] = True
     query = draw(BATCH, heads, n_queries, variant.head_dim)
     key = draw(BATCH, heads, n_keys, variant.head_dim)
-    value = draw(BATCH, heads, n_keys, variant.value_dim)
-    score_mixing = draw_mixing(variant.score_mixing_dim, variant.dtype)
+    value = draw(BATCH, mixed, n_keys, variant.value_dim)
+    score_mixing = draw_mixing(variant.score_mixing_dim, heads, variant.dtype)
     sink = draw(heads) if variant.sink else None
     seed = torch.tensor(3, device=variant.device) if variant.dropout else None
     options = (variant.normalizer, variant.causal, dropout_p if variant.dropout else 0.0, variant.head_dim**-0.5)
     masks = (mask, padding, None, None, None)
     inputs = AttentionInputs(query, key, value, mixing, *masks, sink, score_mixing, seed, *options)
-    d_out = draw(BATCH, heads, n_queries, variant.value_dim)
+    d_out = draw(BATCH, mixed, n_queries, variant.value_dim)
     if variant.layouts:
         laid = {name: laid_out(*pair) for name, *pair in zip(inputs._fields, inputs, variant.layouts)}
         inputs, d_out = inputs._replace(**laid), laid_out(d_out, variant.layouts[0])
