@@ -75,6 +75,9 @@ def interpret(monkeypatch):
 
 
 def fill_unwritten_memory_with_nan(monkeypatch):
+    # torch keeps this list of functions from its first call on; it must not hold the ones from below.
+    torch.utils._device._device_constructors()
+
     def poisoned(function):
         def make(*arguments, **options):
             made = function(*arguments, **options)
