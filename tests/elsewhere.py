@@ -70,7 +70,7 @@ def _far(leaf: Any) -> Any:
 def move(given: Any) -> Any:
     """Return a module, moved in place, or nested tensors, on the other device.
 
-    What a module does not register stays on the CPU.
+    Tensors that a module does not register stay on the CPU.
     """
     if not isinstance(given, nn.Module):
         return tree_map(_far, given)
