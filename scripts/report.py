@@ -26,6 +26,7 @@ from typing import Any
 import matplotlib
 from grids import Grid, fail, read_grid, runs
 from matplotlib import pyplot as plt
+from matplotlib import ticker
 from scipy import stats
 from sweep import ROOT, grid_of
 
@@ -267,7 +268,7 @@ def draw(study: Study, path: Path) -> None:
     of = colours(map(study.variant, rows))
     first = ("tokens", "cpu_seconds") if study.grid.starts else ("rows",)
     count = len(first) + bool(gained) + len(axes)
-    figure, panels = plt.subplots(1, count, figsize=(4.4 * count, 3.6), squeeze=False)
+    figure, panels = plt.subplots(1, count, figsize=(max(4.4 * count, 6), 3.6), squeeze=False)
     for panel, name in zip(panels[0], first):
         if study.grid.starts:
             draw_ends(panel, study, rows, name, of)
@@ -287,7 +288,8 @@ def draw(study: Study, path: Path) -> None:
         handles += [plt.Line2D([], [], color="grey", ls=style, label=name) for style, name in zip(styles, groups)]
     if gained and any(study.published_gain(row) is not None for row in gained):
         handles.append(plt.Line2D([], [], color="grey", marker="D", ls="", mfc="none", label="the paper's gain"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    if len(handles) > 1:
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.suptitle(study.grid.title)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(path, metadata={"Date": None})
@@ -326,6 +328,9 @@ def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapp
             means.append(tuple(map(statistics.fmean, zip(*points))))
         panel.plot(*zip(*sorted(means)), color=colour, marker="_", ms=12, mew=2, lw=1)
     panel.set(xlabel=f"{name.replace('_', ' ').replace('cpu', 'CPU')} of all updates, logarithmic", xscale="log")
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+    panel.xaxis.set_major_formatter(ticker.EngFormatter())
+    panel.xaxis.set_minor_locator(ticker.NullLocator())
     panel.set(ylabel=f"{study.metric}, {study.measure}: seeds and mean")
 
 
@@ -338,7 +343,7 @@ def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping
         if (published := study.published_gain(row)) is not None:
             panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
     panel.axhline(0, color="grey", lw=0.8)
-    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit}, 95% interval")
+    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit}\nwith 95% intervals")
     panel.set(xticks=range(len(groups)), xticklabels=groups)
 
 
