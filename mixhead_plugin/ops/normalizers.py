@@ -27,7 +27,7 @@ class Normalizer(NamedTuple):
     grad_reads_scores: bool  # otherwise the gradient reads the weights alone
     formula: str
     source: str
-    takes_sink: bool = False  # whether a key of score 0 changes the other weights, through a common denominator
+    takes_sink: bool = False  # whether one more key of score 0 changes the other weights
 
 
 def _shifted_exp(scores: Tensor) -> Tensor:
