@@ -1,5 +1,6 @@
 """Mixed heads in models of Hugging Face's `transformers`, from 5.3 on; docs/huggingface.md has examples."""
 
+import copy
 import functools
 from os import PathLike
 from types import SimpleNamespace
@@ -17,6 +18,9 @@ from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.masks import by_head
 
 NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
+# By these entries of config.json `from_pretrained` refuses a mixed model: by the first where this module is not
+# imported; by the second, which no implementation of experts is named, everywhere and for any attention asked for.
+REFUSED = {"attn_implementation": NAME, "experts_implementation": "mixed heads, load by mixhead_plugin.hf.load"}
 
 
 class Layout(NamedTuple):
@@ -45,7 +49,7 @@ def mix(
     """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts as the identity.
 
     Args:
-        model: any model whose attentions are in LAYOUTS; its config will have the variant
+        model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the variant
         head_mixing, variant: keywords of `nn.VARIANT`; another normalizer than softmax changes the outputs at once
         impl: the implementation of `ops.attention`
 
@@ -69,65 +73,87 @@ def mix(
         sizes = sizes_of(head_mixing, heads, getattr(module, layout.head_dim), embed_dim)
         for name, part in build_parts(variant, variant["normalizer"], sizes).items():
             setattr(module, name, None if part is None else part.to(projection.weight).train(module.training))
-        hook = projection.register_forward_hook(_keep)
-        setattr(module, NAME, SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries, hook=hook))
-    model.set_attn_implementation(NAME)
-    model.config.attn_implementation = NAME  # `from_pretrained` of a process without this module refuses the name
-    setattr(model.config, NAME, variant)
+        mixed = SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries)
+        hooks = module.register_forward_pre_hook(_listen), projection.register_forward_hook(_keep)
+        mixed.hooks, mixed.former = (*hooks, module.register_forward_hook(_check)), module.config._attn_implementation
+        setattr(module, NAME, mixed)
+    memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
+    for module in (module for module in model.modules() if hasattr(module, "config")):
+        module.config = copy.deepcopy(module.config, memo)
+        module.config._attn_implementation = NAME
+        vars(module.config).update(REFUSED, **{NAME: variant})
     return model
 
 
 def load(
     folder: str | PathLike[str], cls: Optional[type[PreTrainedModel]] = None, *, impl: str = "auto", **settings: Any
-) -> PreTrainedModel:
+) -> Any:
     """Load a mixed model that `save_pretrained` wrote; raise ValueError if it has no mixing or lacks a part of it.
 
     Args:
-        folder, settings: the arguments of `from_pretrained`
+        folder, settings: the arguments of `from_pretrained`; `unmix` goes to the `attn_implementation`
         cls: the class of the model; by default the one that was saved
         impl: the implementation of `ops.attention`
     """
-    cls = cls or getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
+    if NAME not in saved:
+        raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
+    cls = cls or getattr(transformers, saved["architectures"][0])
 
     @functools.wraps(cls, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(cls):
         def __init__(self, config: Any, *args: Any, **kwargs: Any):
             super().__init__(config, *args, **kwargs)
-            if not hasattr(config, NAME):
-                raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
-            mix(self, **getattr(config, NAME), impl=impl)
+            mix(self, **saved[NAME], impl=impl)
 
+    wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
     if missing := sorted(name for name in info["missing_keys"] if any(f".{part}." in name for part in PARTS)):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for sink in (buffer for name, buffer in model.named_buffers() if name.endswith(".attention_sink.weight")):
         sink.zero_()  # no file has the constant ones
     model.__class__ = cls
-    return model
+    return (model, info) if wants_info else model
 
 
-def unmix(model: PreTrainedModel, attn_implementation: str = "sdpa") -> PreTrainedModel:
-    """Remove the mixing of `model`, in place, and return it; raise ValueError if its outputs would change."""
+def unmix(model: PreTrainedModel, attn_implementation: Optional[str] = None) -> PreTrainedModel:
+    """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
     found = [module for module in model.modules() if hasattr(module, NAME)]
+    if not found:
+        raise ValueError(f"{type(model).__name__}: has no mixing")
     for module in found:
         for name, part in ((name, getattr(module, name)) for name in PARTS):
             start, state = getattr(part, "identity", dict)(), {} if part is None else part.state_dict()
             same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
             if not (part is None or same) or getattr(module, NAME).variant["normalizer"] != "softmax":
                 raise ValueError(f"{type(model).__name__}: without {name} its outputs would change")
-    model.set_attn_implementation(attn_implementation)
+    model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
     for module in found:
-        getattr(module, NAME).hook.remove()
+        for hook in getattr(module, NAME).hooks:
+            hook.remove()
         for name in (NAME, *PARTS):
             delattr(module, name)
-    for name in (NAME, "attn_implementation"):
-        vars(model.config).pop(name, None)
+    for config in (module.config for module in model.modules() if hasattr(module, "config")):
+        config._attn_implementation = model.config._attn_implementation
+        for name in (NAME, *REFUSED):
+            vars(config).pop(name, None)
     return model
 
 
+def _listen(module: nn.Module, args: tuple[Any, ...]) -> None:
+    getattr(module, getattr(module, NAME).queries).kept = None
+
+
 def _keep(projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-    """Keep what an attention computes its queries from, and the queries, for the parts that read them."""
-    projection.kept = (args[0], output)
+    """Keep what an attention computes its queries from, and the queries; keep nothing of a call outside it."""
+    if "kept" in vars(projection):
+        projection.kept = (args[0], output)
+
+
+def _check(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    """Refuse what another implementation computed: it left what was kept."""
+    if vars(getattr(module, getattr(module, NAME).queries)).pop("kept", module) is not module:
+        raise RuntimeError(f"attn_implementation {module.config._attn_implementation}: lost the mixing, must be {NAME}")
 
 
 def mixed_attention(

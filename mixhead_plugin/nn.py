@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
 from mixhead_plugin.modules.relative_position import DistanceGain
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores, attention
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.ops.masks import by_head
 
 # The keywords of a variant and their values; the first value is the default.
@@ -68,6 +68,8 @@ class MixedAttention(nn.Module):
     ):
         super().__init__()
         variant = complete(variant, impl)
+        if not (num_heads >= 1 and 0 <= dropout <= 1):
+            raise ValueError(f"num_heads {num_heads}, dropout {dropout}: must be at least 1, and from 0 to 1")
         if head_dim is None and embed_dim % num_heads != 0:
             raise ValueError(f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given")
         if add_bias_kv or add_zero_attn:
@@ -106,9 +108,9 @@ class MixedAttention(nn.Module):
             if f"{prefix}{name}_proj_weight" in state_dict:
                 state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
         for name in (*PARTS, "relative_gain"):
-            complete = getattr(getattr(self, name), "upgrade_state_dict_named", None)
-            if complete is not None and f"{prefix}out_proj.weight" in state_dict:
-                complete(state_dict, f"{prefix}{name}")
+            upgrade = getattr(getattr(self, name), "upgrade_state_dict_named", None)
+            if upgrade is not None and f"{prefix}out_proj.weight" in state_dict:
+                upgrade(state_dict, f"{prefix}{name}")
         super()._load_from_state_dict(state_dict, prefix, *settings)
 
     def forward(
@@ -145,7 +147,7 @@ class MixedAttention(nn.Module):
             inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
         if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
-        x, q = inputs[0], self._split_heads(self.q_proj(inputs[0]), self.num_heads)  # [B, H, Nq, D]
+        x, q = inputs[0], self.q_proj(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
         k, v = self._keys_and_values(inputs[1], inputs[2], cache)
         causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
@@ -154,9 +156,7 @@ class MixedAttention(nn.Module):
             attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None
         mixing, score_mixing = (m if m is None else m(q, x) for m in (self.head_mixing, self.score_mixing))
         sink = None if self.attention_sink is None else self.attention_sink()
-        relative: Optional[RelativeScores] = None
-        if self.relative_position is not None:
-            q, k, relative = self.relative_position(q, k)
+        q, k, relative = (q, k, None) if self.relative_position is None else self.relative_position(q, k)
         gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
         result = attention(
             q, k, v, normalizer=self.normalizer, mixing=mixing, causal=causal, attn_mask=attn_mask,
@@ -165,8 +165,7 @@ class MixedAttention(nn.Module):
         )  # fmt: skip
         out, weights = result if need_weights else (result, None)
         out = out.transpose(1, 2)  # [B, Nq, H', Dv]
-        if self.attention_gate is not None:
-            out = self.attention_gate(out, x)
+        out = out if self.attention_gate is None else self.attention_gate(out, x)
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
         if weights is not None:
             weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
@@ -174,33 +173,32 @@ class MixedAttention(nn.Module):
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _split_heads(self, x: Tensor, heads: int) -> Tensor:
-        """Return [B, H, N, D] from [B, N, H * D]."""
-        return x.unflatten(2, (heads, -1)).transpose(1, 2)
-
     def _keys_and_values(
         self, key: Optional[Tensor], value: Optional[Tensor], cache: Optional[dict[str, Tensor]]
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
         kept = {} if cache is None else cache
         if key is not None and value is not None:
-            new = {"key": self._split_heads(self.k_proj(key), self.num_heads)}
-            new["value"] = self._split_heads(self.v_proj(value), self.mixed_heads)
+            new = {"key": self.k_proj(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
+            new["value"] = self.v_proj(value).unflatten(2, (self.mixed_heads, -1)).transpose(1, 2)
             kept |= {name: torch.cat([kept[name], x], dim=2) if name in kept else x for name, x in new.items()}
-        elif not kept:
-            raise ValueError("key, value: must be given, the cache has none")
+        elif key is not value or not kept:
+            raise ValueError("key, value: must both be given, or both be in the cache and None")
         return kept["key"], kept["value"]
 
 
 def mix(model: nn.Module, **variant: Any) -> nn.Module:
-    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights.
+    """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights and hooks.
 
-    `variant` has keywords of `MixedAttention` from `head_dim` on. The model is returned.
+    `variant` has keywords of `MixedAttention` from `head_dim` on. Frozen weights stay frozen. The model is returned.
+    Raise ValueError if it has no such attention, is one itself, or has one of a subclass.
     """
+    found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    if not found or model in found or any(type(module) is not nn.MultiheadAttention for module in found):
+        raise ValueError(f"{type(model).__name__}: must have attentions inside, each exactly nn.MultiheadAttention")
+    new = {module: _mixed(module, variant) for module in found}
     for module in list(model.modules()):
-        for name, old in list(module.named_children()):
-            if type(old) is nn.MultiheadAttention:
-                setattr(module, name, _mixed(old, variant))
+        module._modules.update({name: new[old] for name, old in module._modules.items() if old in new})
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # it would hand padded batches to torch's own kernels
     return model
@@ -210,5 +208,10 @@ def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttentio
     constants, weight = (old.bias_k is not None, old.add_zero_attn), old.out_proj.weight
     sizes = (old.dropout, old.in_proj_bias is not None, *constants, old.kdim, old.vdim, old.batch_first)
     new = MixedAttention(old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant)
-    new.load_state_dict(old.state_dict())
+    given = old.state_dict(keep_vars=True)
+    new.load_state_dict(given)
+    for name, parameter in new.named_parameters():  # q_proj.weight was q_proj_weight, or part of in_proj_weight
+        for former in (name, name.replace(".", "_"), f"in{name[1:]}".replace(".", "_")):
+            parameter.requires_grad_(getattr(given.get(former), "requires_grad", parameter.requires_grad))
+    vars(new).update({name: value for name, value in vars(old).items() if "_hook" in name})
     return new.train(old.training)
