@@ -45,7 +45,8 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
         found += [(logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})]
     torch.testing.assert_close(*found)
     assert hf.unmix(mixed).config.to_dict() == model.config.to_dict()
-    assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)
+    assert mixed.config._attn_implementation == model.config._attn_implementation
+    assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)  # its config was not changed
 
 
 @each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
@@ -70,15 +71,22 @@ def test_rotary_models_mix_by_the_query_before_rotation():
 def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)
+    shared = type(model)(copy.deepcopy(model).config)
     with pytest.raises(RuntimeError, match=r"hf\.load"):
-        type(model).from_pretrained(tmp_path)(**inputs)
+        shared(**inputs)
+    model.set_attn_implementation("eager")
+    with pytest.raises(RuntimeError, match="eager: lost the mixing"):
+        model(**inputs)
+    assert hf.load(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()
     path = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
     for refused, message in (
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
         (lambda: hf.load(tmp_path), "2 are missing"),
+        (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
         (lambda: hf.unmix(model), "without head_mixing"),
+        (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
         (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
         (lambda: hf.mix(build("GPTNeoXForCausalLM")[0]), "BertSelfAttention"),

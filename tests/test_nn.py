@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixhead_plugin.nn import MixedAttention
+from mixhead_plugin.nn import MixedAttention, mix
 from tests.covering import each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
@@ -59,5 +59,20 @@ def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, m
 
 @pytest.mark.parametrize("name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")])
 def test_what_cannot_work_is_refused_in_one_line(name, value):
-    with pytest.raises(ValueError, match=rf"^{name}.*must.*$"):
-        MixedAttention(E, **{"num_heads": H, name: value})
+    x = torch.randn(NQ, B, E)
+    for refused in (
+        lambda: MixedAttention(E, **{"num_heads": H, name: value}),
+        lambda: MixedAttention(E, 0),
+        lambda: MixedAttention(E, H, dropout=1.5),
+        lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
+        lambda: mix(MixedAttention(E, H)),
+        lambda: mix(nn.MultiheadAttention(E, H)),
+    ):
+        with pytest.raises(ValueError, match=rf"^({name}|num_heads|key|MixedAttention|MultiheadAttention).*must.*$"):
+            refused()
+    old = nn.MultiheadAttention(E, H).requires_grad_(False)
+    old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
+    new = mix(nn.ModuleDict({"a": old, "b": old}), head_mixing="position-wise")
+    assert new["a"] is new["b"]
+    assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
+    torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
