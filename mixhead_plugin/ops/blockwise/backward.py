@@ -82,7 +82,10 @@ def _add_gradients(
     scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
-    mixed = steps.mix(with_gain, part.mixing)  # [b * h', n, k]
+    mixed, n = with_gain, block.shape[2]
+    if part.mixing is not None:
+        arranged = steps.arranged(with_gain, part.mixing, "by query")
+        mixed = steps.mix_arranged(arranged, part.mixing, n)  # [b * h', n, k]
     d_mixed = steps.buffer("d_mixed", mixed.shape)
     product(d_output, part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
     if steps.dropout_p > 0:
@@ -94,8 +97,9 @@ def _add_gradients(
 
     d_weights = d_mixed
     if part.mixing is not None:
-        grads["mixing"].copy_(_mixing_grad(with_gain, d_mixed, part.mixing))
-        d_weights = steps.mix(d_mixed, part.mixing.transpose(-2, -1))
+        d_arranged = steps.arranged(d_mixed, part.mixing.transpose(-2, -1), "d by query")
+        grads["mixing"].copy_(_mixing_grad(arranged, d_arranged, part.mixing))
+        d_weights = steps.mix_arranged(d_arranged, part.mixing.transpose(-2, -1), n)
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
         d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain))
@@ -119,9 +123,10 @@ def _add_gradients(
         with turns.turn("relative_key", block):
             grads["relative_key"].add_(d_relative_key)
     if part.score_mixing is not None:
-        products = steps.buffer("products", d_scores.shape)
-        grads["score_mixing"].copy_(_mixing_grad(products, d_scores, part.score_mixing))
-        d_scores = steps.mix(d_scores, part.score_mixing.transpose(-2, -1), "mixed products")
+        arranged = steps.arranged(steps.buffer("products", d_scores.shape), part.score_mixing, "by query")
+        d_arranged = steps.arranged(d_scores, part.score_mixing.transpose(-2, -1), "d by query")
+        grads["score_mixing"].copy_(_mixing_grad(arranged, d_arranged, part.score_mixing))
+        d_scores = steps.mix_arranged(d_arranged, part.score_mixing.transpose(-2, -1), n, "mixed products")
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
     with turns.turn("key", block):
@@ -129,13 +134,9 @@ def _add_gradients(
 
 
 def _mixing_grad(weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
-    """Return dM[j, i] = sum_k P_j dPbar_i, [b, n, H, H'], summed further to [H, H'] where M is shared."""
-    sources, heads = mixing.shape[-2:]
-    weights, d_mixed = weights.unflatten(0, (-1, sources)), d_mixed.unflatten(0, (-1, heads))  # [b, H, n, k]
-    if mixing.dim() == 2:
-        return torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2)).sum(0)
-    by_query, d_by_query = weights.transpose(1, 2).flatten(0, 1), d_mixed.transpose(1, 2).flatten(0, 1)
-    return torch.bmm(by_query, d_by_query.transpose(1, 2)).view(mixing.shape)
+    """Return dM[j, i] = sum_k P_j dPbar_i of arranged matrices, [b, n, H, H'], summed further to [H, H'] for such M."""
+    found = torch.bmm(weights, d_mixed.transpose(1, 2))  # [b, H, H'] or [b * n, H, H']
+    return found.sum(0) if mixing.dim() == 2 else found.view(mixing.shape)
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:

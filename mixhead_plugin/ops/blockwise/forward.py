@@ -142,6 +142,19 @@ class Steps:
         torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=with_gain.view(block.shape))
         return with_gain
 
+    def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
+        """Return P [b * h, n, k] as matrices that M [H, H'] or [b, n, H, H'] mixes: [b, h, n * k] or [b * n, h, k].
+
+        `name` is that of the buffer for a copy, which several sentences with an M for each query need.
+        """
+        by_sentence = weights.unflatten(0, (len(mixing) if mixing.dim() == 4 else -1, mixing.shape[-2]))
+        if mixing.dim() == 2:
+            return by_sentence.flatten(2)
+        by_query = by_sentence.transpose(1, 2)  # [b, n, h, k]
+        if len(by_query) > 1:
+            by_query = self.buffer(name, by_query.shape).copy_(by_query)
+        return by_query.flatten(0, 1)
+
     def mix(self, weights: Tensor, mixing: Optional[Tensor], name: str = "") -> Tensor:
         """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H'].
 
@@ -149,16 +162,20 @@ class Steps:
         """
         if mixing is None:
             return weights
-        (rows, n, k), (sources, heads) = weights.shape, mixing.shape[-2:]
-        b = rows // sources
+        return self.mix_arranged(self.arranged(weights, mixing, "by query"), mixing, weights.shape[1], name)
+
+    def mix_arranged(self, weights: Tensor, mixing: Tensor, n: int, name: str = "") -> Tensor:
+        """Return the same for weights that are `arranged`."""
+        name, heads = name or self.mixed, mixing.shape[-1]
         if mixing.dim() == 2:
-            mixed = self.buffer(name or self.mixed, (b, heads, n * k))
-            torch.bmm(mixing.t().expand(b, heads, sources), weights.view(b, sources, n * k), out=mixed)
-            return mixed.view(b * heads, n, k)
-        mixed = self.buffer(name or self.mixed, (b * n, heads, k))
-        by_query = weights.view(b, sources, n, k).transpose(1, 2).flatten(0, 1)  # [b * n, H, k], a copy if b > 1
-        product(mixing.transpose(2, 3).flatten(0, 1), by_query, out=mixed)
-        return mixed.view(b, n, heads, k).transpose(1, 2).flatten(0, 1)
+            mixed = self.buffer(name, (len(weights), heads, weights.shape[2]))
+            torch.bmm(mixing.t().expand(len(weights), -1, -1), weights, out=mixed)
+            return mixed.view(len(weights) * heads, n, -1)
+        several = len(mixing) > 1
+        mixed = self.buffer("mixed by query" if several else name, (len(weights), heads, weights.shape[2]))
+        product(mixing.transpose(2, 3).flatten(0, 1), weights, out=mixed)
+        mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
+        return (self.buffer(name, mixed.shape).copy_(mixed) if several else mixed).flatten(0, 1)
 
     def dropout_mask(self, block: Block, shape: Tuple[int, ...]) -> Tensor:
         """Return dropout's ones and zeros for the block, the same in both passes."""

@@ -13,6 +13,8 @@ from mixhead_plugin.ops.reference import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
+MANY_QUERIES = 64  # fewer still make slower ones; rather than that, a block is up to LARGER times as large
+LARGER = 4
 
 
 def block_size(device: torch.device) -> int:
@@ -85,9 +87,13 @@ def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]
     batch, heads, n_queries, _ = inputs.query.shape
     room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
     mixes = inputs.mixing is not None or inputs.score_mixing is not None
-    together = max(1, heads if mixes else min(heads, room // MIN_QUERIES))
-    rows = max(1, min(n_queries, max(MIN_QUERIES, room // together)))
+    together = max(1, heads if mixes else min(heads, LARGER * room // MANY_QUERIES))
+    rows = max(MIN_QUERIES, room // together, min(MANY_QUERIES, LARGER * room // together))
+    rows = max(1, min(n_queries, rows))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
+    by_query = any(mixing is not None and mixing.dim() == 4 for mixing in (inputs.mixing, inputs.score_mixing))
+    if by_query and some < 4:  # mixing several sentences copies them, which costs more than further blocks
+        some = 1
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
 
 
