@@ -80,7 +80,8 @@ def blocks(threads, scores, queries=2):
     torch.set_num_threads(threads)
     try:
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.multiple(plan, BLOCK_SIZE={"cpu": scores}, MIN_QUERIES=queries))
+            sizes = {"BLOCK_SIZE": {"cpu": scores}, "MIN_QUERIES": queries, "MANY_QUERIES": queries, "LARGER": 1}
+            stack.enter_context(mock.patch.multiple(plan, **sizes))
             for module in (forward, backward):  # products of either order
                 stack.enter_context(mock.patch.object(module, "NARROW", 4))
             yield
