@@ -13,7 +13,7 @@ from mixhead_plugin.ops.reference import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
-MANY_QUERIES = 64  # fewer still make slower ones; rather than that, a block is up to LARGER times as large
+MANY_QUERIES = 64  # fewer make slow products too: to avoid them, a block is up to LARGER times as large
 LARGER = 4
 
 
