@@ -36,7 +36,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, whichever one is installed
 
 from benchmarks import core
-from benchmarks.measure import measure
+from benchmarks.measure import CLOCKS, measure
 
 CASES = ("core", "module", "variants", "training", "memory")
 COLUMNS = ("case", "size", "name", "ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
@@ -49,6 +49,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="(default: float32; on a GPU bfloat16)")
     parser.add_argument("--rounds", type=int, default=11, help="how often each contender runs (default: %(default)s)")
     parser.add_argument("--dropout", type=float, default=0.1, help="on the attention weights (default: %(default)s)")
+    clock = "time on a CPU: wall, or cpu, which other work disturbs less (default: %(default)s)"
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help=clock)
     sizes = "batch, heads, length, head size of `core` and `memory`"
     parser.add_argument("--sizes", nargs="+", metavar="BxHxNxD", help=sizes)
     parser.add_argument("--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)")
@@ -84,7 +86,7 @@ def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
 def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each case, measured before the next case is built."""
     own = (args.device, args.dtype)
-    timed = functools.partial(measure, rounds=args.rounds, device=args.device)
+    timed = functools.partial(measure, rounds=args.rounds, device=args.device, clock=args.clock)
     if "core" in args.cases:
         for size in args.sizes:
             yield from map(timed, core.cases(size, *own, args.dropout))

@@ -37,7 +37,7 @@ def test_every_entry_of_the_tables_is_timed(tmp_path):
 
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
     times = iter([5, 5, 1, 2, 10, 5, 2, 30])  # of a and b in turn; the first round warms up
-    monkeypatch.setattr(measure, "milliseconds", lambda function, filler: next(times))
+    monkeypatch.setattr(measure, "milliseconds", lambda function, clock, filler: next(times))
     a, b = measure.measure(measure.Case("x", "y", {"a": None, "b": None}, "b"), 3, "cpu")
     assert (a["ms"], b["ms"], b["by_upstream"], a["by_softmax"]) == (2, 5, 2.0, 0.5)
 
