@@ -64,6 +64,7 @@ def mix(
         raise ValueError(f"{type(model).__name__}: has none of the attentions {', '.join(LAYOUTS)}")
     if any(hasattr(module, NAME) for module in found):
         raise ValueError(f"{type(model).__name__}: is mixed already")
+    notes = {}  # all are made before any change, because one may be refused
     for module in found:
         layout = LAYOUTS[type(module).__name__]
         queries = next(name for name in layout.queries if hasattr(module, name))
@@ -71,11 +72,15 @@ def mix(
         heads = getattr(module, layout.heads, None) or getattr(module.config, layout.heads)
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
         sizes = sizes_of(head_mixing, heads, getattr(module, layout.head_dim), embed_dim)
-        for name, part in build_parts(variant, variant["normalizer"], sizes).items():
+        parts = build_parts(variant, variant["normalizer"], sizes)
+        notes[module] = SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries, parts=parts)
+    for module, mixed in notes.items():
+        projection = getattr(module, mixed.queries)
+        for name, part in vars(mixed).pop("parts").items():
             setattr(module, name, None if part is None else part.to(projection.weight).train(module.training))
-        mixed = SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries)
         hooks = module.register_forward_pre_hook(_listen), projection.register_forward_hook(_keep)
-        mixed.hooks, mixed.former = (*hooks, module.register_forward_hook(_check)), module.config._attn_implementation
+        mixed.hooks = (*hooks, module.register_forward_hook(_check, always_call=True))
+        mixed.former = module.config._attn_implementation
         setattr(module, NAME, mixed)
     memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
     for module in (module for module in model.modules() if hasattr(module, "config")):
@@ -151,8 +156,8 @@ def _keep(projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
 
 
 def _check(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Refuse what another implementation computed: it left what was kept."""
-    if vars(getattr(module, getattr(module, NAME).queries)).pop("kept", module) is not module:
+    """Refuse what another implementation computed: it left what was kept. After an exception there is no output."""
+    if vars(getattr(module, getattr(module, NAME).queries)).pop("kept", module) is not module and output is not None:
         raise RuntimeError(f"attn_implementation {module.config._attn_implementation}: lost the mixing, must be {NAME}")
 
 
@@ -172,8 +177,7 @@ def mixed_attention(
     """Compute the attention of a module that `mix` has seen, by the contract of the `AttentionInterface`.
 
     Args:
-        query: [B, H, Nq, D]
-        key, value: [B, G, Nk, D]; G divides H
+        query, key, value: [B, H, Nq, D], and twice [B, G, Nk, D] where G divides H
         attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are added to the scores,
             the least number of their type hides; None hides the future where the module is causal
         position_bias: [1, H, Nq, Nk], added to the scores (T5)
@@ -186,18 +190,15 @@ def mixed_attention(
     if kept is None:
         problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
         raise RuntimeError(f"{type(module).__name__}: {problem}")
-    for name in ("softcap", "s_aux", "cache"):  # capped scores, sinks, and the cache of continuous batching
-        if others.get(name) is not None:
-            raise ValueError(f"{type(module).__name__}: {name} cannot be used with mixed heads")
-    batch, heads, n_queries, head_dim = query.shape
+    if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:  # not served
+        raise ValueError(f"{type(module).__name__}: {used[0]} cannot be used with mixed heads")
+    (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
     x, projected = kept  # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
     projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
-    causal, padding = False, None
     if attention_mask is None:
         causal = n_queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     elif attention_mask.is_floating_point():
-        least = torch.finfo(attention_mask.dtype).min
-        attention_mask = attention_mask.masked_fill(attention_mask <= least, float("-inf"))
+        attention_mask = attention_mask.masked_fill(attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf)
     elif attention_mask.shape[1:3] == (1, 1):  # for all heads and queries
         padding, attention_mask = ~attention_mask[:, 0, 0].expand(batch, -1), None
     else:

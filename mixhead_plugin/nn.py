@@ -167,8 +167,7 @@ class MixedAttention(nn.Module):
         out = out.transpose(1, 2)  # [B, Nq, H', Dv]
         out = out if self.attention_gate is None else self.attention_gate(out, x)
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
-        if weights is not None:
-            weights = (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
+        weights = None if weights is None else (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
         if unbatched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
@@ -190,7 +189,7 @@ class MixedAttention(nn.Module):
 def mix(model: nn.Module, **variant: Any) -> nn.Module:
     """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights and hooks.
 
-    `variant` has keywords of `MixedAttention` from `head_dim` on. Frozen weights stay frozen. The model is returned.
+    `variant` has keywords of `MixedAttention` from `relative_gain` on. Frozen weights stay frozen. Return the model.
     Raise ValueError if it has no such attention, is one itself, or has one of a subclass.
     """
     found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]

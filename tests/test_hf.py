@@ -81,7 +81,9 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
+    odd = transformers.MarianMTModel(transformers.MarianConfig(**CONFIG | {"decoder_attention_heads": 3}))
     for refused, message in (
+        (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
         (lambda: hf.load(tmp_path), "2 are missing"),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
@@ -93,3 +95,8 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             refused()
+    hf.mix(odd)  # the refusal changed nothing
+    odd.model.encoder.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        odd(torch.ones(1, 2, dtype=torch.long))
+    copy.deepcopy(odd)  # an interrupted call leaves no activations behind

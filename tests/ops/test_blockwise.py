@@ -1,10 +1,14 @@
 """Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch can compile."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import attention
+from mixhead_plugin.ops.blockwise import plan
+from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
 from tests.ops import calls
 from tests.ops.calls import DV, FEW, MIXINGS, NK, NQ, SINKS, B, D, H, assert_same, blocks, outcome, tensors
@@ -28,6 +32,16 @@ def test_everything_repeats_bit_by_bit_with_the_seed(setting, mixing, distances)
             runs.append(outcome(given, causal=True, dropout_p=0.4, impl="blockwise"))
     for run in runs[1:]:
         assert_same(run, runs[0], rtol=0, atol=0)
+
+
+def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
+    key = torch.ones(1, 8, 2048, 1)
+    with mock.patch.multiple(plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4):
+        for n, expected in ((512, 20), (1024, 64)):
+            mixed = AttentionInputs(
+                torch.ones(1, 8, n, 1), key, key, torch.ones(8, 8), *[None] * 8, "softmax", False, 0, 1
+            )
+            assert plan._cut(mixed)[2][0] == slice(0, expected)
 
 
 def test_dropout_does_not_depend_on_the_number_of_threads():

@@ -13,12 +13,14 @@ from mixhead_plugin.ops.reference import upcast
 BLOCK_SIZE = {"cpu": 2**18}
 BLOCK_SIZE_ELSEWHERE = 2**24
 MIN_QUERIES = 20  # fewer make slow matrix products
-MANY_QUERIES = 64  # fewer make slow products too: to avoid them, a block is up to LARGER times as large
+# On a CPU fewer make slow products too: to avoid them a block is up to LARGER times as large, if 16 blocks remain for
+# the cores. The number of threads must not decide, because dropout is drawn block by block.
+MANY_QUERIES = 64
 LARGER = 4
 
 
 def block_size(device: torch.device) -> int:
-    """Return how many scores a block holds, but for its least number of queries."""
+    """Return how many scores a block holds, but for its least numbers of queries."""
     return BLOCK_SIZE.get(device.type, BLOCK_SIZE_ELSEWHERE)
 
 
@@ -87,8 +89,10 @@ def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]
     batch, heads, n_queries, _ = inputs.query.shape
     room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
     mixes = inputs.mixing is not None or inputs.score_mixing is not None
-    together = max(1, heads if mixes else min(heads, LARGER * room // MANY_QUERIES))
-    rows = max(MIN_QUERIES, room // together, min(MANY_QUERIES, LARGER * room // together))
+    long = inputs.query.is_cpu and batch * n_queries >= 16 * MANY_QUERIES
+    larger, many = (LARGER * room, MANY_QUERIES) if long else (room, MIN_QUERIES)
+    together = max(1, heads if mixes else min(heads, larger // many))
+    rows = max(MIN_QUERIES, room // together, min(many, larger // together))
     rows = max(1, min(n_queries, rows))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
     by_query = any(mixing is not None and mixing.dim() == 4 for mixing in (inputs.mixing, inputs.score_mixing))
