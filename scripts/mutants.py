@@ -68,10 +68,11 @@ blockwise-narrow-product-unscaled: a.transpose(1, 2), alpha).transpose => a.tran
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
 # mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py
 blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)
-blockwise-mixing-gradient-transposed: torch.bmm(weights.flatten(2), d_mixed.flatten(2).transpose(1, 2))
-  => torch.bmm(d_mixed.flatten(2), weights.flatten(2).transpose(1, 2))
+blockwise-mixing-gradient-transposed: torch.bmm(weights, d_mixed.transpose(1, 2))
+  => torch.bmm(d_mixed, weights.transpose(1, 2))
 blockwise-sink-without-gradient: grads["sink"].copy_( => grads["sink"].sub_(
-blockwise-score-mixing-not-transposed-back: part.score_mixing.transpose(-2, -1) => part.score_mixing
+blockwise-score-mixing-not-transposed-back: mix_arranged(d_arranged, part.score_mixing.transpose(-2, -1)
+  => mix_arranged(d_arranged, part.score_mixing
 blockwise-relative-gradient-of-old-memory: d_distances.zero_() => pass
 blockwise-gain-missing-in-backward: d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain)) => pass
 # mixhead_plugin/ops/blockwise/plan.py: tests/ops/test_attention.py tests/ops/test_masks.py
