@@ -294,7 +294,7 @@ class MixheadAttention(CachedAttention):
         out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
         if self.attention_gate is not None:
             out = self.attention_gate(out, x.transpose(0, 1))
-        out = self.out_proj(out.flatten(2).transpose(0, 1))  # [Nq, B, embed_dim]
+        out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
             return out, None
         weights = self._unfold_beams(weights.transpose(1, 2), beams)  # [B, Nq, H', Nk]

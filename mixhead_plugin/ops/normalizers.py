@@ -55,10 +55,8 @@ def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) ->
         return _divide(weights, weights.sum(-1, keepdim=True), out)
     visible: Optional[Tensor] = None
     if not seen and scores.size(-1) > 0:  # amax of nothing is an error
-        largest = scores.detach().amax(-1, keepdim=True)
-        visible = largest != float("-inf")  # [..., 1]
-        # A row that sees nothing is raised to 0, because it would be 0/0. The others, NaN too, stay.
-        scores = torch.maximum(scores, torch.zeros_like(largest).masked_fill(visible, float("-inf")))
+        visible = scores.detach().amax(-1, keepdim=True) != float("-inf")  # [..., 1]
+        scores = torch.where(visible, scores, 0.0)  # a row that sees nothing would be 0/0
     if out is None:
         weights = torch.softmax(scores, -1)
         return weights if visible is None else weights * visible

@@ -14,13 +14,19 @@ from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 
+# Gradients that the blocks write, where every query is in one; they add to the others.
+WRITTEN = {"query", "relative_query", "mixing", "score_mixing", "sink"}
+
+
 def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Tensor]:
     """Return the gradients of the named inputs in the dtype of the computation, from d_output [B, H', Nq, Dv].
 
     The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
     """
     dtype = plan.inputs.query.dtype
-    grads = {name: torch.zeros_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
+    grads = {name: torch.empty_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
+    for name in grads.keys() - (WRITTEN if plan.complete else set()):
+        grads[name].zero_()
     totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
@@ -98,7 +104,7 @@ def _add_gradients(
     d_weights = d_mixed
     if part.mixing is not None:
         d_arranged = steps.arranged(d_mixed, part.mixing.transpose(-2, -1), "d by query")
-        grads["mixing"].copy_(_mixing_grad(arranged, d_arranged, part.mixing))
+        _mixing_grad(arranged, d_arranged, grads["mixing"])
         d_weights = steps.mix_arranged(d_arranged, part.mixing.transpose(-2, -1), n)
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
@@ -125,7 +131,7 @@ def _add_gradients(
     if part.score_mixing is not None:
         arranged = steps.arranged(steps.buffer("products", d_scores.shape), part.score_mixing, "by query")
         d_arranged = steps.arranged(d_scores, part.score_mixing.transpose(-2, -1), "d by query")
-        grads["score_mixing"].copy_(_mixing_grad(arranged, d_arranged, part.score_mixing))
+        _mixing_grad(arranged, d_arranged, grads["score_mixing"])
         d_scores = steps.mix_arranged(d_arranged, part.score_mixing.transpose(-2, -1), n, "mixed products")
     d_query = product(d_scores, part.key, steps.scale)  # [b * h, n, D]
     grads["query"].copy_(d_query.view(grads["query"].shape))
@@ -133,10 +139,12 @@ def _add_gradients(
         _add_products(grads["key"], d_scores, part.query, steps.scale)
 
 
-def _mixing_grad(weights: Tensor, d_mixed: Tensor, mixing: Tensor) -> Tensor:
-    """Return dM[j, i] = sum_k P_j dPbar_i of arranged matrices, [b, n, H, H'], summed further to [H, H'] for such M."""
-    found = torch.bmm(weights, d_mixed.transpose(1, 2))  # [b, H, H'] or [b * n, H, H']
-    return found.sum(0) if mixing.dim() == 2 else found.view(mixing.shape)
+def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
+    """Write dM[j, i] = sum_k P_j dPbar_i of arranged matrices to `out` [b, n, H, H'], or summed further [H, H']."""
+    in_place = out.flatten(0, 1) if out.dim() == 4 and out.is_contiguous() else None
+    found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)  # [b, H, H'] or [b * n, H, H']
+    if in_place is None:
+        out.copy_(found.sum(0) if out.dim() == 2 else found.view(out.shape))
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 INF = float("inf")
+NARROW = 16  # fewer columns make slow products and a slow softmax
 
 
 class Block(NamedTuple):
@@ -73,8 +74,14 @@ class Masks:
         if self.padding is None:
             return [slice(0, self.n_keys)] * len(sentences), [False] * len(sentences)
         spans = _spans(torch.stack([self.padding[some].amax(0) for some in sentences]) != -INF)
+        spans = [self._wide(span) for span in spans]
         padded = [self.padding[some, span].sum() for some, span in zip(sentences, spans)]
         return spans, (torch.stack(padded) != 0).tolist()
+
+    def _wide(self, span: slice) -> slice:
+        """Return a span that is not empty with at least NARROW keys, if there are so many."""
+        start = max(0, min(span.start, self.n_keys - NARROW))
+        return slice(start, min(self.n_keys, max(span.stop, start + NARROW))) if span.start < span.stop else span
 
     def visible_and_biased(self, queries: Sequence[slice]) -> Tuple[List[slice], List[slice]]:
         """Return for each slice of queries the keys that attn_mask shows, and those whose scores it changes."""

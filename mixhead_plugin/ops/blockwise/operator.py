@@ -25,8 +25,8 @@ def blockwise_attention(inputs: AttentionInputs) -> Tensor:
 
 def _forward(*fields: Any) -> Tensor:
     inputs = AttentionInputs(*fields)
-    output = empty_output(upcast(inputs.query), inputs.value).zero_()
-    forward(Plan(inputs), output)
+    plan, output = Plan(inputs), empty_output(upcast(inputs.query), inputs.value)
+    forward(plan, output if plan.complete else output.zero_())
     return output.to(inputs.value.dtype)
 
 

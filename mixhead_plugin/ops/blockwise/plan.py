@@ -32,6 +32,7 @@ class Plan:
         masks: the call's masks
         blocks: the blocks that see a key, the last queries first: causal blocks of later queries are larger
         largest: numbers in the largest block of scores or of mixed weights
+        complete: whether every query is in a block
         most_distances: the most pairs of a query and a distance in any block
     """
 
@@ -39,12 +40,14 @@ class Plan:
         self.inputs = inputs = _in_dtype_of_computation(inputs)
         self.masks = Masks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
-        self.largest = self.most_distances = 0
+        self.largest = self.most_distances = queries = 0
         for block in self.blocks:
             b, h, n, k = block.shape
+            queries += b * h * n
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None)))
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
+        self.complete = queries == inputs.query.shape[:3].numel()
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
