@@ -10,9 +10,10 @@ Cases:
   module    the multi-head attention with its projections: short padded sentences, and long rows with a causal mask
   variants  the same with every normalizer, and with everything that the flags add, one at a time
   training  one update of a language model by fairseq's trainer
+  decoding  a beam search of a translation model by fairseq's generator, forward alone
   memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
-Forward and backward pass are timed together. First the values and gradients of each contender are checked; if one is
+Otherwise forward and backward pass are timed together. First the results of each contender are checked; if one is
 wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time
 divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds.
 The rows go to the terminal and to benchmark.csv in --out.
@@ -38,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, w
 from benchmarks import core
 from benchmarks.measure import CLOCKS, measure
 
-CASES = ("core", "module", "variants", "training", "memory")
+CASES = ("core", "module", "variants", "training", "decoding", "memory")
 COLUMNS = ("case", "size", "name", "ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
 
 
@@ -108,6 +109,10 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
         large = (model.LARGE, 267744, 8)  # WikiText-103
         yield timed(model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own))
+    if "decoding" in args.cases:
+        from benchmarks import model
+
+        yield timed(model.search(*own))
     if "memory" in args.cases and args.device == "cpu":
         for size in args.sizes:
             yield memory(args, size)

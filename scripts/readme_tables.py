@@ -3,6 +3,7 @@
 A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!-- end -->`.
 """
 
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
 from mixhead_plugin.repairs import GROUPS, REPAIRS
 
@@ -66,6 +67,15 @@ def implementations() -> str:
     return table(["`--attention-impl`", "computes"], rows)
 
 
+def arguments() -> str:
+    """Return the arguments of `ops.attention`, as its signature and its docstring say them."""
+    text, parameters = inspect.getdoc(attention) or "", inspect.signature(attention).parameters
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", text.split("Returns:")[0], re.M)
+    defaults = {name: "" if p.default is p.empty else f"`{p.default!r}`" for name, p in parameters.items()}
+    rows = [[f"`{name}`", defaults[name], " ".join(meaning.split())] for name, meaning in entries]
+    return table(["argument", "default", "what it is"], rows)
+
+
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
@@ -91,6 +101,7 @@ TABLES = {
     "variants": variants,
     "scopes": scopes,
     "implementations": implementations,
+    "arguments": arguments,
     "penalties": penalties,
     "repairs": repairs,
 }

@@ -1,8 +1,9 @@
-"""Benchmark one update of a language model by fairseq's trainer."""
+"""Benchmark one update of a language model by fairseq's trainer, and beam search by its generator."""
 
 import copy
 import functools
 import shlex
+import sys
 import warnings
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from fairseq import options, utils
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 import mixhead_plugin
@@ -29,6 +32,7 @@ VARIANTS = {
 SMALL = """transformer_lm --decoder-layers 4 --decoder-embed-dim 512 --decoder-ffn-embed-dim 2048
     --decoder-attention-heads 8 --attention-dropout 0.1 --share-decoder-input-output-embed"""
 LARGE = "transformer_lm_wiki103"
+TRANSLATION = "transformer"  # 6+6 layers, d 512, 8 heads
 TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.0001 --ddp-backend legacy_ddp"
 
 
@@ -39,6 +43,13 @@ def config(arch: str, flags: str, device: str, dtype: str) -> Any:
     cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: fairseq treats --bf16 as a TPU request
     cfg.common.cpu = device == "cpu"
     return cfg
+
+
+def dictionary_of(words: int) -> Dictionary:
+    dictionary = Dictionary()
+    for i in range(words - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    return dictionary
 
 
 def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, Any]:
@@ -55,10 +66,7 @@ def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, A
 def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:
     """Return an update by each variant; loss and gradients of one sentence are checked."""
     warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
-    dictionary = Dictionary()
-    for i in range(vocabulary - len(dictionary)):
-        dictionary.add_symbol(f"w{i}")
-    contenders = {}
+    dictionary, contenders = dictionary_of(vocabulary), {}
     for name, flags in VARIANTS.items():
         criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
         criterion = f"orthogonal_{criterion}" if "penalty" in name else criterion
@@ -75,6 +83,30 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
         contenders[name] = functools.partial(trainer.train_step, [batch_of(dictionary, batch, length)], raise_oom=True)
     size = f"{arch.split()[0]}, batch {batch}, length {length}"
     return Case("training", size, contenders, "softmax")
+
+
+def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam: int = 5) -> Case:
+    """Return a beam search by each variant; from the same seed, before M moves, each must find fairseq's words."""
+    warnings.simplefilter("ignore")
+    dictionary, contenders, expected = dictionary_of(4000), {}, None
+    sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
+    sample = utils.move_to_cuda(sample) if device == "cuda" else sample
+    for name in ("fairseq", "softmax", "Mixhead A", "Mixhead B"):
+        prefix = "" if name == "fairseq" else "mixhead_"
+        own = f"--task translation --criterion cross_entropy {VARIANTS[name]}"
+        cfg = config(f"{prefix}{TRANSLATION}", own, device, dtype)
+        torch.manual_seed(1)
+        model = TranslationTask(cfg.task, dictionary, dictionary).build_model(cfg.model)
+        model.to(device, getattr(torch, dtype)).eval()
+        generator = SequenceGenerator([model], dictionary, beam_size=beam, max_len_b=length, min_len=length)
+        found = [sentence[0]["tokens"].tolist() for sentence in generator.generate([model], sample)]
+        expected = expected or found
+        if dtype == "float32" and found != expected:
+            sys.exit(f"{name}: the beam search found other words than fairseq's; nothing is timed")
+        shake(model)
+        contenders[name] = functools.partial(generator.generate, [model], sample)
+    size = f"{TRANSLATION.split()[0]}, batch {sentences}, length {length}, beam {beam}"
+    return Case("decoding", size, contenders, "softmax")
 
 
 def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str) -> None:

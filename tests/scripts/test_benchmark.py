@@ -49,6 +49,14 @@ def test_updates_are_those_of_fairseqs_trainer(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+def test_beam_search_is_timed_for_each_mixing(tmp_path, monkeypatch):
+    layers = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    monkeypatch.setattr(model, "TRANSLATION", f"transformer {layers}")
+    found = {row["name"] for row in rows("decoding", out=tmp_path)}
+    assert found == {"fairseq", "softmax", "Mixhead A", "Mixhead B"}
+
+
+@pytest.mark.slow
 def test_memory_is_that_of_a_fresh_process(tmp_path, monkeypatch):
     chosen = core.cores("cpu", "float32", 0.1)
     monkeypatch.setattr(core, "cores", lambda *_: [chosen[0], core.Core("auto", "softmax", "B")])
