@@ -88,7 +88,8 @@ def heat_maps(
     label: str,
     colours: str = SEQUENTIAL,
     square: bool = False,
-    **labels: str,
+    xlabel: str = "",
+    ylabel: str = "",
 ) -> Any:
     """Draw matrices in one scale of colours; in all colours but SEQUENTIAL, 0 is in the middle.
 
@@ -111,7 +112,8 @@ def heat_maps(
             integer_axis(axis.xaxis, ticks=4 if square else 8)
             integer_axis(axis.yaxis)
             axis.grid(False)
-            axis.set(title=title, **labels)
+            axis.set(title=title, xlabel=xlabel if axis in axes[-1] else "")
+            axis.set_ylabel(ylabel if axis is axes_row[0] else "")
     figure.colorbar(image, ax=list(axes.flat), label=label, aspect=10 + 10 * len(panels), pad=0.03)
     return figure
 

@@ -98,18 +98,18 @@ def as_json(values: HeadNumbers) -> list[dict[str, Any]]:
 
 
 def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL) -> Any:
-    """Draw `values`, layer by head: a column of panels for each site, and a row for each kind of head."""
+    """Draw `values`, layer by head: a row of panels for each site, and a column for each kind of head."""
     sites = {site: [values[name] for name in names] for site, names in by_site(values).items()}
     kinds = shown_kinds(values)
-    panels: list[list[tuple[str, Any] | None]] = [[] for _ in kinds]
-    for row, kind in zip(panels, kinds, strict=True):
-        for site, layers in sites.items():
-            title = KINDS[kind] if any("source" in layer for layer in layers) else "heads"
-            matrix = [layer[kind].tolist() for layer in layers if kind in layer]
-            row.append((site if len(kinds) == 1 else f"{site}, {title}", matrix) if matrix else None)
+    panels: list[list[tuple[str, Any] | None]] = []
+    for site, layers in sites.items():
+        title = KINDS["mixed"] if any("source" in layer for layer in layers) else "heads"
+        titles = {**KINDS, "mixed": title}
+        matrices = {kind: [layer[kind].tolist() for layer in layers if kind in layer] for kind in kinds}
+        panels.append([(f"{site}, {titles[kind]}", m) if m else None for kind, m in matrices.items()])
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())
-    narrowest = 2.6 if len(sites) > 1 else 3.3  # wide enough for the title beside the colour bar
-    width = min(max(1.4 + 0.2 * heads, narrowest), 6.0)
+    narrowest = 2.6 if len(kinds) > 1 else 3.3  # wide enough for the title beside the colour bar
+    width = min(max(1.4 + 0.2 * heads, narrowest), 4.5)
     height = min(max(1.1 + 0.25 * max(map(len, sites.values())), 1.7), 6.0)
     with figures.style():
         figure = figures.heat_maps(panels, (width, height), "", colours, xlabel="head", ylabel="layer")
