@@ -113,7 +113,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     runs |= {f"auto, mixing {name}": (auto, dim) for name, dim in MIXINGS.items()}
     for name, (attend, dim) in runs.items():
         inputs = AttentionInputs(
-            query, key, value, matrices[dim], *(None,) * 8, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
+            query, key, value, matrices[dim], *(None,) * 10, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
         )
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
         timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())

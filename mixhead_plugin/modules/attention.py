@@ -1,7 +1,7 @@
 """Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
 
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,15 @@ from mixhead_plugin.ops.reference import (
     reference_with_weights,
     weighted_values,
 )
+
+
+class Mixings(NamedTuple):
+    """What mixes heads and scores in one call; None where nothing is mixed."""
+
+    heads: Optional[Tensor]  # M, [H, H'] or [B, Nq, H, H']; with the last two fields B, the part for all queries
+    scores: Optional[Tensor]  # L, [H, H] or [B, Nq, H, H]
+    query: Optional[Tensor] = None  # [B, Nq, H, D], of which each block of queries makes its M_t = q_t W + B
+    weight: Optional[Tensor] = None  # W [D, H']
 
 
 class MixheadAttention(CachedAttention):
@@ -207,7 +216,7 @@ class MixheadAttention(CachedAttention):
         if self.bias_k is not None or self.add_zero_attn:
             k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        mixing, score_mixing = self._mixing(q, query)
+        mixings = self._mixing(q, query)
         relative: Optional[RelativeScores] = None
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
@@ -215,36 +224,41 @@ class MixheadAttention(CachedAttention):
         beams = batch // k.size(0)
         if beams > 1:
             q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)  # [B, H, beams * Nq, D]
-            if mixing is not None and mixing.dim() == 4:
-                mixing = self._fold_beams(mixing, beams)  # [B, beams * Nq, H, H']
-            if score_mixing is not None and score_mixing.dim() == 4:
-                score_mixing = self._fold_beams(score_mixing, beams)  # [B, beams * Nq, H, H]
+            mixings = Mixings(self._fold_mixing(mixings.heads, beams), self._fold_mixing(mixings.scores, beams))
             if attn_mask is not None:
                 attn_mask = attn_mask.repeat(1, 1, beams, 1)
 
-        inputs = self._inputs(q, k, v, mixing, score_mixing, attn_mask, key_padding_mask, relative)
+        inputs = self._inputs(q, k, v, mixings, attn_mask, key_padding_mask, relative)
         return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
 
-    def _mixing(self, q: Tensor, x: Tensor) -> Tuple[Optional[Tensor], Optional[Tensor]]:
-        """Return M, [H, H'] or [B, Nq, H, H'], and L, [H, H] or [B, Nq, H, H]; None where nothing is mixed.
-
-        They depend on the projected query `q` [B, H, Nq, D] or on the attention's query input `x` [Nq, B, embed_dim].
-        """
-        mixing: Optional[Tensor] = None
-        if self.head_mixing is not None:
-            mixing = self.head_mixing(q, x.transpose(0, 1))
+    def _mixing(self, q: Tensor, x: Tensor) -> Mixings:
+        """Return what mixes, for the projected query `q` [B, H, Nq, D] and the query input `x` [Nq, B, embed_dim]."""
         score_mixing: Optional[Tensor] = None
         if self.score_mixing is not None:
             score_mixing = self.score_mixing(q, x.transpose(0, 1))
-        return mixing, score_mixing
+        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript leaves out what only this condition guards)
+            if self._mixes_by_block(q):
+                part = self.head_mixing
+                return Mixings(part.bias, score_mixing, q.transpose(1, 2), part.query_weight)
+        mixing: Optional[Tensor] = None
+        if self.head_mixing is not None:
+            mixing = self.head_mixing(q, x.transpose(0, 1))
+        return Mixings(mixing, score_mixing)
+
+    @torch.jit.unused
+    def _mixes_by_block(self, q: Tensor) -> bool:
+        """Return whether the blocks make their M from `q`: all of M is much larger, and slow to write and read."""
+        if not (self.training and q.is_cpu) or self.head_mixing_kind != "position-wise":
+            return False
+        read = self.gates is not None or self.hook is not None
+        return 2 * self.head_dim <= self.num_heads and not read
 
     def _inputs(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        mixing: Optional[Tensor],
-        score_mixing: Optional[Tensor],
+        mixings: Mixings,
         attn_mask: Optional[Tensor],
         key_padding_mask: Optional[Tensor] = None,
         relative: Optional[RelativeScores] = None,
@@ -267,8 +281,8 @@ class MixheadAttention(CachedAttention):
         if self.training or self.dropout_module.apply_during_inference:
             dropout_p = float(self.dropout_module.p)
         return AttentionInputs(
-            q, k, v, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain,
-            sink, score_mixing, None, self.normalizer, causal, dropout_p, self.scaling,
+            q, k, v, mixings.heads, attn_mask, key_padding_mask, relative_query, relative_key, gain, sink,
+            mixings.scores, mixings.query, mixings.weight, None, self.normalizer, causal, dropout_p, self.scaling,
         )  # fmt: skip
 
     def _output(

@@ -130,6 +130,10 @@ class CachedAttention(MultiheadAttention):
         """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
 
+    def _fold_mixing(self, mixing: Optional[Tensor], beams: int) -> Optional[Tensor]:
+        """Return [B, beams * Nq, H, H'] from [B * beams, Nq, H, H']; a matrix for all queries stays."""
+        return mixing if mixing is None or mixing.dim() < 4 else self._fold_beams(mixing, beams)
+
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""
         return x.unflatten(1, [beams, -1]).flatten(0, 1)

@@ -89,8 +89,7 @@ class SegmentAttention(MixheadAttention):
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        mixing, score_mixing = self._mixing(q, x)
-        inputs = self._inputs(content, k, v, mixing, score_mixing, attn_mask, relative=relative, causal=True)
+        inputs = self._inputs(content, k, v, self._mixing(q, x), attn_mask, relative=relative, causal=True)
         return self._output(inputs, x)[0]
 
     def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:

@@ -267,6 +267,6 @@ class SynthesizerAttention(MixheadAttention):
         bias = scores.bias
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]
-        mixing, score_mixing = self._mixing(q, query)
-        inputs = self._inputs(scores.query, scores.key, v, mixing, score_mixing, attn_mask, key_padding_mask)
+        mixings = self._mixing(q, query)
+        inputs = self._inputs(scores.query, scores.key, v, mixings, attn_mask, key_padding_mask)
         return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
+from mixhead_plugin.ops.blockwise.masks import NARROW
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.forward_mode import in_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
+from mixhead_plugin.ops.reference import reference_attention, reference_with_weights, whole_mixing
 from mixhead_plugin.ops.relative import RelativeScores
 
 
@@ -96,7 +97,7 @@ def attention(
     relative_query, relative_key = (None, None) if relative is None else relative
     tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
     tensors += (sink, score_mixing)
-    inputs = AttentionInputs(*tensors, None, normalizer, causal, dropout_p, scale)
+    inputs = AttentionInputs(*tensors, None, None, None, normalizer, causal, dropout_p, scale)
     return reference_with_weights(_checked(inputs, impl)) if need_weights else attend(inputs, impl)
 
 
@@ -107,6 +108,8 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
+    if impl != "blockwise" and inputs.mixing_query is not None:
+        inputs = inputs._replace(mixing=whole_mixing(inputs), mixing_query=None, mixing_weight=None)
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
@@ -141,7 +144,7 @@ def fastest(inputs: AttentionInputs) -> str:
         return "triton"
     # All weights take no more memory than the queries. Computing them twice pays where blocks keep them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]
-    if n_keys <= head_dim and (n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)):
+    if n_keys <= head_dim and (n_keys < NARROW or query.shape[:3].numel() * n_keys <= block_size(query.device)):
         return "reference"
     return "blockwise"
 

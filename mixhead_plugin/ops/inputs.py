@@ -22,6 +22,8 @@ class AttentionInputs(NamedTuple):
     gain: Optional[Tensor]  # [H, Nq + Nk - 1]
     sink: Optional[Tensor]  # [H]
     score_mixing: Optional[Tensor]  # [H, H] or [B, Nq, H, H]
+    mixing_query: Optional[Tensor]  # Q [B, Nq, H, R], if M_t is Q_t mixing_weight + mixing [H, H']
+    mixing_weight: Optional[Tensor]  # [R, H']
     seed: Optional[Tensor]  # None until an implementation draws one
     normalizer: str
     causal: bool
@@ -30,5 +32,5 @@ class AttentionInputs(NamedTuple):
 
     def given(self) -> Dict[str, Tensor]:
         """Return by name the tensors that are not None, without masks and seed."""
-        names = ("query", "key", "value", "mixing", "relative_query", "relative_key", "gain", "sink", "score_mixing")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        tensors = {name: getattr(self, name) for name in self._fields[: self._fields.index("seed")]}
+        return {name: t for name, t in tensors.items() if t is not None and not name.endswith("_mask")}

@@ -10,7 +10,8 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 # The fields of AttentionInputs.
 SCHEMA = (
     "Tensor query, Tensor key, Tensor value, Tensor? mixing, Tensor? attn_mask, Tensor? key_padding_mask, "
-    "Tensor? relative_query, Tensor? relative_key, Tensor? gain, Tensor? sink, Tensor? score_mixing, Tensor? seed, "
+    "Tensor? relative_query, Tensor? relative_key, Tensor? gain, Tensor? sink, Tensor? score_mixing, "
+    "Tensor? mixing_query, Tensor? mixing_weight, Tensor? seed, "
     "str normalizer, bool causal, float dropout_p, float scale"
 )
 _TENSORS = AttentionInputs._fields.index("normalizer")  # the number of tensors among the fields

@@ -6,7 +6,7 @@ from unittest import mock
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, RelativeScores, attention
-from mixhead_plugin.ops.blockwise import backward, forward, plan
+from mixhead_plugin.ops.blockwise import backward, forward, masks, plan
 from tests.ops.definitions import INF
 
 B, H, NQ, NK, D, DV, R = 3, 4, 11, 14, 5, 3, 2
@@ -82,7 +82,7 @@ def blocks(threads, scores, queries=2):
         with ExitStack() as stack:
             sizes = {"BLOCK_SIZE": {"cpu": scores}, "MIN_QUERIES": queries, "MANY_QUERIES": queries, "LARGER": 1}
             stack.enter_context(mock.patch.multiple(plan, **sizes))
-            for module in (forward, backward):  # products of either order
+            for module in (forward, backward, masks):  # products of either order, wide and narrow spans
                 stack.enter_context(mock.patch.object(module, "NARROW", 4))
             yield
     finally:

@@ -105,7 +105,7 @@ def compile_all(capability, tiles, calls):
         how = (call.get("normalizer", "softmax"), call.get("causal", True), call.get("dropout", 0.0), d**-0.5)
         masks, seed = (mask, padding, None, None, None), torch.tensor(2**40)  # nothing depends on distances
         sink = torch.zeros(h) if call.get("sink") else None
-        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, sink, None, seed, *how))
+        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, sink, *[None] * 3, seed, *how))
         out, rows = made.forward()
         made.backward(torch.empty_like(out), rows, out)
     return report

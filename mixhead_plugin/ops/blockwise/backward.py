@@ -7,15 +7,14 @@ from typing import Dict, Iterator, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.blockwise.forward import NARROW, Steps, inputs_of, product
-from mixhead_plugin.ops.blockwise.masks import Block, add_mask_grad
+from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of, product
+from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-
-# Gradients that the blocks write, where every query is in one; they add to the others.
-WRITTEN = {"query", "relative_query", "mixing", "score_mixing", "sink"}
+# These gradients are written, all of each if every query is in a block. The blocks add to the others.
+WRITTEN = {"query", "relative_query", "mixing", "mixing_query", "mixing_weight", "score_mixing", "sink"}
 
 
 def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Tensor]:
@@ -30,7 +29,8 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
     totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
-    shared = [name for name in ("mixing", "score_mixing", "sink") if name in grads and grads[name].dim() < 4]
+    shared = ("mixing", "mixing_weight", "score_mixing", "sink")
+    shared = [name for name in shared if name in grads and grads[name].dim() < 4]
     for name in shared:  # one term for each block, to be summed
         totals[name] = grads[name].new_zeros(len(plan.blocks), *grads[name].shape)
     d_output = d_output.to(dtype)
@@ -89,9 +89,10 @@ def _add_gradients(
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
     mixed, n = with_gain, block.shape[2]
-    if part.mixing is not None:
-        arranged = steps.arranged(with_gain, part.mixing, "by query")
-        mixed = steps.mix_arranged(arranged, part.mixing, n)  # [b * h', n, k]
+    mixing = steps.mixing(part)
+    if mixing is not None:
+        arranged = steps.arranged(with_gain, mixing, "by query")
+        mixed = steps.mix_arranged(arranged, mixing, n)  # [b * h', n, k]
     d_mixed = steps.buffer("d_mixed", mixed.shape)
     product(d_output, part.value.transpose(1, 2), steps.dropout_scale, d_mixed)
     if steps.dropout_p > 0:
@@ -103,9 +104,14 @@ def _add_gradients(
 
     d_weights = d_mixed
     if part.mixing is not None:
-        d_arranged = steps.arranged(d_mixed, part.mixing.transpose(-2, -1), "d by query")
-        _mixing_grad(arranged, d_arranged, grads["mixing"])
-        d_weights = steps.mix_arranged(d_arranged, part.mixing.transpose(-2, -1), n)
+        d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
+        if part.mixing_query is None:
+            _mixing_grad(arranged, d_arranged, grads["mixing"])
+        else:
+            d_mixing = steps.buffer("d mixing", mixing.shape)
+            _mixing_grad(arranged, d_arranged, d_mixing)
+            _factor_grads(d_mixing, part, grads)
+        d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
         d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain))
@@ -145,6 +151,14 @@ def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
     found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)  # [b, H, H'] or [b * n, H, H']
     if in_place is None:
         out.copy_(found.sum(0) if out.dim() == 2 else found.view(out.shape))
+
+
+def _factor_grads(d_mixing: Tensor, part: AttentionInputs, grads: Dict[str, Tensor]) -> None:
+    """Write the gradients of Q, W and B, with M_t = Q_t W + B and dM [b, n, H, H']."""
+    rows, query = d_mixing.flatten(0, 2), part.mixing_query
+    torch.sum(d_mixing, (0, 1), out=grads["mixing"])
+    torch.mm(query.flatten(0, 2).t(), rows, out=grads["mixing_weight"])
+    grads["mixing_query"].copy_(torch.mm(rows, part.mixing_weight.t()).view(query.shape))
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:
