@@ -56,8 +56,8 @@ fasta-by-a-shell: @replaces(FastaDataset, "_build_index") => @replaces(FastaData
 mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
 sink-mixed-with-the-keys: [..., : inputs.key.size(2)] => [..., -inputs.key.size(2) :]
 scale-missing: torch.matmul(query * inputs.scale, => torch.matmul(query,
-dropout-before-mixing: apply_gain(weights, inputs.gain), inputs.mixing)
-  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), inputs.mixing);inputs = inputs._replace(dropout_p=0)
+dropout-before-mixing: apply_gain(weights, inputs.gain), whole_mixing(inputs))
+  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), whole_mixing(inputs));inputs = inputs._replace(dropout_p=0)
 # mixhead_plugin/ops/fused.py: tests/ops/test_attention.py
 fused-row-without-keys: return out if unseen is None else out.masked_fill(unseen, 0.0) => return out
 # mixhead_plugin/ops/relative.py: tests/ops/test_attention.py
@@ -68,14 +68,15 @@ blockwise-narrow-product-unscaled: a.transpose(1, 2), alpha).transpose => a.tran
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
 # mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py
 blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)
-blockwise-mixing-gradient-transposed: torch.bmm(weights, d_mixed.transpose(1, 2))
-  => torch.bmm(d_mixed, weights.transpose(1, 2))
+blockwise-mixing-gradient-transposed: torch.bmm(weights, d_mixed.transpose(1, 2), => torch.bmm(d_mixed, weights.mT,
+blockwise-query-gradient-of-its-mixing: torch.mm(rows, part.mixing_weight.t()).view => query.mul(0).view
 blockwise-sink-without-gradient: grads["sink"].copy_( => grads["sink"].sub_(
 blockwise-score-mixing-not-transposed-back: mix_arranged(d_arranged, part.score_mixing.transpose(-2, -1)
   => mix_arranged(d_arranged, part.score_mixing
 blockwise-relative-gradient-of-old-memory: d_distances.zero_() => pass
 blockwise-gain-missing-in-backward: d_weights.view(block.shape).mul_(steps.gain_by_key(block, part.gain)) => pass
 # mixhead_plugin/ops/blockwise/plan.py: tests/ops/test_attention.py tests/ops/test_masks.py
+blockwise-unwritten-memory: self.complete = queries == inputs.query.shape[:3].numel() => self.complete = True
 blockwise-last-block-missing: for start in range(0, n, size)] => for start in range(0, n - n % size or n, size)]
 # mixhead_plugin/ops/triton/rows.py: tests/ops/test_triton.py
 triton-stride-of-the-statistic: p_x = x + i_b * H * n + o_h => p_x = x + i_b * n + o_h
@@ -95,8 +96,8 @@ penalty-with-padding-of-the-other-side: "decoder" if "decoder" in name.split("."
 penalty-logged-for-one-token: = value * sample_size => = value
 # mixhead_plugin/modules/attention.py: tests/modules/test_attention.py tests/models/test_decoding.py
 mixing-in-training-only: if self.head_mixing is not None: => if self.head_mixing is not None and self.training:
-mixing-missing-in-decoding: mixing, score_mixing = self._mixing(q, query)
-  => mixing, score_mixing = self._mixing(q, query) if incremental_state is None else (None, None)
+mixing-missing-in-decoding: mixings = self._mixing(q, query)
+  => mixings = self._mixing(q, query) if incremental_state is None else Mixings(None, None)
 score-mixing-in-training-only: if self.score_mixing is not None:
   => if self.score_mixing is not None and self.training:
 sink-left-out: sink = self.attention_sink() => sink = None

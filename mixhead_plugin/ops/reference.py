@@ -72,7 +72,7 @@ def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
     mixing = mixing.to(weights.dtype)
     if mixing.dim() == 2:
         of_all = torch.matmul(mixing.t().expand(weights.size(0), -1, -1), weights.flatten(2))  # [B, H', Nq * Nk]
-        return of_all.view(weights.size(0), -1, weights.size(2), weights.size(3))
+        return of_all.unflatten(2, [weights.size(2), weights.size(3)])
     by_query = weights.transpose(1, 2)  # [B, Nq, H, Nk]
     return torch.matmul(mixing.transpose(-2, -1), by_query).transpose(1, 2)
 

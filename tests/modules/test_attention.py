@@ -122,6 +122,18 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, norma
     )
 
 
+def test_many_heads_keep_no_matrix_for_each_query():
+    module = MixheadAttention(32, 8, self_attention=True, head_mixing="position-wise")
+    torch.nn.init.normal_(module.head_mixing.query_weight)
+    x, kept = torch.randn(20, 3, 32), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        outs = [module(x, x, x, need_weights=False)[0]]
+    assert max(kept) < 20 * 3 * 8 * 8
+    outs.append(module.eval()(x, x, x, need_weights=False)[0])  # where M is made at once
+    gradients = [torch.autograd.grad(out.sum(), list(module.parameters())) for out in outs]
+    torch.testing.assert_close((outs[0], gradients[0]), (outs[1], gradients[1]))
+
+
 def test_autocast_does_not_lower_the_precision_of_the_weights():
     module, (x, *_) = build(mixing="position-wise"), inputs()
     with torch.autocast("cpu", dtype=torch.bfloat16):
