@@ -56,8 +56,8 @@ fasta-by-a-shell: @replaces(FastaDataset, "_build_index") => @replaces(FastaData
 mixing-transposed: torch.matmul(mixing.transpose(-2, -1), by_query) => torch.matmul(mixing, by_query)
 sink-mixed-with-the-keys: [..., : inputs.key.size(2)] => [..., -inputs.key.size(2) :]
 scale-missing: torch.matmul(query * inputs.scale, => torch.matmul(query,
-dropout-before-mixing: apply_gain(weights, inputs.gain), whole_mixing(inputs))
-  => F.dropout(apply_gain(weights, inputs.gain), inputs.dropout_p), whole_mixing(inputs));inputs = inputs._replace(dropout_p=0)
+dropout-before-mixing: mixed = mix_heads(apply_gain(
+  => weights = F.dropout(weights, inputs.dropout_p);inputs = inputs._replace(dropout_p=0);mixed = mix_heads(apply_gain(
 # mixhead_plugin/ops/fused.py: tests/ops/test_attention.py
 fused-row-without-keys: return out if unseen is None else out.masked_fill(unseen, 0.0) => return out
 # mixhead_plugin/ops/relative.py: tests/ops/test_attention.py
