@@ -156,7 +156,7 @@ def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
 def _factor_grads(d_mixing: Tensor, part: AttentionInputs, grads: Dict[str, Tensor]) -> None:
     """Write the gradients of Q, W and B, with M_t = Q_t W + B and dM [b, n, H, H']."""
     rows, query = d_mixing.flatten(0, 2), part.mixing_query
-    torch.sum(d_mixing, (0, 1), out=grads["mixing"])
+    torch.sum(d_mixing.flatten(0, 1), 0, out=grads["mixing"])
     torch.mm(query.flatten(0, 2).t(), rows, out=grads["mixing_weight"])
     grads["mixing_query"].copy_(torch.mm(rows, part.mixing_weight.t()).view(query.shape))
 
