@@ -79,9 +79,11 @@ class Masks:
         return spans, (torch.stack(padded) != 0).tolist()
 
     def _wide(self, span: slice) -> slice:
-        """Return a span that is not empty with at least NARROW keys, if there are so many."""
-        start = max(0, min(span.start, self.n_keys - NARROW))
-        return slice(start, min(self.n_keys, max(span.stop, start + NARROW))) if span.start < span.stop else span
+        """Return a span with at least NARROW keys, if it is not empty and there are so many."""
+        if span.start == span.stop or self.n_keys < NARROW:
+            return span
+        start = min(span.start, self.n_keys - NARROW)
+        return slice(start, max(span.stop, start + NARROW))
 
     def visible_and_biased(self, queries: Sequence[slice]) -> Tuple[List[slice], List[slice]]:
         """Return for each slice of queries the keys that attn_mask shows, and those whose scores it changes."""
