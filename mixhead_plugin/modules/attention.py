@@ -11,6 +11,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.cache import CachedAttention
+from mixhead_plugin.modules.head_mixing import PositionWiseMixing
 from mixhead_plugin.modules.heads import HeadGates, Heads, PartKind
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
 from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
@@ -30,11 +31,11 @@ from mixhead_plugin.ops.reference import (
 
 
 class Mixings(NamedTuple):
-    """What mixes heads and scores in one call; None where nothing is mixed."""
+    """Hold what mixes heads and scores in one call; None where nothing is mixed."""
 
-    heads: Optional[Tensor]  # M, [H, H'] or [B, Nq, H, H']; with the last two fields B, the part for all queries
+    heads: Optional[Tensor]  # M, [H, H'] or [B, Nq, H, H']; its bias [H, H'] where blocks make M_t = q_t W + bias
     scores: Optional[Tensor]  # L, [H, H] or [B, Nq, H, H]
-    query: Optional[Tensor] = None  # [B, Nq, H, D], of which each block of queries makes its M_t = q_t W + B
+    query: Optional[Tensor] = None  # [B, Nq, H, D]
     weight: Optional[Tensor] = None  # W [D, H']
 
 
@@ -224,7 +225,8 @@ class MixheadAttention(CachedAttention):
         beams = batch // k.size(0)
         if beams > 1:
             q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)  # [B, H, beams * Nq, D]
-            mixings = Mixings(self._fold_mixing(mixings.heads, beams), self._fold_mixing(mixings.scores, beams))
+            heads, scores = self._fold_mixing(mixings.heads, beams), self._fold_mixing(mixings.scores, beams)
+            mixings = Mixings(heads, scores, self._fold_mixing(mixings.query, beams), mixings.weight)
             if attn_mask is not None:
                 attn_mask = attn_mask.repeat(1, 1, beams, 1)
 
@@ -247,11 +249,12 @@ class MixheadAttention(CachedAttention):
 
     @torch.jit.unused
     def _mixes_by_block(self, q: Tensor) -> bool:
-        """Return whether the blocks make their M from `q`: all of M is much larger, and slow to write and read."""
-        if not (self.training and q.is_cpu) or self.head_mixing_kind != "position-wise":
+        """Return whether to leave M to the blocks: all of it is larger than `q`. Hooks and gates read all of it."""
+        part = self.head_mixing
+        if not (self.training and q.is_cpu) or type(part) is not PositionWiseMixing:
             return False
-        read = self.gates is not None or self.hook is not None
-        return 2 * self.head_dim <= self.num_heads and not read
+        read = self.gates is not None or self.hook is not None or part._forward_hooks or part._forward_pre_hooks
+        return 2 * self.head_dim <= self.num_mixed_heads and not read
 
     def _inputs(
         self,

@@ -108,7 +108,7 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
-    if impl != "blockwise" and inputs.mixing_query is not None:
+    if impl == "triton" and inputs.mixing_query is not None:
         inputs = inputs._replace(mixing=whole_mixing(inputs), mixing_query=None, mixing_weight=None)
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 

@@ -55,7 +55,7 @@ def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
 
 
 def whole_mixing(inputs: AttentionInputs) -> Optional[Tensor]:
-    """Return M, [H, H'] or [B, Nq, H, H'], or None."""
+    """Return M, [H, H'] or [B, Nq, H, H'], multiplied out where its factors are given; None without mixing."""
     mixing, query, weight = inputs.mixing, inputs.mixing_query, inputs.mixing_weight
     if mixing is None or query is None or weight is None:
         return mixing

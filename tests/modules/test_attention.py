@@ -7,6 +7,7 @@ import torch
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.heads import HeadGates
 from mixhead_plugin.ops import IMPLEMENTATIONS
 from tests import helpers
 from tests.covering import covering, each_once
@@ -122,16 +123,25 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, norma
     )
 
 
-def test_many_heads_keep_no_matrix_for_each_query():
-    module = MixheadAttention(32, 8, self_attention=True, head_mixing="position-wise")
+@pytest.mark.parametrize("way", ["plain", "weights", "gates", "hook", "beams"])
+def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
+    """There blocks make M; in evaluation it is made at once."""
+    module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
     torch.nn.init.normal_(module.head_mixing.query_weight)
-    x, kept = torch.randn(20, 3, 32), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        outs = [module(x, x, x, need_weights=False)[0]]
-    assert max(kept) < 20 * 3 * 8 * 8
-    outs.append(module.eval()(x, x, x, need_weights=False)[0])  # where M is made at once
-    gradients = [torch.autograd.grad(out.sum(), list(module.parameters())) for out in outs]
-    torch.testing.assert_close((outs[0], gradients[0]), (outs[1], gradients[1]))
+    query, key, kept, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), [], []
+    if way == "gates":
+        module.gates = HeadGates(torch.linspace(0, 1, 8))
+    elif way == "hook":
+        module.hook = lambda attention, out, heads: out * heads.mixing.mean()
+    elif way == "beams":
+        module.set_beam_size(2)
+    for training in (True, False):
+        options = {"incremental_state": {}, "static_kv": True} if way == "beams" else {}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+            out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
+        assert max(kept) < 20 * 4 * 8 * 8 or not training or way != "plain"
+        found.append((out, torch.autograd.grad(out.sum(), list(module.parameters()))))
+    torch.testing.assert_close(*found)
 
 
 def test_autocast_does_not_lower_the_precision_of_the_weights():

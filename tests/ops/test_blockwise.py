@@ -140,20 +140,11 @@ def test_it_compiles_without_a_break(mixing, distances):
 def operator_inputs(mixing="per query", distances=FEW[-1], dtype=torch.float64, learned=True):
     given = {n: t.requires_grad_(learned) for n, t in tensors(mixing, distances, dtype, normalizer=SINKS[0]).items()}
     given["attn_mask"] = torch.randn(NQ, NK, dtype=dtype, requires_grad=learned)
-    names = (
-        "query",
-        "key",
-        "value",
-        "mixing",
-        "attn_mask",
-        "",
-        "relative_query",
-        "relative_key",
-        "gain",
-        "sink",
-        "score_mixing",
-    )
-    return [given.get(name) for name in names], [None, None, torch.tensor(5), "softmax", True, 0.2, 0.5]
+    if mixing == "shared":  # and blocks make the rest
+        given |= {"mixing_query": torch.randn(B, NQ, H, 3), "mixing_weight": torch.randn(3, given["mixing"].shape[1])}
+        given |= {n: given[n].to(dtype).requires_grad_(learned) for n in ("mixing_query", "mixing_weight")}
+    names = AttentionInputs._fields[: AttentionInputs._fields.index("seed")]
+    return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
 
 
 @each_once(mixing=MIXINGS, distances=FEW)

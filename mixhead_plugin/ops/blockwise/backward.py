@@ -13,7 +13,7 @@ from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-# These gradients are written, all of each if every query is in a block. The blocks add to the others.
+# Blocks write these gradients, completely if `plan.complete`. They add to all others, which start at 0.
 WRITTEN = {"query", "relative_query", "mixing", "mixing_query", "mixing_weight", "score_mixing", "sink"}
 
 
@@ -108,7 +108,7 @@ def _add_gradients(
         if part.mixing_query is None:
             _mixing_grad(arranged, d_arranged, grads["mixing"])
         else:
-            d_mixing = steps.buffer("d mixing", mixing.shape)
+            d_mixing = steps.buffer("d mixing", mixing.shape, steps.plan.most_mixing)
             _mixing_grad(arranged, d_arranged, d_mixing)
             _factor_grads(d_mixing, part, grads)
         d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)

@@ -14,7 +14,7 @@ from mixhead_plugin.ops.normalizers import NORMALIZERS
 
 
 def forward(plan: Plan, output: Tensor) -> None:
-    """Write O = dropout(Pbar) V into `output` [B, H', Nq, Dv], zero where no block is."""
+    """Write O = dropout(Pbar) V into `output` [B, H', Nq, Dv], which holds zeros unless `plan.complete`."""
 
     def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor]]) -> None:
         steps = Steps(plan)
@@ -80,14 +80,15 @@ class Steps:
             self.draws = 8 // self.draw.itemsize  # in one 64-bit number
             self.bits = torch.empty(math.ceil(plan.largest / self.draws), dtype=torch.int64, device=device)
 
-    def buffer(self, name: str, shape: Tuple[int, ...]) -> Tensor:
-        """Return memory that every block reuses: fresh pages of the system cost as much as the sums in them."""
+    def buffer(self, name: str, shape: Tuple[int, ...], most: Optional[int] = None) -> Tensor:
+        """Return memory that every block reuses: fresh pages of the system cost as much as the sums in them.
+
+        `most` is its size in the largest block; None for that of the scores.
+        """
         view = self.shaped.get((name, shape))
         if view is None:
             if name not in self.memory:
-                sizes = {"distances": self.plan.most_distances, "mixing": self.plan.most_mixing}
-                size = sizes.get(name.removeprefix("d "), self.plan.largest)
-                self.memory[name] = self.plan.inputs.query.new_empty(size)
+                self.memory[name] = self.plan.inputs.query.new_empty(most or self.plan.largest)
             view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
         return view
 
@@ -124,7 +125,7 @@ class Steps:
         """
         _, h, n, k = block.shape
         width = n + k - 1
-        distances = self.buffer("distances", (h, b * n, width))
+        distances = self.buffer("distances", (h, b * n, width), self.plan.most_distances)
         shape, strides = (b, h, n, k), (n * width, b * n * width, width - 1, 1)
         return distances, distances.as_strided(shape, strides, distances.storage_offset() + n - 1)
 
@@ -147,7 +148,7 @@ class Steps:
         query, weight = part.mixing_query, part.mixing_weight
         if query is None:
             return part.mixing
-        mixing = self.buffer("mixing", (*query.shape[:3], weight.shape[1]))
+        mixing = self.buffer("mixing", (*query.shape[:3], weight.shape[1]), self.plan.most_mixing)
         torch.mm(query.flatten(0, 2), weight, out=mixing.flatten(0, 2))
         return mixing.add_(part.mixing)
 

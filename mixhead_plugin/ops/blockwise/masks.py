@@ -33,13 +33,14 @@ class Block(NamedTuple):
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
 
-        The gradients of shared mixing and of the sink have one term for each block, [blocks, H, H'] and [blocks, H].
+        The gradients of shared mixing and of the sink have one term for each block, [blocks, H, H'] or
+        [blocks, R, H'], and [blocks, H].
         """
         if name == "attn_mask":
             return tensor
         if name == "sink":
             return tensor[self.heads] if tensor.dim() == 1 else tensor[self.number, self.heads]
-        if "mixing" in name:
+        if name in ("mixing", "mixing_query", "mixing_weight", "score_mixing"):
             if tensor.dim() == 4:
                 return tensor[self.sentences, self.queries]
             return tensor if tensor.dim() == 2 else tensor[self.number]

@@ -49,7 +49,7 @@ class Plan:
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None)))
             self.most_mixing = max(self.most_mixing, b * h * n * mixed_heads)
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
-        self.complete = queries == inputs.query.shape[:3].numel()
+        self.complete = bool(self.blocks) and queries == inputs.query.shape[:3].numel()
 
 
 def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
