@@ -96,6 +96,7 @@ penalty-with-padding-of-the-other-side: "decoder" if "decoder" in name.split("."
 penalty-logged-for-one-token: = value * sample_size => = value
 # mixhead_plugin/modules/attention.py: tests/modules/test_attention.py tests/models/test_decoding.py
 mixing-in-training-only: if self.head_mixing is not None: => if self.head_mixing is not None and self.training:
+mixing-hidden-from-hooks: self.num_mixed_heads and not read => self.num_mixed_heads
 mixing-missing-in-decoding: mixings = self._mixing(q, query)
   => mixings = self._mixing(q, query) if incremental_state is None else Mixings(None, None)
 score-mixing-in-training-only: if self.score_mixing is not None:
