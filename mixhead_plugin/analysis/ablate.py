@@ -1,4 +1,4 @@
-"""Score a model without each single head, and with only one head per layer (Michel et al. 2019, figures 3 and 5).
+"""Score a model without each single head, and with only one head per layer (sixteen-heads essay, figures 3 and 5).
 
   single  the model without this head (figure 3)
   only    the model with this head alone in its attention; all other attentions stay whole (figure 5)

@@ -1,4 +1,4 @@
-"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1 and figure 4).
+"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1; sixteen-heads essay, fig. 4).
 
 The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
 

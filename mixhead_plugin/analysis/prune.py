@@ -1,4 +1,4 @@
-"""Show the score without the least important heads, or write a smaller checkpoint (Michel et al. 2019, figures 7, 8).
+"""Show the score without the least important heads, or write a smaller checkpoint (sixteen-heads essay, figures 7, 8).
 
 For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%. For several
 checkpoints of one training, it shows how much worse each score becomes.

@@ -68,13 +68,13 @@ def attention(
         key: [B, H, Nk, D]
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
-        mixing: None, [H, H'] or [B, Nq, H, H']; M[..., j, i] is the weight of source head j in mixed head i
+        mixing: floats of any dtype, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
         causal: query t sees the keys up to t + (Nk - Nq)
-        attn_mask: additive floats, broadcastable to [B, H, Nq, Nk]; -inf hides a key
+        attn_mask: additive floats of any dtype, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
-        relative: scores by distance that are added, in the dtype of `query`
-        gain: [H, Nq + Nk - 1], factors on the weights by distance, before mixing; the factor of query t and key k is
-            gain[:, k - t + Nq - 1], as in `RelativeScores` (l2 essay, 'Preliminary Solution')
+        relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the dtype of `query`; adds
+            a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key k
+        gain: [H, Nq + Nk - 1]; weights times gain[:, k - t + Nq - 1], before mixing (l2 essay, 'Preliminary Solution')
         sink: [H], scores of one more key for each row, which has no value (Miller 2023, softmax1; gpt-oss); for
             normalizers that take one
         score_mixing: L, [H, H] or [B, Nq, H, H]; scale * query . key of head i becomes the sum over j of L[..., j, i]
@@ -82,7 +82,6 @@ def attention(
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses the fastest; any other choice runs or raises.
-            Only "reference" has second derivatives. "triton" rounds weights and `mixing` to the dtype of `query`.
         need_weights: also return the mixed weights; "reference" computes both
 
     Returns:
@@ -93,6 +92,7 @@ def attention(
         ValueError: an unknown name, or tensors whose shapes do not fit together
         TypeError: a mask of the wrong dtype, or dtypes that differ
         RuntimeError: `impl` cannot run here, with the reason
+        NotImplementedError: `impl` lacks a derivative that is asked for
     """
     relative_query, relative_key = (None, None) if relative is None else relative
     tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
