@@ -29,7 +29,7 @@ def complete(variant: Mapping[str, str], impl: str) -> dict[str, str]:
 class MixedAttention(nn.Module):
     """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of fairseq's attention.
 
-    Three things differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside it; the
+    These differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside it; the
     weights are those before dropout.
 
     Args:

@@ -51,7 +51,7 @@ def append_sink(scores: Tensor, sink: Optional[Tensor]) -> Tensor:
 
 def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
     """Return the weights P [B, H, Nq, Nk] times the gain of each distance, [H, Nq + Nk - 1]."""
-    return weights if gain is None else weights * toeplitz(upcast(gain), weights.size(2), weights.size(3))
+    return weights if gain is None else weights * toeplitz(gain.to(weights.dtype), weights.size(2), weights.size(3))
 
 
 def whole_mixing(inputs: AttentionInputs) -> Optional[Tensor]:

@@ -1,8 +1,7 @@
 """Try each variant of the kernels on the device before its first use.
 
 A small problem goes forward and backward through every candidate of the tiles. Its results must stay within `Bounds`.
-The problem takes milliseconds. Its kernels must be compiled first, which takes about two seconds each; triton keeps
-them on disk. torch's random generators are not used.
+Compiling the kernels takes longer than the problem; triton keeps them on disk. torch's random generators are not used.
 """
 
 import logging
