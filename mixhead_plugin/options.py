@@ -29,7 +29,7 @@ TOKENS_PER_SAMPLE = II("task.tokens_per_sample")
 # A family presets the flags below in all its architectures, `<family>_<fairseq's architecture>`.
 FAMILIES: dict[str, dict[str, Any]] = {
     "mixhead": {"head_mixing": "position-wise"},
-    # The head size is the input length (low-rank bottleneck paper, section 3.1).
+    # The head size is the input length (low-rank bottleneck paper, section 4).
     "fixhead": {"head_dim": TOKENS_PER_SAMPLE},
     "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
     # A row of l2 weights sums to at most sqrt(n), therefore the essay shrinks W_V and W_O. We chose the factor.

@@ -39,14 +39,14 @@ ATTENTION_GATES = {
     "head": PartKind(
         partial(AttentionGate, by_number=False),
         "O_h times 2 sigmoid(x W + c), one gate a head",
-        "Qiu et al. 2025, without their factor 2",
+        "Qiu et al. 2025; theirs has no factor 2",
         {"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
         trained=True,
     ),
     "element": PartKind(
         partial(AttentionGate, by_number=True),
         "the same, one gate a number",
-        "Qiu et al. 2025, without their factor 2",
+        "Qiu et al. 2025; theirs has no factor 2",
         {"weight": (Axis(1, "mixed", whole_heads=True),), "bias": (Axis(0, "mixed", whole_heads=True),)},
         trained=True,
     ),

@@ -177,6 +177,6 @@ NORMALIZERS = {
         swish_l2, swish_l2_grad, True, "swish(s) / sqrt(sum swish(s)^2)", "l2 essay, 'A Turn of Events'"
     ),
     "sigmoid": Normalizer(
-        sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024, but n is all keys"
+        sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024; their n is all keys"
     ),
 }
