@@ -6,7 +6,6 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops.triton import NORMALIZERS
 from tests.covering import covering, each_once, first_of
-from tests.ops.calls import SINKS
 from tests.ops.triton_cases import (
     DEVICE,
     INF,
@@ -14,6 +13,7 @@ from tests.ops.triton_cases import (
     MIXINGS,
     NK,
     NQ,
+    SINKS,
     SPLITS,
     TABLES,
     B,

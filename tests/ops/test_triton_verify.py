@@ -8,8 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
-from tests.ops.calls import SINKS
-from tests.ops.triton_cases import DEVICE, inputs, operators, record, rows, verify
+from tests.ops.triton_cases import DEVICE, SINKS, inputs, operators, record, rows, verify
 
 pytestmark = pytest.mark.usefixtures("kernels", "small")
 

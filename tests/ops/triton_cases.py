@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from mixhead_plugin.ops import NORMALIZERS, attention
+from mixhead_plugin.ops import NORMALIZERS, attention, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 if importlib.util.find_spec("triton") is None:
@@ -31,6 +31,7 @@ B, H, NQ, NK, D, DV = 2, 3, 19, 37, 12, 20
 DEVICE = "cuda" if ON_GPU else "cpu"
 MIXED = ["per query", "shared"]
 MIXINGS = [None, *MIXED]
+SINKS = [f"{name}, sink" for name in triton.NORMALIZERS if NORMALIZERS[name].takes_sink]
 TABLES = tuning.tiles_for
 # All heads in one program, some at a time, or a group of them in each program.
 SPLITS = [(16, 32, 4, 1, 4, 2), (16, 16, 4, 1, 2, 8), (16, 16, 4, 1, 8, 2), (32, 16, 4, 1, 8, 8), (16, 16, 4, 2, 8, 8)]
