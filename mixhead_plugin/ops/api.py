@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
-from mixhead_plugin.ops.blockwise.masks import NARROW
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.forward_mode import in_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -144,7 +143,7 @@ def fastest(inputs: AttentionInputs) -> str:
         return "triton"
     # All weights take no more memory than the queries. Computing them twice pays where blocks keep them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]
-    if n_keys <= head_dim and (n_keys < NARROW or query.shape[:3].numel() * n_keys <= block_size(query.device)):
+    if n_keys <= head_dim and (n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)):
         return "reference"
     return "blockwise"
 

@@ -300,10 +300,10 @@ PADDING = torch.zeros(1, 8, dtype=torch.bool)
         (dict(n_queries=1), "reference"),
         (dict(mixing=torch.eye(2), head_dim=8), "reference"),
         (dict(dropout_p=0.1, head_dim=8), "reference"),
-        (dict(dropout_p=0.1, **alike(1000, 15)), "reference"),
-        (dict(dropout_p=0.1, **alike(1000, 16)), "blockwise"),
+        (dict(dropout_p=0.1, **alike(1000, 16)), "reference"),
         (dict(dropout_p=0.1, **alike(81, 20)), "reference"),  # all scores fill no block
         (dict(dropout_p=0.1, **alike(82, 20)), "blockwise"),
+        (dict(dropout_p=0.1, **alike(1, 33)), "blockwise"),
         (dict(device="meta"), "reference"),
     ],
 )
