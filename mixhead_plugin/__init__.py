@@ -1,4 +1,4 @@
-"""Better attention heads for any fairseq recipe: Mixhead, Fixhead, Sigsoftmax and L2-normalised attention.
+"""Mixed heads and other attentions for any fairseq recipe: Mixhead, Fixhead, Sigsoftmax and L2-normalised attention.
 
 As fairseq's `--user-dir` (`python -m mixhead_plugin path` prints the folder) the package registers its architectures
 and criteria, and applies the repairs of fairseq. In a process without fairseq, importing it changes nothing:
