@@ -81,7 +81,7 @@ def attention(
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
         impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses the fastest; any other choice runs or raises.
-        need_weights: also return the mixed weights; "reference" computes both
+        need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all, whatever `impl` is
 
     Returns:
         [B, H', Nq, Dv] in the dtype of `value`. A row that sees no key is 0. With `need_weights` a pair of it and the
