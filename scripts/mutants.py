@@ -66,7 +66,7 @@ distances-from-the-other-end: key.transpose(1, 2)), [0, n_queries]) => key.trans
 blockwise-dropout-not-rescaled: 1 / (1 - p) if p < 1 else 0.0 => 1.0
 blockwise-narrow-product-unscaled: a.transpose(1, 2), alpha).transpose => a.transpose(1, 2)).transpose
 blockwise-blocks-drop-alike: (self.seed + block.number) % 2**63 => self.seed % 2**63
-# mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py
+# mixhead_plugin/ops/blockwise/backward.py: tests/ops/test_attention.py tests/ops/test_blockwise.py
 blockwise-key-gradient-unscaled: d_scores, part.query, steps.scale) => d_scores, part.query, 1.0)
 blockwise-mixing-gradient-transposed: torch.bmm(weights, d_mixed.transpose(1, 2), => torch.bmm(d_mixed, weights.mT,
 blockwise-query-gradient-of-its-mixing: torch.mm(rows, part.mixing_weight.t()).view => query.mul(0).view
