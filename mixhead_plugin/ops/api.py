@@ -103,12 +103,12 @@ def attention(
 def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     """Compute `attention` for inputs in one record; a scale of None is D ** -0.5."""
     inputs = _checked(inputs, impl)
+    if inputs.mixing_query is not None and (impl == "triton" or not inputs.query.is_cpu):  # the kernels read all of M
+        inputs = inputs._replace(mixing=whole_mixing(inputs), mixing_query=None, mixing_weight=None)
     if impl == "auto":
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
-    if impl == "triton" and inputs.mixing_query is not None:
-        inputs = inputs._replace(mixing=whole_mixing(inputs), mixing_query=None, mixing_weight=None)
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 

@@ -139,7 +139,8 @@ def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
         options = {"incremental_state": {}, "static_kv": True} if way == "beams" else {}
         with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
             out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
-        assert max(kept) < 20 * 4 * 8 * 8 or not training or way != "plain"
+        if way == "plain" and training:
+            assert max(kept) < 20 * 4 * 8 * 8
         found.append((out, torch.autograd.grad(out.sum(), list(module.parameters()))))
     torch.testing.assert_close(*found)
 

@@ -139,7 +139,7 @@ def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_dtype(way, no
             error, formulas = ((t.double() - exact[name]).abs().max() for t in (value, formula[name]))
             shares[name].append((error / (2 * formulas + rounding)).item())
     for name, found in shares.items():
-        assert median(found) <= 1, name
+        assert median(found) <= 1 and max(found) <= 4, name
 
 
 @st.composite
