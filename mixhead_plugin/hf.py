@@ -3,7 +3,6 @@
 import copy
 import functools
 from os import PathLike
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -12,14 +11,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
-from mixhead_plugin.nn import complete
-from mixhead_plugin.ops import attention
+from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.parts import PARTS, Assembly, complete, sizes_of
 
 NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
-# By these entries of config.json `from_pretrained` refuses a mixed model: by the first where this module is not
-# imported; by the second, which no implementation of experts is named, everywhere and for any attention asked for.
+# These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
+# imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
 REFUSED = {"attn_implementation": NAME, "experts_implementation": "mixed heads, load by mixhead_plugin.hf.load"}
 
 
@@ -64,30 +62,69 @@ def mix(
         raise ValueError(f"{type(model).__name__}: has none of the attentions {', '.join(LAYOUTS)}")
     if any(hasattr(module, NAME) for module in found):
         raise ValueError(f"{type(model).__name__}: is mixed already")
-    notes = {}  # all are made before any change, because one may be refused
-    for module in found:
-        layout = LAYOUTS[type(module).__name__]
-        queries = next(name for name in layout.queries if hasattr(module, name))
-        projection = getattr(module, queries)
-        heads = getattr(module, layout.heads, None) or getattr(module.config, layout.heads)
-        embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
-        sizes = sizes_of(head_mixing, heads, getattr(module, layout.head_dim), embed_dim)
-        parts = build_parts(variant, variant["normalizer"], sizes)
-        notes[module] = SimpleNamespace(variant=variant, impl=impl, sizes=sizes, queries=queries, parts=parts)
-    for module, mixed in notes.items():
-        projection = getattr(module, mixed.queries)
-        for name, part in vars(mixed).pop("parts").items():
-            setattr(module, name, None if part is None else part.to(projection.weight).train(module.training))
-        hooks = module.register_forward_pre_hook(_listen), projection.register_forward_hook(_keep)
-        mixed.hooks = (*hooks, module.register_forward_hook(_check, always_call=True))
-        mixed.former = module.config._attn_implementation
-        setattr(module, NAME, mixed)
+    all_heads = [MixedHeads(module, variant, impl) for module in found]  # before any change: one may be refused
+    for module, heads in zip(found, all_heads):
+        heads.attach(module)
     memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
     for module in (module for module in model.modules() if hasattr(module, "config")):
         module.config = copy.deepcopy(module.config, memo)
         module.config._attn_implementation = NAME
         vars(module.config).update(REFUSED, **{NAME: variant})
     return model
+
+
+class MixedHeads(Assembly):
+    """The parts that `mix` adds to one attention, and what the attention computes its queries from during a call."""
+
+    def __init__(self, module: nn.Module, variant: dict[str, str], impl: str):
+        super().__init__()
+        layout = LAYOUTS[type(module).__name__]
+        projection = module.get_submodule(next(name for name in layout.queries if hasattr(module, name)))
+        heads = getattr(module, layout.heads, None) or getattr(module.config, layout.heads)
+        embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
+        self.variant, self.impl, self.former = variant, impl, module.config._attn_implementation
+        self.sizes = sizes_of(variant, heads, getattr(module, layout.head_dim), embed_dim)
+        self.add_parts(variant, self.sizes)
+        self.to(projection.weight).train(module.training)
+        self.projection, self.hooks = (projection,), ()  # in a tuple, because it is a child of the attention alone
+        self.running, self.kept = False, None
+
+    def attach(self, module: nn.Module) -> None:
+        """Add the parts to an attention, under the names that its files have, and follow its calls."""
+        vars(module)[NAME] = self  # no child: each part would have two names
+        for option in PARTS:
+            setattr(module, option, getattr(self, option))
+        self.hooks = (
+            module.register_forward_pre_hook(self._begin),
+            self.projection[0].register_forward_hook(self._keep),
+            module.register_forward_hook(self._end, always_call=True),
+        )
+
+    def detach(self, module: nn.Module) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        for name in (NAME, *PARTS):
+            delattr(module, name)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.running = True
+
+    def _keep(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        if self.running:  # someone else may call the projection, too
+            self.kept = args[0], output
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Refuse what another implementation computed: it took nothing. After an exception there is no output."""
+        lost = self.running and output is not None
+        self.take()
+        if lost:
+            name = module.config._attn_implementation
+            raise RuntimeError(f"attn_implementation {name}: lost the mixing, must be {NAME}")
+
+    def take(self) -> Optional[tuple[Tensor, Tensor]]:
+        """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""
+        kept, self.kept, self.running = self.kept, None, False
+        return kept
 
 
 def load(
@@ -111,13 +148,16 @@ def load(
             super().__init__(config, *args, **kwargs)
             mix(self, **saved[NAME], impl=impl)
 
+        def __reduce_ex__(self, protocol: Any) -> Any:  # copies, and what pickle writes, are of the saved class
+            make, _, *state = super().__reduce_ex__(protocol)
+            return make, (cls,), *state
+
     wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
     if missing := sorted(name for name in info["missing_keys"] if any(f".{part}." in name for part in PARTS)):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
     for sink in (buffer for name, buffer in model.named_buffers() if name.endswith(".attention_sink.weight")):
         sink.zero_()  # no file has the constant ones
-    model.__class__ = cls
     return (model, info) if wants_info else model
 
 
@@ -134,31 +174,12 @@ def unmix(model: PreTrainedModel, attn_implementation: Optional[str] = None) -> 
                 raise ValueError(f"{type(model).__name__}: without {name} its outputs would change")
     model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
     for module in found:
-        for hook in getattr(module, NAME).hooks:
-            hook.remove()
-        for name in (NAME, *PARTS):
-            delattr(module, name)
+        getattr(module, NAME).detach(module)
     for config in (module.config for module in model.modules() if hasattr(module, "config")):
         config._attn_implementation = model.config._attn_implementation
         for name in (NAME, *REFUSED):
             vars(config).pop(name, None)
     return model
-
-
-def _listen(module: nn.Module, args: tuple[Any, ...]) -> None:
-    getattr(module, getattr(module, NAME).queries).kept = None
-
-
-def _keep(projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-    """Keep what an attention computes its queries from, and the queries; keep nothing of a call outside it."""
-    if "kept" in vars(projection):
-        projection.kept = (args[0], output)
-
-
-def _check(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Refuse what another implementation computed: it left what was kept. After an exception there is no output."""
-    if vars(getattr(module, getattr(module, NAME).queries)).pop("kept", module) is not module and output is not None:
-        raise RuntimeError(f"attn_implementation {module.config._attn_implementation}: lost the mixing, must be {NAME}")
 
 
 def mixed_attention(
@@ -186,7 +207,7 @@ def mixed_attention(
         output [B, Nq, H', Dv] and, with `output_attentions`, the mixed weights [B, H', Nq, Nk]
     """
     mixed = getattr(module, NAME, None)
-    kept = None if mixed is None else vars(getattr(module, mixed.queries)).pop("kept", None)
+    kept = None if mixed is None else mixed.take()
     if kept is None:
         problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
         raise RuntimeError(f"{type(module).__name__}: {problem}")
@@ -209,16 +230,12 @@ def mixed_attention(
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     if (group := heads // mixed.sizes.mixed_heads) > 1:  # neighbours are the values of one mixed head
         value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
-    mixings = (m if m is None else m(projected, x) for m in (module.head_mixing, module.score_mixing))
-    result = attention(
-        query, key, value, normalizer=mixed.variant["normalizer"], causal=causal, attn_mask=attention_mask,
-        key_padding_mask=padding, **dict(zip(("mixing", "score_mixing"), mixings)), dropout_p=dropout, scale=scaling,
-        sink=None if module.attention_sink is None else module.attention_sink(), impl=mixed.impl,
-        need_weights=output_attentions,
+    inputs = mixed.inputs_of(
+        query, key, value, projected, x, attn_mask=attention_mask, key_padding_mask=padding, causal=causal,
+        dropout_p=dropout, scale=head_dim**-0.5 if scaling is None else scaling,
     )  # fmt: skip
-    out, weights = result if output_attentions else (result, None)
-    out = out.transpose(1, 2).contiguous()  # [B, Nq, H', Dv]
-    return out if module.attention_gate is None else module.attention_gate(out, x), weights
+    out, weights = attend_with_weights(inputs, mixed.impl, output_attentions)
+    return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 
 
 def mixed_mask(**settings: Any) -> Optional[Tensor]:

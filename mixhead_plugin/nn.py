@@ -1,32 +1,18 @@
 """Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has examples."""
 
-from collections.abc import Collection, Mapping
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
-from mixhead_plugin.modules.relative_position import DistanceGain
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
+from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.parts import PARTS, VARIANT, Assembly, complete, sizes_of
 
-# The keywords of a variant and their values; the first value is the default.
-VARIANT = {"normalizer": NORMALIZERS, **PARTS}
-
-
-def complete(variant: Mapping[str, str], impl: str) -> dict[str, str]:
-    """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value in one line."""
-    tables: dict[str, Collection[str]] = {**VARIANT, "impl": ("auto", *IMPLEMENTATIONS)}
-    for name, value in {**variant, "impl": impl}.items():
-        if name not in tables:
-            raise ValueError(f"{name}: must be one of {', '.join(VARIANT)}")
-        if value not in tables[name]:
-            raise ValueError(f"{name} {value!r}: must be one of {', '.join(tables[name])}")
-    return {name: variant.get(name, next(iter(table))) for name, table in VARIANT.items()}
+__all__ = ["VARIANT", "MixedAttention", "mix"]
 
 
-class MixedAttention(nn.Module):
+class MixedAttention(Assembly):
     """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of fairseq's attention.
 
     These differ: a row that sees no key gives 0, not NaN; `is_causal` needs no `attn_mask` beside it; the
@@ -77,7 +63,7 @@ class MixedAttention(nn.Module):
         self.embed_dim, self.num_heads, self.dropout, self.batch_first = embed_dim, num_heads, dropout, batch_first
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.kdim, self.vdim = (embed_dim if dim is None else dim for dim in (kdim, vdim))
-        self.normalizer, self.causal, self.impl = variant["normalizer"], causal, impl
+        self.causal, self.impl = causal, impl
 
         inner_dim = num_heads * self.head_dim
         self.q_proj = nn.Linear(embed_dim, inner_dim, bias)
@@ -91,11 +77,9 @@ class MixedAttention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj) if bias else ():
             nn.init.zeros_(projection.bias)
 
-        sizes = sizes_of(variant["head_mixing"], num_heads, self.head_dim, embed_dim, causal)
-        self.mixed_heads = sizes.mixed_heads
-        for name, part in build_parts(variant, self.normalizer, sizes).items():
-            setattr(self, name, part)
-        self.relative_gain = DistanceGain(num_heads, relative_gain) if relative_gain else None
+        sizes = sizes_of(variant, num_heads, self.head_dim, embed_dim, causal)
+        self.num_mixed_heads = sizes.mixed_heads
+        self.add_parts(variant, sizes, relative_gain)
         self.to(device=device, dtype=dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *settings: Any) -> None:
@@ -154,18 +138,12 @@ class MixedAttention(nn.Module):
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             added = key_padding_mask[:, None, None]  # [B, 1, 1, Nk]
             attn_mask, key_padding_mask = added if attn_mask is None else attn_mask + added, None
-        mixing, score_mixing = (m if m is None else m(q, x) for m in (self.head_mixing, self.score_mixing))
-        sink = None if self.attention_sink is None else self.attention_sink()
-        q, k, relative = (q, k, None) if self.relative_position is None else self.relative_position(q, k)
-        gain = None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2))
-        result = attention(
-            q, k, v, normalizer=self.normalizer, mixing=mixing, causal=causal, attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask, relative=relative, gain=gain, sink=sink, score_mixing=score_mixing,
-            dropout_p=self.dropout if self.training else 0.0, impl=self.impl, need_weights=need_weights,
+        called = self.inputs_of(
+            q, k, v, q, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, causal=causal,
+            dropout_p=self.dropout if self.training else 0.0, scale=self.head_dim**-0.5,
         )  # fmt: skip
-        out, weights = result if need_weights else (result, None)
-        out = out.transpose(1, 2)  # [B, Nq, H', Dv]
-        out = out if self.attention_gate is None else self.attention_gate(out, x)
+        out, weights = attend_with_weights(called, self.impl, need_weights)
+        out = self.gated(out.transpose(1, 2), x)  # [B, Nq, H', Dv]
         out = self.out_proj(out.flatten(2))  # [B, Nq, embed_dim]
         weights = None if weights is None else (weights.mean(1) if average_attn_weights else weights).to(out.dtype)
         if unbatched:
@@ -179,7 +157,7 @@ class MixedAttention(nn.Module):
         kept = {} if cache is None else cache
         if key is not None and value is not None:
             new = {"key": self.k_proj(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
-            new["value"] = self.v_proj(value).unflatten(2, (self.mixed_heads, -1)).transpose(1, 2)
+            new["value"] = self.v_proj(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
             kept |= {name: torch.cat([kept[name], x], dim=2) if name in kept else x for name, x in new.items()}
         elif key is not value or not kept:
             raise ValueError("key, value: must both be given, or both be in the cache and None")

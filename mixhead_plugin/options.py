@@ -11,8 +11,8 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
+from mixhead_plugin.parts import PARTS
 
 # The attentions that each --attention-scope changes, by site.
 SCOPES = {

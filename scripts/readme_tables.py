@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 
 from mixhead_plugin.errors import option_name
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
+from mixhead_plugin.parts import PARTS
 from mixhead_plugin.repairs import GROUPS, REPAIRS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,7 +15,7 @@ from fairseq.models import build_model
 
 import mixhead_plugin
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.parts import PARTS
 
 mixhead_plugin.register()
 

@@ -37,9 +37,8 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.modules.heads import AttentionSizes
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
+from mixhead_plugin.parts import PARTS, AttentionSizes
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 
 State = Dict[str, Tensor]

@@ -14,7 +14,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from torch import Tensor, nn
 
 import mixhead_plugin  # noqa: F401 (registers the architectures)
-from mixhead_plugin.modules.relative_position import BucketedBias
+from mixhead_plugin.parts.relative_position import BucketedBias
 
 WIDTH = 32
 SHAPE = "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"

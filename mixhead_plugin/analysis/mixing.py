@@ -24,7 +24,7 @@ from mixhead_plugin.analysis.attentions import attentions, by_site, hooked, wher
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 
 DISTANCES = {"from_identity": r"$\|M - I\|_F$", "from_orthogonal": r"$\|M^\top M - I\|_F$"}
 
@@ -72,7 +72,7 @@ def over_tokens(loaded: Loaded, args: Namespace) -> dict[str, Layer]:
             loading.forward(loaded, batch["net_input"])
     found = attentions(loaded.model)
     return {
-        name: Layer(*where(name), found[name].head_mixing_kind, matrix / tokens, *(far / tokens).tolist(), tokens)
+        name: Layer(*where(name), found[name].kinds["head_mixing"], matrix / tokens, *(far / tokens).tolist(), tokens)
         for name, (tokens, matrix, far) in sums.items()
     }
 
@@ -88,7 +88,7 @@ def run(args: Namespace) -> None:
     if not mixing:
         kinds = ", ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.build)
         raise OptionError(f"{args.checkpoint}: has --head-mixing none; must be a model with one of {kinds}")
-    (kind,) = {attention.head_mixing_kind for attention in mixing.values()}
+    (kind,) = {attention.kinds["head_mixing"] for attention in mixing.values()}
     if HEAD_MIXINGS[kind].reads:
         layers = over_tokens(loaded, args)
     else:

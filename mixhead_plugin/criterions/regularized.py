@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.options import FAIRSEQ_MODEL, model_options, most_heads
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 
 
 def _flag(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
 
 from functools import partial
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -11,44 +11,23 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.modules.cache import CachedAttention
-from mixhead_plugin.modules.head_mixing import PositionWiseMixing
-from mixhead_plugin.modules.heads import HeadGates, Heads, PartKind
+from mixhead_plugin.modules.heads import HeadGates, Heads
 from mixhead_plugin.modules.learning_rate import scale_learning_rate
-from mixhead_plugin.modules.parts import PARTS, build_parts, sizes_of
-from mixhead_plugin.modules.relative_position import DistanceGain
-from mixhead_plugin.ops import NORMALIZERS, RelativeScores
-from mixhead_plugin.ops.api import attend
+from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.ops.reference import (
-    append_sink,
-    apply_gain,
-    masked_scores,
-    mix_heads,
-    reference_with_weights,
-    weighted_values,
-)
+from mixhead_plugin.ops.reference import append_sink, apply_gain, masked_scores, mix_heads, weighted_values
+from mixhead_plugin.parts import PARTS, Assembly, complete, sizes_of
 
 
-class Mixings(NamedTuple):
-    """Hold what mixes heads and scores in one call; None where nothing is mixed."""
-
-    heads: Optional[Tensor]  # M, [H, H'] or [B, Nq, H, H']; its bias [H, H'] where blocks make M_t = q_t W + bias
-    scores: Optional[Tensor]  # L, [H, H] or [B, Nq, H, H]
-    query: Optional[Tensor] = None  # [B, Nq, H, D]
-    weight: Optional[Tensor] = None  # W [D, H']
-
-
-class MixheadAttention(CachedAttention):
+class MixheadAttention(Assembly, CachedAttention):
     """Replace fairseq's `MultiheadAttention`: same call, buffers, parameter names and random initialisation.
 
     The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
 
     Args:
         embed_dim, ..., qn_block_size: as in fairseq
-        normalizer: a key of `NORMALIZERS`
-        head_mixing, score_mixing, attention_sink, attention_gate, relative_position: a key of the table of that name
-            in `PARTS`; relative positions are for self-attention
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         impl: the implementation of `ops.attention`
         value_init_scale: factor on the initial weights of v_proj and out_proj
@@ -57,7 +36,10 @@ class MixheadAttention(CachedAttention):
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether queries only see earlier keys; relative positions depend on it
         mixing_lr_scale: factor on the learning rate of the head and score mixing
+        variant: the keywords of `parts.VARIANT`; relative positions are for self-attention
     """
+
+    tables: ClassVar[Dict[str, Any]] = PARTS  # of the options that a checkpoint must share
 
     def __init__(
         self,
@@ -75,19 +57,14 @@ class MixheadAttention(CachedAttention):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
         *,
-        normalizer: str = "softmax",
-        head_mixing: str = "none",
-        score_mixing: str = "none",
-        attention_sink: str = "none",
-        attention_gate: str = "none",
         head_dim: Optional[int] = None,
         impl: str = "auto",
         value_init_scale: float = 1.0,
         num_mixed_heads: Optional[int] = None,
-        relative_position: str = "none",
         relative_gain: int = 0,
         causal: bool = False,
         mixing_lr_scale: float = 1.0,
+        **variant: str,
     ):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
         super(MultiheadAttention, self).__init__(dictionary)
@@ -102,7 +79,8 @@ class MixheadAttention(CachedAttention):
 
         self.num_heads = num_heads
         self.head_dim = head_dim if head_dim is not None else embed_dim // num_heads
-        sizes = sizes_of(head_mixing, num_heads, self.head_dim, embed_dim, causal, num_mixed_heads)
+        variant = complete(variant, impl)
+        sizes = sizes_of(variant, num_heads, self.head_dim, embed_dim, causal, num_mixed_heads)
         self.num_mixed_heads = sizes.mixed_heads
         self.scaling = self.head_dim**-0.5
         self.self_attention = self_attention
@@ -124,19 +102,14 @@ class MixheadAttention(CachedAttention):
         self.value_init_scale = value_init_scale
         self.scale_values()
 
-        self.normalizer = normalizer
-        self.normalize = NORMALIZERS[normalizer].weights
-        constant_keys = add_bias_kv or add_zero_attn
-        if (relative_position != "none" or relative_gain) and (encoder_decoder_attention or constant_keys):
+        relative = variant["relative_position"] != "none" or relative_gain
+        if relative and (encoder_decoder_attention or add_bias_kv or add_zero_attn):
             raise ValueError("relative positions need self-attention without constant keys, which have no position")
-        chosen = dict(zip(PARTS, (head_mixing, score_mixing, attention_sink, attention_gate, relative_position)))
-        for option, part in build_parts(chosen, normalizer, sizes).items():
-            setattr(self, f"{option}_kind", chosen[option])
-            setattr(self, option, part)
+        self.add_parts(variant, sizes, relative_gain)
+        self.normalize = NORMALIZERS[self.normalizer].weights  # TorchScript cannot look it up by name
         for mixing in (self.head_mixing, self.score_mixing):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
-        self.relative_gain = DistanceGain(num_heads, relative_gain) if relative_gain else None
         self.impl = impl
         # For analysis, pruning and penalties; TorchScript ignores both.
         self.gates: Optional[HeadGates] = None
@@ -154,15 +127,11 @@ class MixheadAttention(CachedAttention):
             self.v_proj.weight.mul_(self.value_init_scale)
             self.out_proj.weight.mul_(self.value_init_scale)
 
-    def parts(self) -> Dict[str, PartKind]:
-        """Return the row of each table in PARTS that this attention has, by option."""
-        return {option: table[getattr(self, f"{option}_kind")] for option, table in PARTS.items()}
-
     def signature(self) -> Dict[str, Any]:
         """Return the options that a checkpoint must share with this module, with their values."""
         return {
             "attention_normalizer": self.normalizer,
-            **{option: getattr(self, f"{option}_kind") for option in PARTS},
+            **self.kinds,
             "attention_heads": self.num_heads,
             "head_dim": self.head_dim,
             "mixed_heads": self.num_mixed_heads,
@@ -217,76 +186,20 @@ class MixheadAttention(CachedAttention):
         if self.bias_k is not None or self.add_zero_attn:
             k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        mixings = self._mixing(q, query)
-        relative: Optional[RelativeScores] = None
-        if self.relative_position is not None:
-            q, k, relative = self.relative_position(q, k)
-
+        inputs = self.inputs_of(
+            q, k, v, q, query.transpose(0, 1), attn_mask=attn_mask, key_padding_mask=as_bool(key_padding_mask),
+            dropout_p=self.dropout_p(), scale=self.scaling,
+        )  # fmt: skip
         beams = batch // k.size(0)
         if beams > 1:
-            q = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2)  # [B, H, beams * Nq, D]
-            heads, scores = self._fold_mixing(mixings.heads, beams), self._fold_mixing(mixings.scores, beams)
-            mixings = Mixings(heads, scores, self._fold_mixing(mixings.query, beams), mixings.weight)
-            if attn_mask is not None:
-                attn_mask = attn_mask.repeat(1, 1, beams, 1)
-
-        inputs = self._inputs(q, k, v, mixings, attn_mask, key_padding_mask, relative)
+            inputs = self._fold_beams_of(inputs, beams)
         return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
 
-    def _mixing(self, q: Tensor, x: Tensor) -> Mixings:
-        """Return what mixes, for the projected query `q` [B, H, Nq, D] and the query input `x` [Nq, B, embed_dim]."""
-        score_mixing: Optional[Tensor] = None
-        if self.score_mixing is not None:
-            score_mixing = self.score_mixing(q, x.transpose(0, 1))
-        if not torch.jit.is_scripting():  # noqa: SIM102 (TorchScript leaves out what only this condition guards)
-            if self._mixes_by_block(q):
-                part = self.head_mixing
-                return Mixings(part.bias, score_mixing, q.transpose(1, 2), part.query_weight)
-        mixing: Optional[Tensor] = None
-        if self.head_mixing is not None:
-            mixing = self.head_mixing(q, x.transpose(0, 1))
-        return Mixings(mixing, score_mixing)
-
-    @torch.jit.unused
-    def _mixes_by_block(self, q: Tensor) -> bool:
-        """Return whether to leave M to the blocks: all of it is larger than `q`. Hooks and gates read all of it."""
-        part = self.head_mixing
-        if not (self.training and q.is_cpu) or type(part) is not PositionWiseMixing:
-            return False
-        read = self.gates is not None or self.hook is not None or part._forward_hooks or part._forward_pre_hooks
-        return 2 * self.head_dim <= self.num_mixed_heads and not read
-
-    def _inputs(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mixings: Mixings,
-        attn_mask: Optional[Tensor],
-        key_padding_mask: Optional[Tensor] = None,
-        relative: Optional[RelativeScores] = None,
-        causal: bool = False,
-    ) -> AttentionInputs:
-        """Return these tensors in one record, with the options of this module and the gain of each distance."""
-        if key_padding_mask is not None:
-            key_padding_mask = key_padding_mask.to(torch.bool)  # fairseq keeps them as floats in the cache
-        relative_query: Optional[Tensor] = None
-        relative_key: Optional[Tensor] = None
-        if relative is not None:
-            relative_query, relative_key = relative.query, relative.key
-        gain: Optional[Tensor] = None
-        if self.relative_gain is not None:
-            gain = self.relative_gain(q.size(2), k.size(2))
-        sink: Optional[Tensor] = None
-        if self.attention_sink is not None:
-            sink = self.attention_sink()
-        dropout_p = 0.0
+    def dropout_p(self) -> float:
+        """Return the probability of dropping a weight in this call."""
         if self.training or self.dropout_module.apply_during_inference:
-            dropout_p = float(self.dropout_module.p)
-        return AttentionInputs(
-            q, k, v, mixings.heads, attn_mask, key_padding_mask, relative_query, relative_key, gain, sink,
-            mixings.scores, mixings.query, mixings.weight, None, self.normalizer, causal, dropout_p, self.scaling,
-        )  # fmt: skip
+            return float(self.dropout_module.p)
+        return 0.0
 
     def _output(
         self,
@@ -308,9 +221,7 @@ class MixheadAttention(CachedAttention):
             out, weights = self._attend(inputs, need_weights)
         # out [B, H', Nq, D], weights [B, H', Nq, Nk] or None
 
-        out = self._unfold_beams(out.transpose(1, 2), beams)  # [B, Nq, H', D]
-        if self.attention_gate is not None:
-            out = self.attention_gate(out, x.transpose(0, 1))
+        out = self.gated(self._unfold_beams(out.transpose(1, 2), beams), x.transpose(0, 1))  # [B, Nq, H', D]
         out = self.out_proj(out.transpose(0, 1).flatten(2))  # [Nq, B, embed_dim]
         if weights is None or not need_weights:
             return out, None
@@ -322,16 +233,12 @@ class MixheadAttention(CachedAttention):
     @torch.jit.unused
     def _attend(self, inputs: AttentionInputs, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
         """Return the output [B, H', Nq, D] and, where needed, the mixed weights [B, H', Nq, Nk]."""
-        weights: Optional[Tensor] = None
         if self.gates is not None:
             mixing = self.gates.on_sources(inputs.mixing)
             if mixing is not None and mixing.dim() == 4:
                 mixing = mixing.expand(-1, inputs.query.size(2), -1, -1)  # [B, Nq, H, H']
             inputs = inputs._replace(mixing=mixing)
-        if need_weights:
-            out, weights = reference_with_weights(inputs)
-        else:
-            out = attend(inputs, self.impl)
+        out, weights = attend_with_weights(inputs, self.impl, need_weights)
         if self.gates is not None:
             out = self.gates.on_output(out)
         if self.hook is not None:
@@ -363,3 +270,7 @@ class MixheadAttention(CachedAttention):
             v = F.pad(v, [0, 0, 0, 1])
             key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         return k, v, key_padding_mask, attn_mask
+
+
+def as_bool(mask: Optional[Tensor]) -> Optional[Tensor]:
+    return None if mask is None else mask.to(torch.bool)  # fairseq keeps padding masks as floats in the cache

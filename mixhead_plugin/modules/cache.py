@@ -6,6 +6,8 @@ import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
 
+from mixhead_plugin.ops.inputs import AttentionInputs
+
 
 class CachedAttention(MultiheadAttention):
     """The part of an attention that caches keys and values; TorchScript compiles it too.
@@ -133,6 +135,24 @@ class CachedAttention(MultiheadAttention):
     def _fold_mixing(self, mixing: Optional[Tensor], beams: int) -> Optional[Tensor]:
         """Return [B, beams * Nq, H, H'] from [B * beams, Nq, H, H']; a matrix for all queries stays."""
         return mixing if mixing is None or mixing.dim() < 4 else self._fold_beams(mixing, beams)
+
+    def _fold_beams_of(self, inputs: AttentionInputs, beams: int) -> AttentionInputs:
+        """Return the inputs of a call whose `beams` hypotheses share the keys; they know no distances."""
+        mask = inputs.attn_mask
+        return AttentionInputs(  # TorchScript has no `_replace`
+            query=self._fold_beams(inputs.query.transpose(1, 2), beams).transpose(1, 2),  # [B, H, beams * Nq, D]
+            key=inputs.key,
+            value=inputs.value,
+            mixing=self._fold_mixing(inputs.mixing, beams),
+            attn_mask=None if mask is None else mask.repeat(1, 1, beams, 1),
+            key_padding_mask=inputs.key_padding_mask,
+            sink=inputs.sink,
+            score_mixing=self._fold_mixing(inputs.score_mixing, beams),
+            normalizer=inputs.normalizer,
+            causal=inputs.causal,
+            dropout_p=inputs.dropout_p,
+            scale=inputs.scale,
+        )
 
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
+from mixhead_plugin.parts import PARTS
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
             others.setdefault("attention_normalizer", set()).update({attention.normalizer} - {"softmax"})
             for option, kind in attention.parts().items():
                 if not (kind.loads_without or kind.parameters):
-                    others.setdefault(option, set()).add(getattr(attention, f"{option}_kind"))
+                    others.setdefault(option, set()).add(attention.kinds[option])
     for option, values in others.items():
         if values:
             logger.warning(
@@ -91,7 +91,7 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
 
 def _check_scores(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
     """Refuse scores of queries and keys for a synthesizer, the reverse, and another synthesizer."""
-    own = getattr(attention, "synthesizer_kind", None)
+    own = getattr(attention, "kinds", {}).get("synthesizer")
     found = _children(tensors, "synthesizer")
     if found == (set() if own is None else set(SYNTHESIZERS[own].parameters)):
         return
@@ -140,7 +140,7 @@ def _loads_without(option: str, value: Any) -> bool:
 def _check_parts(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
     """Refuse tensors of a part that this attention lacks, and a part that needs the tensors it does not find."""
     for option, table in PARTS.items():
-        value = getattr(attention, f"{option}_kind", "none")
+        value = getattr(attention, "kinds", {}).get(option, "none")
         own, found = table[value], _children(tensors, option)
         if found == set(own.parameters) or (not found and own.loads_without):
             continue

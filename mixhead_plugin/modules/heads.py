@@ -1,8 +1,8 @@
-"""Describe the heads of one attention: what a hook sees, gates that scale heads, and the parts that flags add."""
+"""Describe the heads of one attention: what a hook sees, and gates that scale heads."""
 
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, NamedTuple, Optional
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Heads(NamedTuple):
@@ -30,38 +30,3 @@ class HeadGates(NamedTuple):
     def on_output(self, out: Tensor) -> Tensor:
         """Return O [B, H', Nq, D] with the gates of its heads."""
         return out if self.mixed is None else out * self.mixed[..., None, None]
-
-
-class Axis(NamedTuple):
-    """Name a dimension of a parameter that has one entry, or `head_dim` entries, for each head."""
-
-    dim: int
-    kind: str  # "source" or "mixed"
-    whole_heads: bool = False  # whether each head has head_dim entries
-
-
-class AttentionSizes(NamedTuple):
-    """The sizes that a part of an attention is built for."""
-
-    num_heads: int
-    head_dim: int
-    mixed_heads: int
-    value_dim: int  # of a mixed head
-    embed_dim: int  # of the attention's query input
-    causal: bool = False
-
-
-class PartKind(NamedTuple):
-    """Describe one value of a flag that adds a part to the attention; `build` is None for the value `none`."""
-
-    build: Optional[Callable[[AttentionSizes], nn.Module]]
-    formula: str
-    source: str
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
-    loads_without: bool = True  # whether a checkpoint without it loads; only if it starts as a no-op
-    trained: bool = False  # whether it has parameters
-    # Of head and score mixings alone:
-    orthogonal: bool = False  # whether --orthogonal-weight acts on it
-    reads: str = ""  # "query": the projected query; "input": that of the attention; "" for one matrix for all positions
-    group: int = 1  # source heads for each mixed head, whose values have `group` times the head size
-    uncut: str = ""  # why none of its heads can be cut off; empty if they can

@@ -13,7 +13,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.parts import PARTS
 
 
 def flags_of_attention(options: Any) -> dict[str, Any]:

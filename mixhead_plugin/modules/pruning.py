@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.heads import Axis, HeadGates
+from mixhead_plugin.modules.heads import HeadGates
+from mixhead_plugin.parts import Axis
 
 
 class KeptHeads(NamedTuple):
@@ -70,7 +71,7 @@ def refuse_uncut(name: str, attention: MixheadAttention) -> None:
     """Refuse an attention with a part for which every head needs all heads."""
     for option, kind in attention.parts().items():
         if kind.uncut:
-            flag = f"{option_name(option)} {getattr(attention, f'{option}_kind')}"
+            flag = f"{option_name(option)} {attention.kinds[option]}"
             raise OptionError(f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked")
 
 

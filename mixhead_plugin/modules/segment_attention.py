@@ -89,7 +89,10 @@ class SegmentAttention(MixheadAttention):
         relative = RelativeScores((q + position_bias[:, None].to(q)) * self.scaling, r.to(q))
         content = q + content_bias[:, None].to(q)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        inputs = self._inputs(content, k, v, self._mixing(q, x), attn_mask, relative=relative, causal=True)
+        inputs = self.inputs_of(
+            content, k, v, q, x.transpose(0, 1), attn_mask=attn_mask, relative=relative, causal=True,
+            dropout_p=self.dropout_p(), scale=self.scaling,
+        )  # fmt: skip
         return self._output(inputs, x)[0]
 
     def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:

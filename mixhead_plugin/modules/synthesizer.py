@@ -11,7 +11,7 @@ from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.attention import MixheadAttention, as_bool
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import upcast
 
@@ -202,7 +202,7 @@ class SynthesizerAttention(MixheadAttention):
             self.q_proj = None
         if self.score_mixing is not None and not kind.multiplies:
             raise ValueError(f"score_mixing: a {synthesizer} synthesizer has no products of queries and keys to mix")
-        self.synthesizer_kind = synthesizer
+        self.kinds["synthesizer"] = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
 
@@ -216,9 +216,9 @@ class SynthesizerAttention(MixheadAttention):
         self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size), linear)
 
     def signature(self) -> Dict[str, Any]:
-        signature = {"synthesizer": self.synthesizer_kind, **super().signature()}
+        signature = super().signature()
         signature["max_target_positions"] = self.max_length
-        size = SYNTHESIZERS[self.synthesizer_kind].own_size
+        size = SYNTHESIZERS[self.kinds["synthesizer"]].own_size
         if size is not None:
             signature[size.option] = self.own_size
         return signature
@@ -226,7 +226,7 @@ class SynthesizerAttention(MixheadAttention):
     def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
         """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
         super().upgrade_state_dict_named(state_dict, name)
-        if self.q_proj is not None and not SYNTHESIZERS[self.synthesizer_kind].reads_query:
+        if self.q_proj is not None and not SYNTHESIZERS[self.kinds["synthesizer"]].reads_query:
             for key, value in self.q_proj.state_dict().items():
                 state_dict.setdefault(f"{name}.q_proj.{key}", value)
 
@@ -267,6 +267,8 @@ class SynthesizerAttention(MixheadAttention):
         bias = scores.bias
         if bias is not None:
             attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]
-        mixings = self._mixing(q, query)
-        inputs = self._inputs(scores.query, scores.key, v, mixings, attn_mask, key_padding_mask)
+        inputs = self.inputs_of(
+            scores.query, scores.key, v, q, query.transpose(0, 1), attn_mask=attn_mask,
+            key_padding_mask=as_bool(key_padding_mask), dropout_p=self.dropout_p(), scale=self.scaling,
+        )  # fmt: skip
         return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)

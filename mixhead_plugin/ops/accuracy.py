@@ -9,7 +9,7 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, whole_mixing
+from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = Dict[str, Tensor]  # the output and the gradients, by name
@@ -115,9 +115,11 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     score_mixing = draw_mixing(variant.score_mixing_dim, heads, variant.dtype)
     sink = draw(heads) if variant.sink else None
     seed = torch.tensor(3, device=variant.device) if variant.dropout else None
-    options = (variant.normalizer, variant.causal, dropout_p if variant.dropout else 0.0, variant.head_dim**-0.5)
-    masks = (mask, padding, None, None, None)
-    inputs = AttentionInputs(query, key, value, mixing, *masks, sink, score_mixing, None, None, seed, *options)
+    inputs = AttentionInputs(
+        query=query, key=key, value=value, mixing=mixing, attn_mask=mask, key_padding_mask=padding, sink=sink,
+        score_mixing=score_mixing, seed=seed, normalizer=variant.normalizer, causal=variant.causal,
+        dropout_p=dropout_p if variant.dropout else 0.0, scale=variant.head_dim**-0.5,
+    )  # fmt: skip
     d_out = draw(BATCH, mixed, n_queries, variant.value_dim)
     if variant.layouts:
         laid = {name: laid_out(*pair) for name, *pair in zip(inputs._fields, inputs, variant.layouts)}
@@ -133,7 +135,7 @@ def formula_weights(inputs: AttentionInputs) -> Tensor:
     mask = additive_mask(inputs, scores.dtype)
     with_sink = append_sink(scores if mask is None else scores + mask, inputs.sink)
     weights = NORMALIZERS[inputs.normalizer].weights(with_sink)[..., : scores.shape[3]]
-    return mix_heads(apply_gain(weights, inputs.gain), whole_mixing(inputs))
+    return mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)
 
 
 def results(attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor) -> Results:

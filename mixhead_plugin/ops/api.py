@@ -9,9 +9,9 @@ from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.forward_mode import in_forward_mode
-from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.normalizers import NORMALIZERS
-from mixhead_plugin.ops.reference import reference_attention, reference_with_weights, whole_mixing
+from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
+from mixhead_plugin.ops.normalizers import NORMALIZERS, sink_problem
+from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
 
 
@@ -93,18 +93,28 @@ def attention(
         RuntimeError: `impl` cannot run here, with the reason
         NotImplementedError: `impl` lacks a derivative that is asked for
     """
-    relative_query, relative_key = (None, None) if relative is None else relative
-    tensors = (query, key, value, mixing, attn_mask, key_padding_mask, relative_query, relative_key, gain)
-    tensors += (sink, score_mixing)
-    inputs = AttentionInputs(*tensors, None, None, None, normalizer, causal, dropout_p, scale)
-    return reference_with_weights(_checked(inputs, impl)) if need_weights else attend(inputs, impl)
+    inputs = AttentionInputs(
+        query=query, key=key, value=value, mixing=mixing, attn_mask=attn_mask, key_padding_mask=key_padding_mask,
+        relative_query=None if relative is None else relative.query,
+        relative_key=None if relative is None else relative.key,
+        gain=gain, sink=sink, score_mixing=score_mixing, normalizer=normalizer, causal=causal, dropout_p=dropout_p,
+        scale=query.shape[-1:].numel() ** -0.5 if scale is None else scale,
+    )  # fmt: skip
+    out, weights = attend_with_weights(inputs, impl, need_weights)
+    return out if weights is None else (out, weights)
+
+
+def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
+    """Return the output of `attention` and, where needed, the mixed weights, which only "reference" computes."""
+    if not need_weights:
+        return attend(inputs, impl), None
+    check(inputs, impl)
+    return reference_with_weights(inputs)
 
 
 def attend(inputs: AttentionInputs, impl: str) -> Tensor:
-    """Compute `attention` for inputs in one record; a scale of None is D ** -0.5."""
-    inputs = _checked(inputs, impl)
-    if inputs.mixing_query is not None and (impl == "triton" or not inputs.query.is_cpu):  # the kernels read all of M
-        inputs = inputs._replace(mixing=whole_mixing(inputs), mixing_query=None, mixing_weight=None)
+    """Compute `attention` for inputs in one record."""
+    check(inputs, impl)
     if impl == "auto":
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
@@ -112,16 +122,51 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
-def _checked(inputs: AttentionInputs, impl: str) -> AttentionInputs:
-    """Return the inputs with their scale; refuse what does not fit together."""
+def check(inputs: AttentionInputs, impl: str) -> None:
+    """Refuse inputs that do not fit together, and names that are unknown."""
     if inputs.normalizer not in NORMALIZERS:
         raise ValueError(f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
     if not 0.0 <= inputs.dropout_p <= 1.0:
         raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
-    _check_tensors(inputs)
-    return inputs if inputs.scale is not None else inputs._replace(scale=inputs.query.shape[3] ** -0.5)
+    if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
+        raise ValueError(f"sink: {problem}")
+    query, key, value = inputs.query, inputs.key, inputs.value
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
+    (batch, heads, n_queries, head_dim), n_keys = query.shape, key.shape[2]
+    sizes = {"B": batch, "H": heads, "Nq": n_queries, "Nk": n_keys, "P": max(0, n_queries + n_keys - 1), "D": head_dim}
+    sizes |= {"H'": heads if inputs.mixing is None else value.shape[1], "Dv": value.shape[3]}
+    if inputs.relative_query is not None:
+        sizes["R"] = inputs.relative_query.shape[-1]
+    for name, tensor in inputs.given().items():
+        name = name.replace("relative_", "relative.")
+        same = name in ("query", "key", "value") or name.startswith("relative")
+        if not tensor.is_floating_point() or (same and tensor.dtype != query.dtype):
+            raise TypeError(f"{name} is {tensor.dtype}: must be floats{f', {query.dtype} as the query' * same}")
+    for name, tensor in inputs.given().items():
+        _check_shape(name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name]))
+    _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
+
+
+def _check_masks(mask: Optional[Tensor], padding: Optional[Tensor], full: Tuple[int, ...]) -> None:
+    if mask is not None:
+        if not mask.is_floating_point():
+            raise TypeError(f"attn_mask is {mask.dtype}: must be additive floats, -inf hides a key")
+        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], full[::-1])):
+            raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {list(full)}")
+    if padding is not None:
+        if padding.dtype != torch.bool:
+            raise TypeError(f"key_padding_mask is {padding.dtype}: must be bool, True hides a key")
+        _check_shape("key_padding_mask", padding, (full[0], full[3]))
+
+
+def _check_shape(name: str, tensor: Tensor, *fitting: Tuple[int, ...]) -> None:
+    if tensor.shape not in fitting:
+        expected = " or ".join(str(list(shape)) for shape in fitting)
+        raise ValueError(f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}")
 
 
 def fastest(inputs: AttentionInputs) -> str:
@@ -151,55 +196,3 @@ def fastest(inputs: AttentionInputs) -> str:
 def triton_problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve a call, or an empty string."""
     return triton.machine_problem() or triton.problem(inputs) or triton.fault(inputs)
-
-
-def _check_tensors(inputs: AttentionInputs) -> None:
-    query, key, value, mixing, mask, padding, relative_query, relative_key, gain, sink, score_mixing = inputs[:11]
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} {list(tensor.shape)}: must be [batch, heads, positions, head size]")
-        if not tensor.is_floating_point() or tensor.dtype != query.dtype:
-            raise TypeError(f"{name} is {tensor.dtype}: query, key and value must share one floating-point dtype")
-    batch, heads, n_queries, head_dim = query.shape
-    n_keys, distances = key.shape[2], max(0, n_queries + key.shape[2] - 1)
-    if key.shape != (batch, heads, n_keys, head_dim):
-        raise ValueError(f"key {list(key.shape)} does not fit query {list(query.shape)}")
-    mixed = heads if mixing is None else value.shape[1]
-    if value.shape[:3] != (batch, mixed, n_keys):
-        raise ValueError(f"value {list(value.shape)} does not fit key {list(key.shape)}")
-    if mixing is not None:
-        _check_shape("mixing", mixing, (heads, mixed), (batch, n_queries, heads, mixed))
-    if mask is not None:
-        if not mask.is_floating_point():
-            raise TypeError(f"attn_mask is {mask.dtype}: must be additive floats, -inf hides a key")
-        full = (batch, heads, n_queries, n_keys)
-        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], full[::-1])):
-            raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {list(full)}")
-    if padding is not None:
-        if padding.dtype != torch.bool:
-            raise TypeError(f"key_padding_mask is {padding.dtype}: must be bool, True hides a key")
-        _check_shape("key_padding_mask", padding, (batch, n_keys))
-    if relative_query is not None:
-        for name, tensor in (("query", relative_query), ("key", relative_key)):
-            if tensor.dtype != query.dtype:
-                raise TypeError(f"relative.{name} is {tensor.dtype}: must be of the query's {query.dtype}")
-        size = relative_query.shape[-1]
-        _check_shape("relative.query", relative_query, (batch, heads, n_queries, size))
-        _check_shape("relative.key", relative_key, (heads, n_keys, size), (heads, distances, size))
-    if gain is not None:
-        if not gain.is_floating_point():
-            raise TypeError(f"gain is {gain.dtype}: must be floats")
-        _check_shape("gain", gain, (heads, distances))
-    if sink is not None:
-        if not NORMALIZERS[inputs.normalizer].takes_sink:
-            takers = ", ".join(name for name, entry in NORMALIZERS.items() if entry.takes_sink)
-            raise ValueError(f"sink: normalizer {inputs.normalizer!r} takes none, only {takers}")
-        _check_shape("sink", sink, (heads,))
-    if score_mixing is not None:
-        _check_shape("score_mixing", score_mixing, (heads, heads), (batch, n_queries, heads, heads))
-
-
-def _check_shape(name: str, tensor: Tensor, *fitting: Tuple[int, ...]) -> None:
-    if tensor.shape not in fitting:
-        expected = " or ".join(str(list(shape)) for shape in fitting)
-        raise ValueError(f"{name} {list(tensor.shape)}: must be {expected}")

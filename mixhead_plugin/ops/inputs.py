@@ -1,36 +1,53 @@
 """One record carries the inputs of an attention call to every implementation."""
 
-from typing import Dict, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional, Tuple
 
 from torch import Tensor
 
 
 class AttentionInputs(NamedTuple):
-    """The arguments of one call of `ops.attention`, and the seed of its dropout; TorchScript compiles it too.
+    """The arguments of one call of `ops.attention`, and the seed of its dropout; build it by keywords.
 
     The tensors come first, and the relative scores are two of them: operators of torch take no nested arguments.
+    TorchScript compiles it too. DIMENSIONS has the shapes.
     """
 
-    query: Tensor  # [B, H, Nq, D]
-    key: Tensor  # [B, H, Nk, D]
-    value: Tensor  # [B, H', Nk, Dv]
-    mixing: Optional[Tensor]  # [H, H'] or [B, Nq, H, H']
-    attn_mask: Optional[Tensor]  # broadcastable to [B, H, Nq, Nk]
-    key_padding_mask: Optional[Tensor]  # [B, Nk]
-    relative_query: Optional[Tensor]  # [B, H, Nq, R]
-    relative_key: Optional[Tensor]  # [H, Nk, R] or [H, Nq + Nk - 1, R]
-    gain: Optional[Tensor]  # [H, Nq + Nk - 1]
-    sink: Optional[Tensor]  # [H]
-    score_mixing: Optional[Tensor]  # [H, H] or [B, Nq, H, H]
-    mixing_query: Optional[Tensor]  # Q [B, Nq, H, R], if M_t is Q_t mixing_weight + mixing [H, H']
-    mixing_weight: Optional[Tensor]  # [R, H']
-    seed: Optional[Tensor]  # None until an implementation draws one
-    normalizer: str
-    causal: bool
-    dropout_p: float
-    scale: float
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mixing: Optional[Tensor] = None
+    attn_mask: Optional[Tensor] = None  # broadcastable to [B, H, Nq, Nk]
+    key_padding_mask: Optional[Tensor] = None  # [B, Nk]
+    relative_query: Optional[Tensor] = None
+    relative_key: Optional[Tensor] = None
+    gain: Optional[Tensor] = None
+    sink: Optional[Tensor] = None
+    score_mixing: Optional[Tensor] = None
+    seed: Optional[Tensor] = None  # None until an implementation draws one
+    normalizer: str = "softmax"
+    causal: bool = False
+    dropout_p: float = 0.0
+    scale: float = 1.0  # of query . key
 
     def given(self) -> Dict[str, Tensor]:
         """Return by name the tensors that are not None, without masks and seed."""
-        tensors = {name: getattr(self, name) for name in self._fields[: self._fields.index("seed")]}
-        return {name: t for name, t in tensors.items() if t is not None and not name.endswith("_mask")}
+        tensors = {name: getattr(self, name) for name in DIMENSIONS}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+# The dimensions of every tensor that `given` returns; several where it may have several shapes. P is the number of
+# distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this table.
+DIMENSIONS: Dict[str, Tuple[Tuple[str, ...], ...]] = {
+    name: tuple(tuple(shape.split()) for shape in shapes.split(" or "))
+    for name, shapes in {
+        "query": "B H Nq D",
+        "key": "B H Nk D",
+        "value": "B H' Nk Dv",
+        "mixing": "H H' or B Nq H H'",
+        "relative_query": "B H Nq R",
+        "relative_key": "H P R or H Nk R",
+        "gain": "H P",
+        "sink": "H",
+        "score_mixing": "H H or B Nq H H",
+    }.items()
+}

@@ -180,3 +180,11 @@ NORMALIZERS = {
         sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024; their n is all keys"
     ),
 }
+
+
+def sink_problem(normalizer: str) -> str:
+    """Return why a normalizer takes no sink, or an empty string."""
+    if NORMALIZERS[normalizer].takes_sink:
+        return ""
+    takers = ", ".join(name for name, entry in NORMALIZERS.items() if entry.takes_sink)
+    return f"needs one of the normalizers {takers}, not {normalizer}"

@@ -1,19 +1,15 @@
 """Register an implementation as operators of torch, one for each pass; torch.compile takes each as a whole."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional, get_type_hints
 
 import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-# The fields of AttentionInputs.
-SCHEMA = (
-    "Tensor query, Tensor key, Tensor value, Tensor? mixing, Tensor? attn_mask, Tensor? key_padding_mask, "
-    "Tensor? relative_query, Tensor? relative_key, Tensor? gain, Tensor? sink, Tensor? score_mixing, "
-    "Tensor? mixing_query, Tensor? mixing_weight, Tensor? seed, "
-    "str normalizer, bool causal, float dropout_p, float scale"
-)
+_TYPES = {Tensor: "Tensor", Optional[Tensor]: "Tensor?", str: "str", bool: "bool", float: "float"}
+# The fields of AttentionInputs, as arguments of an operator.
+SCHEMA = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items())
 _TENSORS = AttentionInputs._fields.index("normalizer")  # the number of tensors among the fields
 
 

@@ -54,14 +54,6 @@ def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
     return weights if gain is None else weights * toeplitz(gain.to(weights.dtype), weights.size(2), weights.size(3))
 
 
-def whole_mixing(inputs: AttentionInputs) -> Optional[Tensor]:
-    """Return M, [H, H'] or [B, Nq, H, H'], multiplied out where its factors are given; None without mixing."""
-    mixing, query, weight = inputs.mixing, inputs.mixing_query, inputs.mixing_weight
-    if mixing is None or query is None or weight is None:
-        return mixing
-    return torch.matmul(upcast(query), upcast(weight)) + upcast(mixing)
-
-
 def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
     """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B, Nq, H, H'].
 
@@ -87,7 +79,7 @@ def reference_with_weights(inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
     with without_autocast(inputs.query.device):
         scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]
         weights = NORMALIZERS[inputs.normalizer].weights(scores, no_masks(inputs))[..., : inputs.key.size(2)]
-        mixed = mix_heads(apply_gain(weights, inputs.gain), whole_mixing(inputs))  # [B, H', Nq, Nk]
+        mixed = mix_heads(apply_gain(weights, inputs.gain), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(mixed, inputs), mixed
 
 

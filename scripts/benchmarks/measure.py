@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.parts import PARTS
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # the second counts what all threads work
 WARM_UP = {"cpu": 1, "cuda": 3}  # rounds; a GPU has to raise its clock

@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks.core import Size, title
 from benchmarks.measure import Case, check, shake
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.parts import PARTS
 
 Variants = Mapping[str, Mapping[str, str]]  # options of the attention, by name
 MIXHEAD = {

@@ -11,7 +11,7 @@ from fairseq.criterions import CRITERION_DATACLASS_REGISTRY, CRITERION_REGISTRY
 from torch import Tensor
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.head_mixing import PositionWiseMixing
+from mixhead_plugin.parts.head_mixing import PositionWiseMixing
 from tests.helpers import build, dictionary, shake, tokens
 
 bert.register()  # its criteria have the penalties, too

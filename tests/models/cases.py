@@ -11,9 +11,9 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from omegaconf import OmegaConf
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import SCOPES
+from mixhead_plugin.parts import PARTS
 
 # Every entry of every table once. The tests of the modules have all pairs.
 # A scope alone changes nothing and is refused, so all have a normalizer.

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import CheckpointError
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
+from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.helpers import TINY, build, shake, tokens
 from tests.models.cases import forward

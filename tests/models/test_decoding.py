@@ -5,8 +5,8 @@ import torch
 from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
-from mixhead_plugin.modules.relative_position import RELATIVE_POSITIONS
 from mixhead_plugin.options import SCOPES
+from mixhead_plugin.parts.relative_position import RELATIVE_POSITIONS
 from tests.helpers import VOCABULARY, build, dictionary, shake, tokens
 from tests.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
 from tests.xl import build_xl, log_probs

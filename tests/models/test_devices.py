@@ -8,8 +8,8 @@ from fairseq.sequence_generator import SequenceGenerator
 
 from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.__main__ import main
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
 from tests.criterions.cases import CASES, criterion, model, translation_batch
 from tests.elsewhere import DEVICE, Elsewhere, Far, move

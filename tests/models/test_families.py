@@ -10,8 +10,8 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY as DATACLASSES
 
 from mixhead_plugin.models import ARCHITECTURES
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.options import FAMILIES, SCOPES
+from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.helpers import TINY, build, shake, task, tokens
 from tests.models.cases import attentions, command, forward, yaml
@@ -61,7 +61,7 @@ def test_a_family_is_its_preset(family, upstream):
     assert len(attentions(model)) == (6 if upstream == "transformer" else 2)
     for attention in attentions(model):
         assert attention.normalizer == expected(family, "attention_normalizer")
-        assert all(getattr(attention, f"{part}_kind") == expected(family, part) for part in PARTS)
+        assert all(attention.kinds[part] == expected(family, part) for part in PARTS)
         assert attention.value_init_scale == expected(family, "value_init_scale")
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
@@ -71,7 +71,7 @@ def test_any_flag_overrides_the_preset(family, upstream):
     flags = dict(attention_normalizer="relu2", head_mixing="position-independent", head_dim=5, value_init_scale=0.1)
     attention = attentions(build(f"{family}_{upstream}", **flags))[0]
     assert attention.normalizer == "relu2"
-    assert attention.head_mixing_kind == "position-independent"
+    assert attention.kinds["head_mixing"] == "position-independent"
     assert (attention.head_dim, attention.value_init_scale) == (5, 0.1)
 
 
@@ -85,7 +85,7 @@ def test_a_yaml_file_gets_the_preset_of_the_family(arch):
         typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
         for attention in attentions(model):
             assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")
-            assert attention.head_mixing_kind == typed.head_mixing == expected(family, "head_mixing")
+            assert attention.kinds["head_mixing"] == typed.head_mixing == expected(family, "head_mixing")
             if family == "fixhead":
                 assert attention.head_dim == typed.head_dim == 48
 

@@ -11,8 +11,8 @@ from fairseq.models import build_model
 from fairseq.sequence_generator import SequenceGenerator
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS
 from tests.covering import each_once
 from tests.criterions.cases import criterion, lm_batch
@@ -28,7 +28,7 @@ every_synthesizer = pytest.mark.parametrize("synthesizer", SYNTHESIZERS)
 @every_synthesizer
 def test_every_synthesizer_builds_and_trains(synthesizer):
     model = build(ARCH, synthesizer=synthesizer)
-    assert [(a.synthesizer_kind, a.max_length) for a in attentions(model)] == [(synthesizer, LONGEST)] * 2
+    assert [(a.kinds["synthesizer"], a.max_length) for a in attentions(model)] == [(synthesizer, LONGEST)] * 2
     model(tokens())[0].square().mean().backward()
     assert all(p.grad is not None for p in model.parameters())
 

@@ -12,10 +12,10 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.segment_attention import distance_encodings, segment_mask
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import FAMILIES
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
 from tests.helpers import VOCABULARY, dictionary, task
 from tests.models.cases import (

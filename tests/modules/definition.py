@@ -7,9 +7,9 @@ import torch
 
 from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.gate import ATTENTION_GATES
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
+from mixhead_plugin.parts.gate import ATTENTION_GATES
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
@@ -142,9 +142,9 @@ def definition(module, query, key, hidden):
     """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
     q, k = heads(module.q_proj(query)), heads(module.k_proj(key))
     v, biases = heads(module.v_proj(key), module.num_mixed_heads), 0
-    products = turned(q) @ turned(k).mT if module.relative_position_kind == "rotary" else q @ k.mT
+    products = turned(q) @ turned(k).mT if module.kinds["relative_position"] == "rotary" else q @ k.mT
     scores = products * module.head_dim**-0.5
-    if module.relative_position_kind == "t5":
+    if module.kinds["relative_position"] == "t5":
         offsets = torch.arange(k.size(2)) - torch.arange(q.size(2))[:, None]
         biases = module.relative_position.weight[module.relative_position.buckets(offsets)].permute(2, 0, 1)
     return finish(module, scores, hidden, v, q, query, biases)

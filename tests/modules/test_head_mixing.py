@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
-from mixhead_plugin.modules.heads import AttentionSizes
-from mixhead_plugin.modules.parts import PARTS
+from mixhead_plugin.parts import PARTS, AttentionSizes
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 
 H, D, C = 6, 4, 7
 SHAPES = {"query": (2, H, 3, D), "input": (2, 3, C)}

@@ -5,8 +5,8 @@ import torch
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.head_mixing import HEAD_MIXINGS
 from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, cut_state, heads_per_layer, mask, pruned_flags
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import covering, each_once
 from tests.helpers import build, shake, tokens
 from tests.modules import definition

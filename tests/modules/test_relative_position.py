@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.relative_position import BucketedBias, DistanceGain
+from mixhead_plugin.parts.relative_position import BucketedBias, DistanceGain
 from tests.modules.definition import NQ, RELATIVE, B, E, H, build, future, inputs
 
 every_kind = pytest.mark.parametrize("kind", RELATIVE)

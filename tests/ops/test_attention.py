@@ -270,8 +270,7 @@ def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing)
 def inputs(head_dim=4, value_dim=None, n_queries=8, device="cpu", **changes):
     shapes = {"query": (n_queries, head_dim), "key": (8, head_dim), "value": (8, value_dim or head_dim)}
     given = {name: torch.zeros(1, 2, *shape, device=device) for name, shape in shapes.items()}
-    settings = dict(normalizer="softmax", causal=False, dropout_p=0.0, scale=1.0, **given)
-    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | settings | changes)
+    return AttentionInputs(**given | changes)
 
 
 def alike(batch, length):

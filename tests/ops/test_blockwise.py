@@ -1,14 +1,12 @@
 """Test what blocks add: little memory, threads, dropout that is drawn again, operators that torch can compile."""
 
-from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from mixhead_plugin.ops import api, attention
-from mixhead_plugin.ops.accuracy import results
+from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.blockwise import plan
 from mixhead_plugin.ops.inputs import AttentionInputs
 from tests.covering import covering, each_once
@@ -40,9 +38,7 @@ def test_blocks_of_long_rows_are_larger_if_enough_remain_for_the_cores():
     key = torch.ones(1, 8, 2048, 1)
     with mock.patch.multiple(plan, BLOCK_SIZE={"cpu": 2**18}, MIN_QUERIES=20, MANY_QUERIES=64, LARGER=4):
         for n, expected in ((512, 20), (1024, 64)):
-            mixed = AttentionInputs(
-                torch.ones(1, 8, n, 1), key, key, torch.ones(8, 8), *[None] * 10, "softmax", False, 0, 1
-            )
+            mixed = AttentionInputs(query=torch.ones(1, 8, n, 1), key=key, value=key, mixing=torch.ones(8, 8))
             assert plan._cut(mixed)[2][0] == slice(0, expected)
 
 
@@ -76,18 +72,6 @@ def test_extreme_probabilities_are_met_as_well(p):
     ones = attention(q, q, torch.ones(8, H, n, 1), dropout_p=p, impl="blockwise")  # 1 on average
     deviation = (p / (1 - p) / (8 * H * n * n)) ** 0.5
     assert abs(ones.mean() - 1) < 5 * deviation
-
-
-@each_once(setting=SETTINGS, distances=FEW, normalizer=["softmax", *SINKS])
-def test_blocks_may_make_their_mixing(setting, distances, normalizer):
-    given = tensors("none", distances, normalizer=normalizer)
-    given |= {"mixing": torch.randn(H, H), "mixing_query": torch.randn(B, NQ, H, 3), "mixing_weight": torch.randn(3, H)}
-    given |= {"key_padding_mask": calls.hole(), "normalizer": normalizer.removesuffix(", sink"), "causal": True}
-    inputs = AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | {"dropout_p": 0.0, "scale": 0.5} | given)
-    inputs = inputs._replace(**{name: t.double() for name, t in inputs.given().items()})
-    runs = [partial(api.attend, impl=impl) for impl in ("blockwise", "reference")]
-    with blocks(*setting):
-        assert_same(*(results(run, inputs, torch.ones(B, H, NQ, DV).double()) for run in runs))
 
 
 def test_what_no_block_writes_is_zero():
@@ -141,9 +125,6 @@ def test_it_compiles_without_a_break(mixing, distances):
 def operator_inputs(mixing="per query", distances=FEW[-1], dtype=torch.float64, learned=True):
     given = {n: t.requires_grad_(learned) for n, t in tensors(mixing, distances, dtype, normalizer=SINKS[0]).items()}
     given["attn_mask"] = torch.randn(NQ, NK, dtype=dtype, requires_grad=learned)
-    if mixing == "shared":  # and blocks make the rest
-        given |= {"mixing_query": torch.randn(B, NQ, H, 3), "mixing_weight": torch.randn(3, given["mixing"].shape[1])}
-        given |= {n: given[n].to(dtype).requires_grad_(learned) for n in ("mixing_query", "mixing_weight")}
     names = AttentionInputs._fields[: AttentionInputs._fields.index("seed")]
     return [given.get(name) for name in names], [torch.tensor(5), "softmax", True, 0.2, 0.5]
 

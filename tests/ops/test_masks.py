@@ -16,8 +16,7 @@ B, H, NQ, NK = 3, 2, 8, 10
 
 def inputs(n_queries=NQ, n_keys=NK, **masks):
     given = {name: torch.zeros(B, H, n, 1) for name, n in (("query", n_queries), ("key", n_keys), ("value", n_keys))}
-    settings = dict(normalizer="softmax", causal=False, dropout_p=0.0, scale=1.0)
-    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | settings | given | masks)
+    return AttentionInputs(**given | masks)
 
 
 def padding():

@@ -102,10 +102,13 @@ def compile_all(capability, tiles, calls):
         mixing = None if mixed is None else torch.empty((h, h) if mixed == "shared" else (b, n, h, h), dtype=dtype)
         mask = torch.empty(*call["mask"], n, n) if "mask" in call else None
         padding = torch.zeros(b, n, dtype=torch.bool) if call.get("padding") else None
-        how = (call.get("normalizer", "softmax"), call.get("causal", True), call.get("dropout", 0.0), d**-0.5)
-        masks, seed = (mask, padding, None, None, None), torch.tensor(2**40)  # nothing depends on distances
-        sink = torch.zeros(h) if call.get("sink") else None
-        made = operators.Call(AttentionInputs(q, k, v, mixing, *masks, sink, *[None] * 3, seed, *how))
+        inputs = AttentionInputs(
+            query=q, key=k, value=v, mixing=mixing, attn_mask=mask, key_padding_mask=padding,
+            sink=torch.zeros(h) if call.get("sink") else None, seed=torch.tensor(2**40), scale=d**-0.5,
+            normalizer=call.get("normalizer", "softmax"), causal=call.get("causal", True),
+            dropout_p=call.get("dropout", 0.0),
+        )  # fmt: skip
+        made = operators.Call(inputs)
         out, rows = made.forward()
         made.backward(torch.empty_like(out), rows, out)
     return report

@@ -112,8 +112,7 @@ def detached(tensors):
 
 
 def record(tensors, **options):
-    plain = {"normalizer": "softmax", "causal": False, "dropout_p": 0.0, "scale": 0.5}
-    return AttentionInputs(**dict.fromkeys(AttentionInputs._fields) | tensors | plain | options)
+    return AttentionInputs(**{"scale": 0.5, **tensors, **options})
 
 
 def padding(n_keys=NK, batch=B):

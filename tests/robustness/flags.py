@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mixhead_plugin.errors import option_name
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES
+from mixhead_plugin.parts import PARTS
 from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, TRAINING, logged, run
 from tests.xl import XL_SIZES
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mixhead_plugin.modules.parts import PARTS
 from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.parts import PARTS
 from tests.commands import PLUGIN, logged, run, two_workers
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake

@@ -11,10 +11,10 @@ from mixhead_plugin.ops.blockwise.forward import Steps, inputs_of, product
 from mixhead_plugin.ops.blockwise.masks import NARROW, Block, add_mask_grad
 from mixhead_plugin.ops.blockwise.plan import Plan
 from mixhead_plugin.ops.blockwise.threads import parallel_for
-from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
-# Blocks write these gradients, completely if `plan.complete`. They add to all others, which start at 0.
-WRITTEN = {"query", "relative_query", "mixing", "mixing_query", "mixing_weight", "score_mixing", "sink"}
+# Blocks add to these gradients, which start at 0. They write all others, completely if `plan.complete`.
+ADDED = {"attn_mask", *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims})}
 
 
 def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Tensor]:
@@ -24,13 +24,12 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
     """
     dtype = plan.inputs.query.dtype
     grads = {name: torch.empty_like(getattr(plan.inputs, name), dtype=dtype) for name in names}
-    for name in grads.keys() - (WRITTEN if plan.complete else set()):
+    for name in grads.keys() & ADDED if plan.complete else grads:
         grads[name].zero_()
     totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
         totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
-    shared = ("mixing", "mixing_weight", "score_mixing", "sink")
-    shared = [name for name in shared if name in grads and grads[name].dim() < 4]
+    shared = [name for name in grads.keys() - ADDED if grads[name].dim() < 4]
     for name in shared:  # one term for each block, to be summed
         totals[name] = grads[name].new_zeros(len(plan.blocks), *grads[name].shape)
     d_output = d_output.to(dtype)
@@ -62,8 +61,7 @@ class _Turns:
     """
 
     def __init__(self, blocks: Sequence[Block]):
-        names = ("key", "value", "relative_key", "gain", "attn_mask")
-        self.done = {name: [threading.Event() for _ in blocks] for name in names}
+        self.done = {name: [threading.Event() for _ in blocks] for name in ADDED}
 
     @contextmanager
     def turn(self, name: str, block: Block) -> Iterator[None]:
@@ -89,7 +87,7 @@ def _add_gradients(
     weights = steps.without_sink(with_sink, part)  # [b * h, n, k]
     with_gain = steps.apply_gain(weights, block, part.gain)
     mixed, n = with_gain, block.shape[2]
-    mixing = steps.mixing(part)
+    mixing = part.mixing
     if mixing is not None:
         arranged = steps.arranged(with_gain, mixing, "by query")
         mixed = steps.mix_arranged(arranged, mixing, n)  # [b * h', n, k]
@@ -105,12 +103,7 @@ def _add_gradients(
     d_weights = d_mixed
     if part.mixing is not None:
         d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
-        if part.mixing_query is None:
-            _mixing_grad(arranged, d_arranged, grads["mixing"])
-        else:
-            d_mixing = steps.buffer("d mixing", mixing.shape, steps.plan.most_mixing)
-            _mixing_grad(arranged, d_arranged, d_mixing)
-            _factor_grads(d_mixing, part, grads)
+        _mixing_grad(arranged, d_arranged, grads["mixing"])
         d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)
     if part.gain is not None:
         d_gain = _gain_grad(steps, block, weights, d_weights)
@@ -151,14 +144,6 @@ def _mixing_grad(weights: Tensor, d_mixed: Tensor, out: Tensor) -> None:
     found = torch.bmm(weights, d_mixed.transpose(1, 2), out=in_place)  # [b, H, H'] or [b * n, H, H']
     if in_place is None:
         out.copy_(found.sum(0) if out.dim() == 2 else found.view(out.shape))
-
-
-def _factor_grads(d_mixing: Tensor, part: AttentionInputs, grads: Dict[str, Tensor]) -> None:
-    """Write the gradients of Q, W and B, with M_t = Q_t W + B and dM [b, n, H, H']."""
-    rows, query = d_mixing.flatten(0, 2), part.mixing_query
-    torch.sum(d_mixing.flatten(0, 1), 0, out=grads["mixing"])
-    torch.mm(query.flatten(0, 2).t(), rows, out=grads["mixing_weight"])
-    grads["mixing_query"].copy_(torch.mm(rows, part.mixing_weight.t()).view(query.shape))
 
 
 def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def forward(plan: Plan, output: Tensor) -> None:
         steps = Steps(plan)
         for block, part, out in items:
             weights = steps.without_sink(steps.weights(block, part)[1], part)  # [b * h, n, k]
-            mixed = steps.mix(steps.apply_gain(weights, block, part.gain), steps.mixing(part))  # [b * h', n, k]
+            mixed = steps.mix(steps.apply_gain(weights, block, part.gain), part.mixing)  # [b * h', n, k]
             if steps.dropout_p > 0:
                 mixed = mixed.mul_(steps.dropout_mask(block, mixed.shape))
             rows = product(mixed, part.value, steps.dropout_scale)  # [b * h', n, Dv]
@@ -44,8 +44,7 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
     """Return the block's part of the inputs, shaped for products of matrices; masks stay whole.
 
     Shapes: query [b * h, n, D], key [b * h, k, D], value [b * h', k, Dv], mixing [H, H'] or [b, n, H, H'],
-    relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1], sink [h], score_mixing as mixing,
-    mixing_query [b, n, H, R], mixing_weight [R, H'].
+    relative_query [h, b * n, R], relative_key [h, n + k - 1, R], gain [h, n + k - 1], sink [h], score_mixing as mixing.
 
     Views are cheap, but not while another thread runs Python. The caller makes all of them before threads start.
     """
@@ -142,15 +141,6 @@ class Steps:
         with_gain = self.buffer("with gain", weights.shape)
         torch.mul(weights.view(block.shape), self.gain_by_key(block, gain), out=with_gain.view(block.shape))
         return with_gain
-
-    def mixing(self, part: AttentionInputs) -> Optional[Tensor]:
-        """Return M, [H, H'] or [b, n, H, H'], made here where it was left to the blocks."""
-        query, weight = part.mixing_query, part.mixing_weight
-        if query is None:
-            return part.mixing
-        mixing = self.buffer("mixing", (*query.shape[:3], weight.shape[1]), self.plan.most_mixing)
-        torch.mm(query.flatten(0, 2), weight, out=mixing.flatten(0, 2))
-        return mixing.add_(part.mixing)
 
     def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
         """Return P [b * h, n, k] as matrices that M [H, H'] or [b, n, H, H'] mixes: [b, h, n * k] or [b * n, h, k].

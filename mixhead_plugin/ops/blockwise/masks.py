@@ -5,9 +5,10 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 
 INF = float("inf")
+_WHOLE = slice(None)
 NARROW = 16  # columns; with fewer, MKL's products take up to four times as long, and torch's softmax six times
 
 
@@ -33,21 +34,17 @@ class Block(NamedTuple):
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
 
-        The gradients of shared mixing and of the sink have one term for each block, [blocks, H, H'] or
-        [blocks, R, H'], and [blocks, H].
+        A gradient with one dimension more than its input has one term for each block, in the order of their numbers.
         """
         if name == "attn_mask":
             return tensor
-        if name == "sink":
-            return tensor[self.heads] if tensor.dim() == 1 else tensor[self.number, self.heads]
-        if name in ("mixing", "mixing_query", "mixing_weight", "score_mixing"):
-            if tensor.dim() == 4:
-                return tensor[self.sentences, self.queries]
-            return tensor if tensor.dim() == 2 else tensor[self.number]
-        if name in ("relative_key", "gain"):
-            return tensor[self.heads, self.distances]
-        heads = self.mixed_heads if name in ("value", "output") else self.heads
-        return tensor[self.sentences, heads, self.keys if name in ("key", "value") else self.queries]
+        shapes = DIMENSIONS["value" if name == "output" else name]
+        dims = next((dims for dims in shapes if len(dims) == tensor.dim()), None)
+        if dims is None:
+            tensor, dims = tensor[self.number], shapes[0]
+        cuts = {"B": self.sentences, "H": self.heads, "H'": self.mixed_heads, "P": self.distances}
+        cuts |= {"Nq": self.queries, "Nk": self.queries if name == "output" else self.keys}
+        return tensor[tuple(cuts.get(dim, _WHOLE) for dim in dims)]
 
 
 class Masks:

@@ -33,7 +33,6 @@ class Plan:
         blocks: the blocks that see a key, the last queries first: causal blocks of later queries are larger
         largest: numbers in the largest block of scores or of mixed weights
         complete: whether every query is in a block
-        most_mixing: numbers in the largest block of matrices M
         most_distances: the most pairs of a query and a distance in any block
     """
 
@@ -41,13 +40,12 @@ class Plan:
         self.inputs = inputs = _in_dtype_of_computation(inputs)
         self.masks = Masks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
-        self.largest = self.most_distances = self.most_mixing = queries = 0
+        self.largest = self.most_distances = queries = 0
         for block in self.blocks:
             b, h, n, k = block.shape
             queries += b * h * n
             mixed_heads = block.mixed_heads.stop - block.mixed_heads.start
             self.largest = max(self.largest, b * max(h, mixed_heads) * n * (k + (inputs.sink is not None)))
-            self.most_mixing = max(self.most_mixing, b * h * n * mixed_heads)
             self.most_distances = max(self.most_distances, b * h * n * (n + k - 1))
         self.complete = bool(self.blocks) and queries == inputs.query.shape[:3].numel()
 
@@ -100,8 +98,7 @@ def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]
     rows = max(MIN_QUERIES, room // together, min(many, larger // together))
     rows = max(1, min(n_queries, rows))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
-    mixings = inputs.mixing, inputs.score_mixing, inputs.mixing_query
-    by_query = any(mixing is not None and mixing.dim() == 4 for mixing in mixings)
+    by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
     if by_query and some < 4:  # mixing several sentences copies them, which costs more than further blocks
         some = 1
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)

@@ -13,6 +13,7 @@ from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
+READ = ("query", "key", "value", "mixing", "sink")  # the tensors that the kernels read, beside masks and seed
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter multiplies bfloat16 as integers
 MAX_HEAD_DIM = 256
@@ -66,38 +67,33 @@ def _device_problem(type_: str, index: Optional[int]) -> str:
     return ""
 
 
-def variant_problem(normalizer: str, heads: int, head_dim: int, mixes: bool) -> str:
-    """Return why there is no kernel for such heads, or an empty string."""
-    if normalizer not in NORMALIZERS:
-        return f"has no kernel for normalizer {normalizer!r}, only for {', '.join(NORMALIZERS)}"
-    if head_dim > MAX_HEAD_DIM:
-        return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
-    if mixes and heads > MAX_HEADS:
-        return f"mixes at most {MAX_HEADS} heads, not {heads}"
-    return ""
-
-
 def problem(inputs: AttentionInputs) -> str:
     """Return why the kernels cannot serve this call of `ops.attention`, or an empty string."""
+    device, dtype = inputs.query.device, inputs.query.dtype
+    if _interpreted() and dtype not in INTERPRETED_DTYPES:
+        return kernel_problem(inputs) or f"computes {dtype} wrongly under TRITON_INTERPRET=1"
+    return kernel_problem(inputs) or _device_problem(device.type, device.index)
+
+
+def kernel_problem(inputs: AttentionInputs) -> str:
+    """Return why there is no kernel for such a call on any device, or an empty string."""
     query, value = inputs.query, inputs.value
     heads, head_dim = query.shape[1], max(query.shape[3], value.shape[3])
-    if reason := variant_problem(inputs.normalizer, heads, head_dim, inputs.mixing is not None):
-        return reason
-    if inputs.relative_query is not None:
-        return "has no kernel for relative positions"
-    if inputs.score_mixing is not None:
-        return "has no kernel for mixed scores"
-    if inputs.gain is not None:
-        return "has no kernel for a gain by distance"
+    if inputs.normalizer not in NORMALIZERS:
+        return f"has no kernel for normalizer {inputs.normalizer!r}, only for {', '.join(NORMALIZERS)}"
+    if head_dim > MAX_HEAD_DIM:
+        return f"has no kernel for head size {head_dim}, only up to {MAX_HEAD_DIM}"
+    if inputs.mixing is not None and heads > MAX_HEADS:
+        return f"mixes at most {MAX_HEADS} heads, not {heads}"
+    if other := [name for name in inputs.given() if name not in READ]:
+        return f"has no kernel for {other[0].partition('_query')[0]}"
     if value.shape[1] != heads:
         return f"mixes {heads} heads into as many, not into {value.shape[1]}"
     if query.dtype not in DTYPES:
         return f"has no kernel for {query.dtype}"
-    if _interpreted() and query.dtype not in INTERPRETED_DTYPES:
-        return f"computes {query.dtype} wrongly under TRITON_INTERPRET=1"
     if inputs.attn_mask is not None and inputs.attn_mask.requires_grad:
         return "gives a learned attn_mask no gradient"
-    return _device_problem(query.device.type, query.device.index)
+    return ""
 
 
 def fault(inputs: AttentionInputs) -> str:

@@ -88,7 +88,7 @@ def test_every_architecture_trains_in_every_family(name, family):
     model = build(f"{family}_{name}", head_dim=6)
     assert type(model) is ARCH_MODEL_REGISTRY[f"{family}_{name}"]
     attentions = [m for m in model.modules() if isinstance(m, MixheadAttention)]
-    assert {m.head_mixing_kind for m in attentions} == {FAMILIES[family].get("head_mixing", "none")}
+    assert {m.kinds["head_mixing"] for m in attentions} == {FAMILIES[family].get("head_mixing", "none")}
     assert {m.normalizer for m in attentions} == {FAMILIES[family].get("attention_normalizer", "softmax")}
     model(pairs())[0].square().mean().backward()
     assert all(m.q_proj.weight.grad.abs().sum() > 0 for m in attentions)

@@ -146,7 +146,7 @@ def test_one_conversion_goes_into_every_mixing_starts_as_bert_and_goes_on_as_in_
         overrides = {"head_mixing": mixing}
         (converted,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "model.pt")], overrides)
         attentions = [m for m in converted.modules() if isinstance(m, MixheadAttention)]
-        assert {attention.head_mixing_kind for attention in attentions} == {mixing}
+        assert {attention.kinds["head_mixing"] for attention in attentions} == {mixing}
         found = converted.eval()(our_indices(ids, task), features_only=True)[0]
         torch.testing.assert_close(found[real.bool()], expected, **TOLERANCE)
         mixed = hf.mix(copy.deepcopy(model), mixing)

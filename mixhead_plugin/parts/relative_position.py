@@ -9,9 +9,9 @@ from typing import Dict, Optional, Tuple
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import Axis, PartKind
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.parts.kinds import Axis, PartKind
 
 
 class RotaryPosition(nn.Module):

@@ -6,7 +6,7 @@ A sink is a key without a value that every row sees. Its weight is lost, so a ro
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import AttentionSizes, Axis, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 
 class ZeroSink(nn.Module):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import AttentionSizes, Axis, PartKind
 from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 RANK = 2  # of the low-rank mixing, as in DCMHA
 

@@ -6,7 +6,7 @@ from typing import Dict
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.heads import AttentionSizes, Axis, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 
 class AttentionGate(nn.Module):

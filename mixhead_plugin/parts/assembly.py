@@ -1,0 +1,132 @@
+"""Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's modules share this."""
+
+from typing import Collection, Dict, Mapping, Optional
+
+from torch import Tensor, nn
+
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.parts.kinds import AttentionSizes, PartKind
+from mixhead_plugin.parts.relative_position import DistanceGain
+from mixhead_plugin.parts.table import PARTS
+
+# The keywords of a variant and their values; the first value is the default.
+VARIANT: Dict[str, Collection[str]] = {"normalizer": NORMALIZERS, **PARTS}
+
+
+class PartError(ValueError):
+    """An option whose value does not fit the others, and why."""
+
+    def __init__(self, option: str, value: object, problem: str):
+        super().__init__(f"{option} {value}: {problem}")
+        self.option, self.value, self.problem = option, value, problem
+
+
+def complete(variant: Mapping[str, str], impl: str = "auto") -> Dict[str, str]:
+    """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value in one line."""
+    tables = {**VARIANT, "impl": ("auto", *IMPLEMENTATIONS)}
+    for name, value in {**variant, "impl": impl}.items():
+        if name not in tables:
+            raise ValueError(f"{name}: must be one of {', '.join(VARIANT)}")
+        if value not in tables[name]:
+            raise ValueError(f"{name} {value!r}: must be one of {', '.join(tables[name])}")
+    return {name: variant.get(name, next(iter(table))) for name, table in VARIANT.items()}
+
+
+def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: Optional[int] = None) -> None:
+    """Raise PartError if parts do not go together, or not with `mixed_heads` heads after mixing (None: the usual)."""
+    sink, head_mixing = variant["attention_sink"], variant["head_mixing"]
+    if sink != "none" and (problem := sink_problem(variant["normalizer"])):
+        raise PartError("attention_sink", sink, problem)
+    kind = PARTS["head_mixing"][head_mixing]
+    if num_heads % kind.group != 0:
+        raise PartError("num_heads", num_heads, f"must be a multiple of {kind.group} with {head_mixing} mixing")
+    usual = num_heads // kind.group
+    if mixed_heads not in (None, usual) and (kind.build is None or kind.uncut):
+        raise PartError("num_mixed_heads", mixed_heads, f"must be {usual} with {head_mixing} mixing")
+
+
+def sizes_of(
+    variant: Mapping[str, str],
+    num_heads: int,
+    head_dim: int,
+    embed_dim: int,
+    causal: bool = False,
+    mixed_heads: Optional[int] = None,
+) -> AttentionSizes:
+    """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the usual number."""
+    check_parts(variant, num_heads, mixed_heads)
+    group = PARTS["head_mixing"][variant["head_mixing"]].group
+    mixed_heads = num_heads // group if mixed_heads is None else mixed_heads
+    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal)
+
+
+class Assembly(nn.Module):
+    """A mixin: hold the parts of one attention, each under the name of its option, None where there is none."""
+
+    def add_parts(self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0) -> None:
+        """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain` if it is not 0."""
+        self.normalizer = variant["normalizer"]
+        self.kinds = {option: variant[option] for option in PARTS}
+        for option, table in PARTS.items():
+            build = table[variant[option]].build
+            square = sizes._replace(mixed_heads=sizes.num_heads)  # scores have all heads
+            part = None if build is None else build(square if option == "score_mixing" else sizes)
+            setattr(self, option, part)
+        self.relative_gain = DistanceGain(sizes.num_heads, relative_gain) if relative_gain else None
+
+    def parts(self) -> Dict[str, PartKind]:
+        """Return the row of each table in PARTS that this attention has, by option."""
+        return {option: table[self.kinds[option]] for option, table in PARTS.items()}
+
+    def inputs_of(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        projected: Tensor,
+        x: Tensor,
+        attn_mask: Optional[Tensor] = None,
+        key_padding_mask: Optional[Tensor] = None,
+        relative: Optional[RelativeScores] = None,
+        causal: bool = False,
+        dropout_p: float = 0.0,
+        scale: float = 1.0,
+    ) -> AttentionInputs:
+        """Return the inputs of a call of `ops.attention` with what the parts make of it.
+
+        Args:
+            q, k, v, attn_mask, ..., scale: as in `ops.attention`
+            projected: the queries [B, H, Nq, D] that mixings read, before anything was added to them
+            x: the attention's query input, [B, Nq, C]
+        """
+        mixing: Optional[Tensor] = None
+        if self.head_mixing is not None:
+            mixing = self.head_mixing(projected, x)
+        score_mixing: Optional[Tensor] = None
+        if self.score_mixing is not None:
+            score_mixing = self.score_mixing(projected, x)
+        sink: Optional[Tensor] = None
+        if self.attention_sink is not None:
+            sink = self.attention_sink()
+        if self.relative_position is not None:
+            q, k, relative = self.relative_position(q, k)
+        gain: Optional[Tensor] = None
+        if self.relative_gain is not None:
+            gain = self.relative_gain(q.size(2), k.size(2))
+        relative_query: Optional[Tensor] = None
+        relative_key: Optional[Tensor] = None
+        if relative is not None:
+            relative_query, relative_key = relative.query, relative.key
+        return AttentionInputs(
+            query=q, key=k, value=v, mixing=mixing, attn_mask=attn_mask, key_padding_mask=key_padding_mask,
+            relative_query=relative_query, relative_key=relative_key, gain=gain, sink=sink, score_mixing=score_mixing,
+            normalizer=self.normalizer, causal=causal, dropout_p=dropout_p, scale=scale,
+        )  # fmt: skip
+
+    def gated(self, out: Tensor, x: Tensor) -> Tensor:
+        """Return the outputs of heads [B, Nq, H', Dv] behind their gates, for the query input x [B, Nq, C]."""
+        if self.attention_gate is not None:
+            out = self.attention_gate(out, x)
+        return out
