@@ -1,15 +1,15 @@
 """Mixed heads and other attentions for any fairseq recipe: Mixhead, Fixhead, Sigsoftmax and L2-normalised attention.
 
 As fairseq's `--user-dir` (`python -m mixhead_plugin path` prints the folder) the package registers its architectures
-and criteria, and applies the repairs of fairseq. In a process without fairseq, importing it changes nothing:
-`mixhead_plugin.ops` needs torch alone. A program that uses fairseq's API calls `mixhead_plugin.register()`.
+and criteria, and repairs fairseq. A program that uses fairseq's API calls `mixhead_plugin.register()`. Importing it
+alone changes nothing: `mixhead_plugin.ops` needs torch alone.
 """
 
 import os
 import sys
 from collections.abc import Callable, Iterable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if sys.version_info < (3, 11):  # noqa: UP036 (a --user-dir is imported without pip)
     raise ImportError(f"mixhead_plugin needs Python 3.11 or newer, this is {sys.version.split()[0]}")
@@ -31,41 +31,36 @@ def register_names() -> None:
 class UserDir(list):
     """The `__path__` of a package that registers itself when fairseq gets its folder as --user-dir.
 
-    fairseq does not import a --user-dir that Python has imported before. It only asks whether the path is in
-    `__path__`. Without this class, a program that imports the package early would get no repairs.
+    fairseq does not import a --user-dir again that the program has imported before. It only asks whether the folder is
+    in `__path__`: nothing else of the package can notice.
 
     Args:
         path: the `__path__` that Python has given the package
-        register_names: registers what the package adds to fairseq
+        register: registers the package with fairseq
     """
 
-    def __init__(self, path: Iterable[str], register_names: Callable[[], None]):
+    def __init__(self, path: Iterable[str], register: Callable[[], None]):
         super().__init__(path)
-        self.register_names = register_names
+        self.register = register
 
-    def imported(self) -> None:
-        """Register in a process that has imported fairseq; outside --user-dir, patch no function of fairseq."""
-        from mixhead_plugin import repairs
+    def register_if_asked(self) -> None:
+        """Register if fairseq was given this folder; it notes the path before it imports the folder."""
+        import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
+        if any(map(self._is_this_folder, getattr(import_user_module, "memo", ()))):
+            from mixhead_plugin.errors import end_in_one_line
 
-        repairs.apply(repairs.GROUPS if self._is_user_dir() else ["required"])
-        self.register_names()
+            end_in_one_line()
+            self.register()
 
     def __contains__(self, path: object) -> bool:
         if not self._is_this_folder(path):
             return super().__contains__(path)
-        if self._is_user_dir():
-            self.imported()
+        self.register_if_asked()
         return True
 
     def _is_this_folder(self, path: object) -> bool:
         return isinstance(path, str) and os.path.realpath(path) == os.path.realpath(self[0])
 
-    def _is_user_dir(self) -> bool:
-        """Return True if fairseq was given this folder; it notes the path before it imports the folder."""
-        import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
-        return any(map(self._is_this_folder, getattr(import_user_module, "memo", ())))
 
-
-__path__ = UserDir(__path__, register_names)
-if sys.modules.get("fairseq") is not None:
-    __path__.imported()
+__path__ = UserDir(__path__, register)
+__path__.register_if_asked()

@@ -4,10 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
+from mixhead_plugin import __version__
+from mixhead_plugin.errors import end_in_one_line
+
 
 def main() -> int:
     """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine."""
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
+    end_in_one_line()
     commands = parser.add_subparsers(dest="command", title="commands")
     commands.add_parser("path", help="print the folder to give to fairseq's --user-dir (the default)")
     commands.add_parser("repairs", help="print which faults of fairseq are repaired, and how")
@@ -16,6 +20,7 @@ def main() -> int:
     check.add_argument("--heads", type=int, default=8, help="number of heads (%(default)s)")
     check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--version", action="version", version=f"mixhead {__version__}")
     args = parser.parse_args()
     if args.command == "repairs":
         from mixhead_plugin.repairs import table

@@ -1,27 +1,12 @@
-"""The exceptions of the plugin, and the names of flags in their messages."""
+"""The exceptions of the plugin, the names of flags in their messages, and the one line that a command ends with."""
 
 import os
 import sys
-import traceback
-from typing import Any
+from types import TracebackType
 
 
-class OptionError(SystemExit, ValueError):
-    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message is one line.
-
-    A program need not catch it: Python ends the program with this line and status 1, as after any SystemExit.
-    `except ValueError` catches it too. MIXHEAD_TRACEBACK=1 shows where it was raised.
-    """
-
-    def __init__(self, *args: Any):
-        super().__init__(*args)
-        # torch's DataLoader raises the error of a worker again, with the worker's traceback before the message.
-        message = str(self)
-        if message.startswith("Caught "):
-            message = message.strip().rpartition("Error: ")[2]
-        self.code = f"{os.path.basename(sys.argv[0])}: error: {message}"
-        if os.environ.get("MIXHEAD_TRACEBACK") == "1":
-            traceback.print_stack()
+class OptionError(ValueError):
+    """A flag, a combination of flags, or a file named by a flag, that cannot be used. The message is one line."""
 
 
 class CheckpointError(OptionError):
@@ -31,3 +16,33 @@ class CheckpointError(OptionError):
 def option_name(option: str) -> str:
     """Return the flag of an option, `--head-dim` of `head_dim`."""
     return "--" + option.replace("_", "-")
+
+
+def end_in_one_line() -> None:
+    """Let an OptionError end this process with one line, as commands do; MIXHEAD_TRACEBACK=1 shows where."""
+    former = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        message = _option_error(kind, error)
+        if message is None or os.environ.get("MIXHEAD_TRACEBACK") == "1":
+            former(kind, error, trace)
+        else:
+            print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
+
+    if getattr(former, "__name__", "") != "mixhead_hook":
+        hook.__name__ = "mixhead_hook"
+        sys.excepthook = hook
+
+
+def _option_error(kind: type[BaseException], error: BaseException) -> str | None:
+    """Return the message of an OptionError, None for other errors.
+
+    torch raises the errors of its workers again, with the worker's traceback before the message.
+    """
+    lines = str(error).strip().splitlines() or [""]
+    if issubclass(kind, OptionError):
+        return lines[-1].rpartition("Error: ")[2] if lines[0].startswith("Caught ") else "\n".join(lines)
+    for name in ("OptionError", "CheckpointError"):
+        if lines[-1].startswith(f"{__name__}.{name}: "):
+            return lines[-1].partition(": ")[2]
+    return None

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Optional
 
+import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from omegaconf import II, OmegaConf
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, implementation_problem, triton
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores, implementation_problem, triton
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.parts import PARTS, Assembly, PartError, sizes_of
 
 # The attentions that each --attention-scope changes, by site.
 SCOPES = {
@@ -130,7 +132,8 @@ class AttentionShape(NamedTuple):
     embed_dim: int
     heads_flag: str
     num_heads: int
-    layers: Optional[int] = None  # None for a model that does not take --heads-per-layer
+    layers: int | None = None  # None for a model that does not take --heads-per-layer
+    relative: bool = False  # whether the attention itself adds scores of distances
 
 
 def as_namespace(args: Any) -> Any:
@@ -209,10 +212,10 @@ def check(args: Any, shapes: dict[str, AttentionShape]) -> None:
         if value is not None and not (isinstance(value, int) and value >= least):
             raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
     covered = _check_scope(args, shapes)
-    _check_parts(args, covered)
-    _check_heads_per_layer(args, covered)
     for site, shape in shapes.items():
         _check_shape(args, site, shape, site in covered)
+    _check_parts(args, covered)
+    _check_heads_per_layer(args, covered)
     _check_relative(args, covered)
     _check_learning_rate(args)
     _check_quantisation(args, covered)
@@ -237,19 +240,35 @@ def _check_scope(args: Any, shapes: dict[str, AttentionShape]) -> dict[str, Atte
 
 
 def _check_parts(args: Any, covered: dict[str, AttentionShape]) -> None:
-    """Refuse parts of the attention that do not go together, or not with the number of heads."""
-    if args.attention_sink != "none" and not NORMALIZERS[args.attention_normalizer].takes_sink:
-        takers = ", ".join(name for name, entry in NORMALIZERS.items() if entry.takes_sink)
-        flag = f"--attention-sink {args.attention_sink}"
-        raise OptionError(f"{flag}: needs --attention-normalizer {takers}, not {args.attention_normalizer}")
+    """Refuse parts of the attention that do not go together, or not with the number of heads or their size."""
     for name, table in PARTS.items():
         flag, kind = f"{option_name(name)} {getattr(args, name)}", table[getattr(args, name)]
         if kind.uncut and args.heads_per_layer:
             raise OptionError(f"--heads-per-layer {args.heads_per_layer}: must be left out with {flag}, {kind.uncut}")
-        for shape in covered.values():
-            if shape.num_heads % kind.group:
-                needed = f"must be a multiple of {kind.group} with {flag}"
-                raise OptionError(f"{shape.heads_flag} {shape.num_heads}: {needed}")
+    for site, shape in covered.items():
+        try:
+            _example(args, site, shape, shape.num_heads)
+        except PartError as error:
+            flag = {"num_heads": shape.heads_flag}.get(error.option, option_name(error.option))
+            raise OptionError(f"{flag} {error.value}: {error.problem}") from None
+
+
+def _example(
+    args: Any, site: str, shape: AttentionShape, heads: int, mixed_heads: int | None = None
+) -> AttentionInputs:
+    """Return a call of the attention at a site, without numbers; `mixed_heads` is None for the usual number."""
+    variant = {name: getattr(args, name) for name in PARTS} | {"normalizer": args.attention_normalizer}
+    gain, head_dim = args.relative_gain, _head_dim(args, shape)
+    if site == "cross":
+        variant["relative_position"], gain = "none", 0
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        sizes = sizes_of(variant, heads, head_dim, shape.embed_dim, mixed_heads=mixed_heads)
+        assembly = Assembly()
+        assembly.add_parts(variant, sizes, gain)
+        query, x = torch.empty(1, heads, 1, head_dim), torch.empty(1, 1, shape.embed_dim)
+        value = torch.empty(1, sizes.mixed_heads, 1, sizes.value_dim)
+        relative = RelativeScores(query, query[0]) if shape.relative else None
+        return assembly.inputs_of(query, query, value, query, x, relative=relative)
 
 
 def _check_heads_per_layer(args: Any, covered: dict[str, AttentionShape]) -> None:
@@ -294,12 +313,8 @@ def refuse_relative(args: Any, reason: str) -> None:
 
 
 def _check_relative(args: Any, covered: dict[str, AttentionShape]) -> None:
-    own = [shape for site, shape in covered.items() if site != "cross"]
-    if not own:
+    if covered.keys() <= {"cross"}:
         refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
-    for shape in own:
-        if args.relative_position == "rotary" and _head_dim(args, shape) % 2:
-            raise OptionError(f"--relative-position rotary: needs an even head size, not {_head_dim(args, shape)}")
 
 
 def _check_learning_rate(args: Any) -> None:
@@ -350,20 +365,11 @@ def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[
     """Yield the reasons why the kernels cannot compute the model's attentions."""
     if getattr(args, "cpu", False):
         yield "needs a GPU, which --cpu excludes"
-    if args.score_mixing != "none":
-        yield f"has no kernel for --score-mixing {args.score_mixing}"
-    mixes = args.head_mixing != "none"
     for site, shape in covered.items():
-        heads = _heads(args, site, shape)
-        most = max(source for source, _ in heads)
-        if problem := triton.variant_problem(args.attention_normalizer, most, _head_dim(args, shape), mixes):
-            yield problem
-        if any(source != mixed for source, mixed in heads) or PARTS["head_mixing"][args.head_mixing].group > 1:
-            yield "has no kernel for different numbers of source and mixed heads"
-        if site != "cross" and args.relative_position == "t5":
-            yield "has no kernel for --relative-position t5"
-        if site != "cross" and args.relative_gain:
-            yield "has no kernel for --relative-gain"
+        for source, mixed in _heads(args, site, shape):
+            call = _example(args, site, shape, source, None if source == mixed else mixed)
+            if problem := triton.kernel_problem(call):
+                yield problem
 
 
 def _heads(args: Any, site: str, shape: AttentionShape) -> list[tuple[int, int]]:

@@ -16,14 +16,8 @@ import mixhead_plugin
 def register() -> None:
     """Register the plugin, BERT's architectures, tasks and criteria with fairseq, and repair fairseq."""
     mixhead_plugin.register()
-    _register_names()
-
-
-def _register_names() -> None:
-    mixhead_plugin.register_names()
     from bert import criterions, model, pretraining_task, squad_task  # noqa: F401 (each registers its names)
 
 
-__path__ = mixhead_plugin.UserDir(__path__, _register_names)
-if sys.modules.get("fairseq") is not None:
-    __path__.imported()
+__path__ = mixhead_plugin.UserDir(__path__, register)
+__path__.register_if_asked()

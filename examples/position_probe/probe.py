@@ -13,8 +13,10 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, build_model
 from torch import Tensor, nn
 
-import mixhead_plugin  # noqa: F401 (registers the architectures)
+import mixhead_plugin
 from mixhead_plugin.parts.relative_position import BucketedBias
+
+mixhead_plugin.register_names()
 
 WIDTH = 32
 SHAPE = "--{side}-embed-dim 32 --{side}-ffn-embed-dim 64 --{side}-layers 2 --{side}-attention-heads 4"

@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import mixhead_plugin
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import OptionError, end_in_one_line
 
 PROGRAM = "python -m mixhead_plugin.analysis"
 # Each is a module of this package; the first line of its docstring is the command's summary.
@@ -52,4 +52,5 @@ if __name__ == "__main__":
     for name in ("fairseq", "matplotlib", "PIL"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", "'pin_memory' argument is set", UserWarning)  # fairseq pins without CUDA
+    end_in_one_line()
     main()

@@ -12,6 +12,7 @@ from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadEncoder
 from mixhead_plugin.options import AttentionOptions, AttentionShape
+from mixhead_plugin.parts import PARTS
 
 
 class RobertaEncoder(upstream.RobertaEncoder):
@@ -46,7 +47,7 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
     @classmethod
     def check_args(cls, args: Any) -> None:
         super().check_args(args)
-        for name in ("head_mixing", "score_mixing", "attention_sink", "attention_gate"):
+        for name in PARTS:
             if getattr(args, "mha_heads_to_keep", -1) != -1 and getattr(args, name) != "none":
                 flag = f"--mha-heads-to-keep {args.mha_heads_to_keep}"
                 raise OptionError(f"{flag}: must be left out unless {option_name(name)} none")

@@ -6,7 +6,6 @@ fairseq has no such model. This is fairseq's decoder-only Transformer with all i
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-import numpy as np
 from fairseq.dataclass import FairseqDataclass
 from torch import nn
 
@@ -120,7 +119,7 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
         if getattr(args, "max_target_positions", None) is None and getattr(args, "tokens_per_sample", None) is not None:
             args.max_target_positions = _longest_block(args)
         model = super().build_model(args, task)
-        refuse_longer_inputs(task, args.max_target_positions)
+        task.longest_input = args.max_target_positions  # see repairs/longer_inputs.py
         return model
 
 
@@ -156,22 +155,3 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
             f"--attention-impl triton: gives the scores of --synthesizer {options.synthesizer} no gradient; must be "
             f"auto, or --synthesizer one of {others}"
         )
-
-
-def refuse_longer_inputs(task: Any, max_length: int) -> None:
-    """Make fairseq-eval-lm refuse inputs that are too long; fairseq would leave them out of the perplexity."""
-    load = getattr(task, "eval_lm_dataloader", None)  # nothing else calls this method of the task
-    if load is None:
-        return
-
-    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        longest = int(np.max(dataset.sizes)) + bool(getattr(task.args, "add_bos_token", False))
-        if longest > max_length:
-            raise OptionError(
-                f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, must "
-                f"be at most {max_length}, for which the --synthesizer has scores; --sample-break-mode eos keeps "
-                "whole sentences"
-            )
-        return load(dataset, *args, **kwargs)
-
-    task.eval_lm_dataloader = eval_lm_dataloader

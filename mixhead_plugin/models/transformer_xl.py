@@ -1,10 +1,8 @@
-"""Build Transformer-XL, architectures `<family>_transformer_xl*`, and repair the task that feeds it."""
+"""Transformer-XL: architectures `<family>_transformer_xl*`."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-import torch
 from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY, FairseqTask
@@ -20,8 +18,6 @@ try:  # this registers the task
     from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMTask as OrderedTask
 except ImportError:  # a fairseq without its examples: no Transformer-XL is registered
     UpstreamConfig, OrderedTask = FairseqDataclass, None
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TARGET_POSITIONS = 1024
 
@@ -50,7 +46,8 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     @classmethod
     def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
         cfg = cls.config.from_namespace(args)
-        return {"decoder-self": cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)}
+        shape = cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
+        return {"decoder-self": shape._replace(relative=True)}
 
     @classmethod
     def check_args(cls, args: Any) -> None:
@@ -66,8 +63,6 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
             )
         if cfg.same_length and cfg.mem_len == 0:
             raise OptionError("--same-length: needs a --mem-len of at least 1: each token sees that many positions")
-        if cfg.attention_impl == "triton":
-            raise OptionError("--attention-impl triton: lacks relative positions; must be auto, blockwise or reference")
         if cfg.relative_position != "none":
             raise OptionError(f"--relative-position {cfg.relative_position}: must be none, Transformer-XL has its own")
         super().check_args(args)
@@ -85,7 +80,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         cfg.max_target_positions = cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
         if OrderedTask is not None and isinstance(task, OrderedTask):
-            number_windows(task)
+            task.numbers_windows = True  # for repairs/truncated_bptt.py: a new epoch or set empties the memory
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 
     def reset_memory(self) -> None:
@@ -111,53 +106,3 @@ def _cutoffs(cfg: TransformerXLConfig, vocabulary: int) -> list[int]:
             f"{cfg.d_model}"
         )
     return cutoffs
-
-
-class _NumberedWindows:
-    """Collate a window as the task does, and add its number to the batch."""
-
-    def __init__(self, collate: Any):
-        self.collate = collate
-
-    def __call__(self, items: list[tuple[int, list[torch.Tensor]]]) -> dict[str, Any]:
-        sample = self.collate(items)
-        ((number, rows),) = items
-        # fairseq-interactive asks for the lengths.
-        sample["net_input"].update(window=int(number), src_lengths=torch.tensor([len(row) for row in rows]))
-        return sample
-
-
-def number_windows(task: Any) -> None:
-    """Put the number of each window of the text into the `net_input` of this task's batches.
-
-    fairseq does not pass the number to the model, which empties its memory when a new epoch or set begins.
-    """
-    if isinstance(task._collate_fn, _NumberedWindows):  # several models may share a task
-        return
-    task._collate_fn = _NumberedWindows(task._collate_fn)
-    load = task.eval_lm_dataloader
-
-    def eval_lm_dataloader(dataset: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a text with fewer windows than rows; fairseq-eval-lm would print a perplexity of 1."""
-        windows, rows = len(dataset.data), task.cfg.batch_size
-        if len(dataset) == 0:
-            raise OptionError(
-                f"--batch-size {rows}: must be at most {windows}, the number of windows of --tokens-per-sample "
-                f"{task.cfg.tokens_per_sample} in the text"
-            )
-        if windows % rows:
-            logger.warning(f"the last {windows % rows} windows fill no row and are left out; --batch-size 1 takes all")
-        return load(dataset, *args, **kwargs)
-
-    task.eval_lm_dataloader = eval_lm_dataloader
-
-
-def _setup_task(cls: type[Any], cfg: Any, from_checkpoint: bool = False, **kwargs: Any) -> Any:
-    """Set up the task; accept `from_checkpoint` of fairseq-validate, which fairseq's task does not."""
-    if from_checkpoint:
-        cfg.data_parallel_rank = cfg.data_parallel_size = None  # the checkpoint has those of its training
-    return cls(cfg, **kwargs)
-
-
-if OrderedTask is not None:
-    OrderedTask.setup_task = classmethod(_setup_task)

@@ -12,12 +12,9 @@ from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.parts import PARTS
 
 logger = logging.getLogger(__name__)
-
-KINDS = {**PARTS, "synthesizer": SYNTHESIZERS}
 
 # The record of an attention of fairseq, see `MixheadAttention.signature`.
 FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", **dict.fromkeys(PARTS, "none")}
@@ -66,9 +63,15 @@ def _children(tensors: dict[str, Tensor], module: str) -> set[str]:
     return {name.split(".")[1] for name in tensors if name.startswith(f"{module}.")}
 
 
+def _tables() -> dict[str, Any]:
+    """Return the tables of all attentions by option; each class has those that its checkpoints depend on."""
+    classes = (MixheadAttention, *MixheadAttention.__subclasses__())
+    return {option: table for attention in classes for option, table in attention.tables.items()}
+
+
 def _flag_with_value(option: str, found: set[str]) -> str:
     """Return the flag whose value makes parameters of these names, or the names if there is none."""
-    values = [value for value, kind in KINDS[option].items() if found == set(kind.parameters)]
+    values = [value for value, kind in _tables()[option].items() if found == set(kind.parameters)]
     return f"{option_name(option)} {values[0]}" if values else f"{option}.{{{', '.join(sorted(found))}}}"
 
 
@@ -92,8 +95,8 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
 def _check_scores(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
     """Refuse scores of queries and keys for a synthesizer, the reverse, and another synthesizer."""
     own = getattr(attention, "kinds", {}).get("synthesizer")
-    found = _children(tensors, "synthesizer")
-    if found == (set() if own is None else set(SYNTHESIZERS[own].parameters)):
+    found, table = _children(tensors, "synthesizer"), _tables().get("synthesizer", {})
+    if found == (set() if own is None else set(table[own].parameters)):
         return
     has = "scores of queries and keys" if own is None else f"--synthesizer {own}"
     if not found:
@@ -120,7 +123,8 @@ def _check_record(
     for option, value in record.items():
         if option not in wanted or value == wanted[option]:
             continue
-        if value in ("none", 0) and _loads_without(option, wanted[option]):
+        kind = PARTS.get(option, {}).get(wanted[option])
+        if value in ("none", 0) and (option == "relative_gain" or (kind is not None and kind.loads_without)):
             continue
         flag = _flag(model, name, option)
         if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
@@ -130,11 +134,6 @@ def _check_record(
             _refuse(name, f"has {found} source:mixed heads, this model {heads}; {remedy}")
         scope = "" if record is not FAIRSEQ and wanted is not FAIRSEQ else ", or another --attention-scope"
         _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
-
-
-def _loads_without(option: str, value: Any) -> bool:
-    """Return whether a checkpoint without this option loads into a model that has it with this value."""
-    return option == "relative_gain" or (option in KINDS and KINDS[option][value].loads_without)
 
 
 def _check_parts(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:

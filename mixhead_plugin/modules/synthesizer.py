@@ -4,7 +4,7 @@ Each score belongs to a key's absolute position, so inputs have a maximal length
 """
 
 import math
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, ClassVar, Dict, NamedTuple, Optional, Tuple
 
 import torch
 from fairseq.modules.quant_noise import quant_noise
@@ -14,6 +14,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention, as_bool
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.parts import PARTS
 
 
 class Scores(NamedTuple):
@@ -185,6 +186,8 @@ class SynthesizerAttention(MixheadAttention):
         synthesizer: a key of `SYNTHESIZERS`
         own_size: for a synthesizer that has an `OwnSize`; None for its default
     """
+
+    tables: ClassVar[Dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
 
     def __init__(
         self,

@@ -7,20 +7,12 @@ from torch import Tensor, nn
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import sink_problem
-from mixhead_plugin.parts.kinds import AttentionSizes, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
 from mixhead_plugin.parts.relative_position import DistanceGain
 from mixhead_plugin.parts.table import PARTS
 
 # The keywords of a variant and their values; the first value is the default.
 VARIANT: Dict[str, Collection[str]] = {"normalizer": NORMALIZERS, **PARTS}
-
-
-class PartError(ValueError):
-    """An option whose value does not fit the others, and why."""
-
-    def __init__(self, option: str, value: object, problem: str):
-        super().__init__(f"{option} {value}: {problem}")
-        self.option, self.value, self.problem = option, value, problem
 
 
 def complete(variant: Mapping[str, str], impl: str = "auto") -> Dict[str, str]:

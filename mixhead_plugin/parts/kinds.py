@@ -5,6 +5,14 @@ from typing import Callable, Dict, NamedTuple, Optional, Tuple
 from torch import nn
 
 
+class PartError(ValueError):
+    """An option whose value does not fit the others, and why."""
+
+    def __init__(self, option: str, value: object, problem: str):
+        super().__init__(f"{option} {value}: {problem}")
+        self.option, self.value, self.problem = option, value, problem
+
+
 class Axis(NamedTuple):
     """Name a dimension of a parameter that has one entry, or `head_dim` entries, for each head."""
 

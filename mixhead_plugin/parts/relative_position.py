@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
-from mixhead_plugin.parts.kinds import Axis, PartKind
+from mixhead_plugin.parts.kinds import Axis, PartError, PartKind
 
 
 class RotaryPosition(nn.Module):
@@ -23,7 +23,7 @@ class RotaryPosition(nn.Module):
     def __init__(self, num_heads: int, head_dim: int, causal: bool):
         super().__init__()
         if head_dim % 2 != 0:
-            raise ValueError(f"rotary positions need an even head size, not {head_dim}")
+            raise PartError("relative_position", "rotary", f"needs an even head size, not {head_dim}")
         self.head_dim = head_dim
         self.log_ratio = -2.0 * math.log(10000.0) / head_dim  # of the frequencies of two neighbouring pairs
 

@@ -1,6 +1,7 @@
 """Replace functions of fairseq by functions that get the original."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +19,12 @@ def replaces(owner: Any, name: str) -> Callable[[Callable], Callable]:
 def install(function: Callable) -> None:
     """Replace the function of fairseq that a marked function names."""
     owner, name = function.replaces
-    original = getattr(owner, name)
+    found = inspect.getattr_static(owner, name)
+    kind = type(found) if isinstance(found, (staticmethod, classmethod)) else lambda function: function
+    original = found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
 
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    is_static = isinstance(vars(owner).get(name), staticmethod)
-    setattr(owner, name, staticmethod(replacement) if is_static else replacement)
+    setattr(owner, name, kind(replacement))

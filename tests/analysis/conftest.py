@@ -1,5 +1,8 @@
 """Write checkpoints of tiny models as fairseq-train would, and run the commands in this process."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from fairseq import options, tasks
@@ -8,6 +11,7 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.__main__ import main
+from mixhead_plugin.errors import OptionError
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING
 from tests.helpers import shake
 
@@ -97,6 +101,8 @@ def analysis(capsys):
             main(list(map(str, arguments)))
         except SystemExit as end:
             status = end.code
+        except OptionError as error:
+            status = f"{Path(sys.argv[0]).name}: error: {error}"
         printed = capsys.readouterr()
         errors = printed.err
         if isinstance(status, str):  # Python prints the line, and ends with status 1

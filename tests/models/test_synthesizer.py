@@ -3,12 +3,14 @@
 import re
 from argparse import Namespace
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from fairseq.models import build_model
 from fairseq.sequence_generator import SequenceGenerator
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
@@ -109,12 +111,10 @@ def test_the_rank_penalty_reaches_the_scores(synthesizer):
 
 def test_evaluation_refuses_what_it_would_leave_out():
     """Refuse where fairseq-eval-lm would only warn, skip long inputs and print a perplexity."""
-    asked = task()
-    asked.args = SimpleNamespace(tokens_per_sample=1024)
-    asked.eval_lm_dataloader = lambda dataset, context_window=0: ("batches", context_window)
+    asked = LanguageModelingTask(SimpleNamespace(tokens_per_sample=1024, future_target=False), task().target_dictionary)
+    asked.get_batch_iterator = mock.MagicMock()
     build_model(Namespace(arch=ARCH, **OWN["synthesizer_lm"]), asked)
-    short = SimpleNamespace(sizes=np.array([3, LONGEST]))
-    assert asked.eval_lm_dataloader(short, context_window=2) == ("batches", 2)
+    assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, LONGEST])))
     with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: "):
         asked.eval_lm_dataloader(dataset=SimpleNamespace(sizes=np.array([3, LONGEST + 1])))
 

@@ -1,13 +1,17 @@
 """Test the factor on the learning rate of the mixing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
 from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
 from fairseq.optim.fp16_optimizer import FP16Optimizer, MemoryEfficientFP16Optimizer
+from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
-from mixhead_plugin.modules.learning_rate import scale_learning_rate
+from mixhead_plugin.modules.learning_rate import scale_learning_rate, scale_steps
+from mixhead_plugin.repairs import learning_rate
 from tests.helpers import build, tokens
 
 OPTIMIZERS = {
@@ -46,6 +50,7 @@ def train(name, factor, lr, updates=1, only=None):
     model = build("mixhead_transformer_lm", mixing_lr_scale=factor).train()
     parameters = [p for n, p in model.named_parameters() if only is None or only in n]
     optimizer = build_optimizer(optimizer_config(name, lr), parameters)
+    scale_steps(optimizer.optimizer)
     torch.manual_seed(2)
     for _ in range(updates):
         optimizer.zero_grad()
@@ -106,6 +111,7 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
     for factor in (1, 5):
         model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
         optimizer = FP16Optimizer.build_optimizer(half_precision("sgd", bf16=True), list(model.parameters()))
+        scale_steps(optimizer.optimizer)
         named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
         before = {key: value.detach().clone() for key, value in named.items()}
         torch.manual_seed(2)
@@ -117,19 +123,17 @@ def test_the_float32_copies_of_half_precision_training_are_scaled_too():
         torch.testing.assert_close(deltas[1][key], factor * delta, rtol=1e-3, atol=1e-7, msg=key)
 
 
-def test_an_optimizer_around_another_stretches_once():
-    class Around(torch.optim.Optimizer):
-        def __init__(self, parameters, inner):
-            super().__init__(parameters, {})
-            self.inner = inner
-
-        def step(self, closure=None):
-            self.inner.step()
-
-    mixing = torch.nn.Linear(1, 1, bias=False)
+def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
+    mixing, trainer = torch.nn.Linear(1, 1, bias=False), SimpleNamespace()
     scale_learning_rate(mixing, 3)
-    inner = torch.optim.SGD(mixing.parameters(), lr=0.1)
+    torchs = torch.optim.SGD(mixing.parameters(), lr=0.1)
+
+    def build(trainer):
+        trainer.optimizer = SimpleNamespace(optimizer=torchs)
+
+    assert hasattr(Trainer._build_optimizer, "__wrapped__")
+    learning_rate._build_optimizer(build, trainer)
     before = mixing.weight.item()
     mixing.weight.grad = torch.ones(1, 1)
-    Around(list(mixing.parameters()), inner).step()
+    torchs.step()
     assert mixing.weight.item() == pytest.approx(before - 0.3)

@@ -26,7 +26,7 @@ STEPS = {
     "ops alone": HIDDEN.replace("MODULE", "mixhead_plugin.ops"),
     "beside fairseq": "import fairseq, mixhead_plugin",
     "ops beside fairseq": "import fairseq, mixhead_plugin.ops",
-    "register": "mixhead_plugin.register()",
+    "register": "import mixhead_plugin\nmixhead_plugin.register()\n",
     "user dir": USER_DIR,
     "link": USER_DIR.replace(repr(PLUGIN), "'link/mixhead_plugin'"),
     "forgotten": "import sys; del sys.modules['mixhead_plugin']",
@@ -40,13 +40,13 @@ repaired = hasattr(fairseq.checkpoint_utils.load_checkpoint_to_cpu, "__wrapped__
 twice = hasattr(getattr(fairseq.nan_detector.NanDetector.add_hooks, "__wrapped__", None), "__wrapped__")
 print("named" * named, "required" * hasattr(numpy, "compat"), "repaired" * repaired, "twice" * twice)
 """
-NOTHING, NAMES, ALL = "", "named required", "named required repaired"
+NOTHING, ALL = "", "named required repaired"
 PROGRAMS = [
     {"alone": NOTHING, "register": ALL, "user dir": ALL, "reloaded": ALL},
     {"alone": NOTHING, "user dir": ALL, "register": ALL, "link": ALL},
     {"ops alone": NOTHING, "user dir": ALL, "beside fairseq": ALL},
-    {"beside fairseq": NAMES, "user dir": ALL},
-    {"ops beside fairseq": NAMES},
+    {"beside fairseq": NOTHING, "user dir": ALL},
+    {"ops beside fairseq": NOTHING, "register": ALL},
     {"user dir": ALL, "forgotten": ALL, "beside fairseq": ALL, "link": ALL},
 ]
 
