@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Optional
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
@@ -67,9 +68,10 @@ def mix(
         heads.attach(module)
     memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
     for module in (module for module in model.modules() if hasattr(module, "config")):
-        module.config = copy.deepcopy(module.config, memo)
-        module.config._attn_implementation = NAME
-        vars(module.config).update(REFUSED, **{NAME: variant})
+        config: Any = copy.deepcopy(module.config, memo)
+        config._attn_implementation = NAME
+        vars(config).update(REFUSED, **{NAME: variant})
+        module.config = config
     return model
 
 
@@ -79,15 +81,18 @@ class MixedHeads(Assembly):
     def __init__(self, module: nn.Module, variant: dict[str, str], impl: str):
         super().__init__()
         layout = LAYOUTS[type(module).__name__]
-        projection = module.get_submodule(next(name for name in layout.queries if hasattr(module, name)))
-        heads = getattr(module, layout.heads, None) or getattr(module.config, layout.heads)
+        projection: Any = module.get_submodule(next(name for name in layout.queries if hasattr(module, name)))
+        config: Any = module.config
+        heads = getattr(module, layout.heads, None) or getattr(config, layout.heads)
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
-        self.variant, self.impl, self.former = variant, impl, module.config._attn_implementation
+        self.variant, self.impl, self.former = variant, impl, config._attn_implementation
         self.sizes = sizes_of(variant, heads, getattr(module, layout.head_dim), embed_dim)
         self.add_parts(variant, self.sizes)
         self.to(projection.weight).train(module.training)
-        self.projection, self.hooks = (projection,), ()  # in a tuple, because it is a child of the attention alone
-        self.running, self.kept = False, None
+        self.projection = (projection,)  # in a tuple, because it is a child of the attention alone
+        self.hooks: tuple[RemovableHandle, ...] = ()
+        self.running = False
+        self.kept: Optional[tuple[Tensor, Tensor]] = None
 
     def attach(self, module: nn.Module) -> None:
         """Add the parts to an attention, under the names that its files have, and follow its calls."""
@@ -118,8 +123,8 @@ class MixedHeads(Assembly):
         lost = self.running and output is not None
         self.take()
         if lost:
-            name = module.config._attn_implementation
-            raise RuntimeError(f"attn_implementation {name}: lost the mixing, must be {NAME}")
+            config: Any = module.config
+            raise RuntimeError(f"attn_implementation {config._attn_implementation}: lost the mixing, must be {NAME}")
 
     def take(self) -> Optional[tuple[Tensor, Tensor]]:
         """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""
@@ -140,17 +145,17 @@ def load(
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
     if NAME not in saved:
         raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
-    cls = cls or getattr(transformers, saved["architectures"][0])
+    base: Any = cls or getattr(transformers, saved["architectures"][0])
 
-    @functools.wraps(cls, updated=())  # transformers chooses the loss by the name of the class
-    class MixedModel(cls):
+    @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
+    class MixedModel(base):
         def __init__(self, config: Any, *args: Any, **kwargs: Any):
             super().__init__(config, *args, **kwargs)
             mix(self, **saved[NAME], impl=impl)
 
         def __reduce_ex__(self, protocol: Any) -> Any:  # copies, and what pickle writes, are of the saved class
             make, _, *state = super().__reduce_ex__(protocol)
-            return make, (cls,), *state
+            return make, (base,), *state
 
     wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
@@ -168,14 +173,16 @@ def unmix(model: PreTrainedModel, attn_implementation: Optional[str] = None) -> 
         raise ValueError(f"{type(model).__name__}: has no mixing")
     for module in found:
         for name, part in ((name, getattr(module, name)) for name in PARTS):
-            start, state = getattr(part, "identity", dict)(), {} if part is None else part.state_dict()
+            start: dict[str, Tensor] = getattr(part, "identity", dict)()
+            state = {} if part is None else part.state_dict()
             same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
             if not (part is None or same) or getattr(module, NAME).variant["normalizer"] != "softmax":
                 raise ValueError(f"{type(model).__name__}: without {name} its outputs would change")
     model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
     for module in found:
         getattr(module, NAME).detach(module)
-    for config in (module.config for module in model.modules() if hasattr(module, "config")):
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    for config in configs:
         config._attn_implementation = model.config._attn_implementation
         for name in (NAME, *REFUSED):
             vars(config).pop(name, None)
@@ -206,9 +213,9 @@ def mixed_attention(
     Returns:
         output [B, Nq, H', Dv] and, with `output_attentions`, the mixed weights [B, H', Nq, Nk]
     """
-    mixed = getattr(module, NAME, None)
+    mixed: Optional[MixedHeads] = getattr(module, NAME, None)
     kept = None if mixed is None else mixed.take()
-    if kept is None:
+    if mixed is None or kept is None:
         problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
         raise RuntimeError(f"{type(module).__name__}: {problem}")
     if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:  # not served

@@ -126,7 +126,8 @@ class MixedAttention(Assembly):
         Returns:
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not averaged
         """
-        unbatched, inputs = query.dim() == 2, [query, key, value]
+        unbatched = query.dim() == 2
+        inputs: list[Any] = [query, key, value]
         if unbatched or not self.batch_first:
             inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
         if unbatched and key_padding_mask is not None:

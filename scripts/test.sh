@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run linter, formatter and tests. scripts/setup.sh makes or updates the environment first.
+# Run linter, formatter, type checker and tests. scripts/setup.sh makes or updates the environment first.
 #
 #   scripts/test.sh                  all tests but those marked slow
 #   scripts/test.sh --all            with those marked slow
@@ -22,9 +22,10 @@ scripts/setup.sh
 status=0
 .venv/bin/python -m ruff check . || status=1
 .venv/bin/python -m ruff format --check . || status=1
+.venv/bin/python -m mypy || status=1
 shopt -s globstar nullglob
 .venv/bin/shellcheck -S warning scripts/*.sh examples/**/*.sh .ci/* || status=1
-if ((status)); then echo "test.sh: ruff or shellcheck found faults (above); the run fails even if tests pass" >&2; fi
+if ((status)); then echo "test.sh: ruff, mypy or shellcheck found faults (above); the run fails even if tests pass" >&2; fi
 # ${x[@]+...}: an empty array counts as unset before bash 4.4.
 # One process more than cores (tests/conftest.py), at most 4 for the memory; idle ones take tests from the others.
 # `-n 0`: a single process.

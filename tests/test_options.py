@@ -71,7 +71,7 @@ WRONG = [
     (TRANSLATION, {"head_mixing": "differential", "encoder_attention_heads": 1}, "--encoder-attention-heads"),
     *((LM, {**PER_LAYER, "head_mixing": name}, "--heads-per-layer") for name in ("low-rank", "differential")),
     (LM, {**PER_LAYER, "score_mixing": "position-wise"}, "--heads-per-layer"),
-    (SYNTHESIZER, {"synthesizer": "random", "score_mixing": "position-wise"}, "score_mixing"),
+    (SYNTHESIZER, {"synthesizer": "random", "score_mixing": "position-wise"}, "--score-mixing"),
     *((ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none", **f}, "--mha-heads-to-keep") for f in PARTED),
     (LM, {"relative_position": "rotary", "head_dim": 3}, "--relative-position"),
     *((arch, {"relative_position": "t5"}, "--relative-position") for arch in (SYNTHESIZER, XL)),

@@ -90,10 +90,10 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     """Return a call of the variant and a gradient of its output; the numbers are the same each time."""
     generator = torch.Generator("cpu").manual_seed(1)
 
-    def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
+    def draw(*shape: int, dtype: Optional[torch.dtype] = variant.dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
 
-    def draw_mixing(dims: int, to: int, dtype: torch.dtype) -> Optional[Tensor]:
+    def draw_mixing(dims: int, to: int, dtype: Optional[torch.dtype]) -> Optional[Tensor]:
         if dims == 0:
             return None
         noise = draw(*(BATCH, n_queries, heads, to)[-dims:], dtype=dtype) / heads
@@ -122,15 +122,15 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     )  # fmt: skip
     d_out = draw(BATCH, mixed, n_queries, variant.value_dim)
     if variant.layouts:
-        laid = {name: laid_out(*pair) for name, *pair in zip(inputs._fields, inputs, variant.layouts)}
-        inputs, d_out = inputs._replace(**laid), laid_out(d_out, variant.layouts[0])
+        laid = {name: laid_out(getattr(inputs, name), layout) for name, layout in zip(inputs._fields, variant.layouts)}
+        inputs, d_out = inputs.with_tensors(laid), laid_out(d_out, variant.layouts[0])
     return inputs, d_out
 
 
 def formula_weights(inputs: AttentionInputs) -> Tensor:
     """Return the mixed weights [B, H', Nq, Nk] of mixhead eqs 9-12, every step in the dtype of the inputs."""
     scores = mix_heads(inputs.query @ inputs.key.transpose(2, 3) * inputs.scale, inputs.score_mixing)
-    if inputs.relative_query is not None:
+    if inputs.relative_query is not None and inputs.relative_key is not None:
         scores = scores + relative_scores(inputs.relative_query, inputs.relative_key, inputs.key.shape[2])
     mask = additive_mask(inputs, scores.dtype)
     with_sink = append_sink(scores if mask is None else scores + mask, inputs.sink)
@@ -141,12 +141,12 @@ def formula_weights(inputs: AttentionInputs) -> Tensor:
 def results(attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs, d_out: Tensor) -> Results:
     """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of the output."""
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
-    out = attend(inputs._replace(**given))
+    out = attend(inputs.with_tensors(given))
     return {"output": out.detach(), **dict(zip(given, torch.autograd.grad(out, list(given.values()), d_out)))}
 
 
 def in_float64(inputs: AttentionInputs) -> AttentionInputs:
-    return inputs._replace(**{name: tensor.double() for name, tensor in inputs.given().items()})
+    return inputs.with_tensors({name: tensor.double() for name, tensor in inputs.given().items()})
 
 
 class Bounds:

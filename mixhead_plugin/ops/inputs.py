@@ -34,6 +34,10 @@ class AttentionInputs(NamedTuple):
         tensors = {name: getattr(self, name) for name in DIMENSIONS}
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
+    def with_tensors(self, tensors: Dict[str, Tensor]) -> "AttentionInputs":
+        """Return a copy with other tensors, by name."""
+        return self._replace(**tensors)  # type: ignore[arg-type]
+
 
 # The dimensions of every tensor that `given` returns; several where it may have several shapes. P is the number of
 # distances, Nq + Nk - 1. Checks of shapes and blocks of queries follow from this table.

@@ -1,6 +1,6 @@
 """Register an implementation as operators of torch, one for each pass; torch.compile takes each as a whole."""
 
-from typing import Any, Callable, Optional, get_type_hints
+from typing import Any, Callable, Optional, Tuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def register_backward(impl: str, save: Callable[..., None], differentiate: Calla
     torch.library.register_autograd(f"mixhead_plugin::{impl}_backward", no_second_derivative)
 
 
-def save_inputs(ctx: Any, inputs: AttentionInputs, *more: Any) -> None:
+def save_inputs(ctx: Any, inputs: Tuple[Any, ...], *more: Any) -> None:
     """Save the fields of `inputs` and more tensors for the backward pass."""
     ctx.save_for_backward(*inputs[:_TENSORS], *more)
     ctx.options = inputs[_TENSORS:]

@@ -4,7 +4,7 @@ Both take any floating dtype, compute in float32 or float64, and return a scalar
 False where a query is padding. The penalty is 0 where no position is real.
 """
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -16,12 +16,13 @@ def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
     """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H']; its mean over the real queries for M [B, Nq, H, H']."""
     mixing = upcast(mixing)
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
-    position_wise = mixing.dim() == 4 and real is not None
-    if position_wise:
+    if mixing.dim() == 2:
+        real = None
+    if real is not None:
         mixing = mixing.masked_fill(~real[:, :, None, None], 0.0)  # keeps out NaN as well
     gram = torch.matmul(mixing.transpose(-2, -1), mixing)  # [H', H'] or [B, Nq, H', H']
     distance = (gram - identity).square().sum((-2, -1))  # [] or [B, Nq]
-    return (distance * real).sum() / real.sum().clamp(min=1) if position_wise else distance.mean()
+    return distance.mean() if real is None else (distance * real).sum() / real.sum().clamp(min=1)
 
 
 def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
@@ -35,7 +36,7 @@ def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
     batch, heads = weights.shape[:2]
     if heads < 2:
         raise ValueError(f"weights {list(weights.shape)}: a pair needs two heads")
-    sentences = batch
+    sentences: Union[int, Tensor] = batch
     if real is not None:
         weights = weights.masked_fill(~real[:, None, :, None], 0.0)
         sentences = real.any(1).sum().clamp(min=1)

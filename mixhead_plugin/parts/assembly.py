@@ -1,6 +1,6 @@
 """Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's modules share this."""
 
-from typing import Collection, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Collection, Dict, Mapping, Optional
 
 from torch import Tensor, nn
 
@@ -56,6 +56,13 @@ def sizes_of(
 
 class Assembly(nn.Module):
     """A mixin: hold the parts of one attention, each under the name of its option, None where there is none."""
+
+    if TYPE_CHECKING:  # TorchScript takes annotations for its own types
+        head_mixing: Any
+        score_mixing: Any
+        attention_sink: Any
+        attention_gate: Any
+        relative_position: Any
 
     def add_parts(self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0) -> None:
         """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain` if it is not 0."""

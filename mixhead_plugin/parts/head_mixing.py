@@ -8,7 +8,7 @@ Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talk
 pre-softmax projection of talking heads. The modules need torch alone.
 """
 
-from typing import Dict
+from typing import TYPE_CHECKING, Dict
 
 import torch
 import torch.nn.functional as F
@@ -110,6 +110,9 @@ class DifferentialMixing(HeadMixing):
 
 class FrozenMixing(HeadMixing):
     """Keep a constant M (ablations of mixhead table 7) in a buffer, so that checkpoints contain it."""
+
+    if TYPE_CHECKING:
+        weight: Tensor
 
     def __init__(self, matrix: Tensor):
         super().__init__()

@@ -3,6 +3,8 @@
 A sink is a key without a value that every row sees. Its weight is lost, so a row may attend to nothing.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +13,9 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 class ZeroSink(nn.Module):
     """Give the sink the score 0 in every head (Miller 2023: softmax with 1 added to the denominator)."""
+
+    if TYPE_CHECKING:
+        weight: Tensor
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()

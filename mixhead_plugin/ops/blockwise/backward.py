@@ -28,7 +28,7 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
         grads[name].zero_()
     totals = dict(grads)  # what the blocks add to
     if "attn_mask" in grads:
-        totals["attn_mask"] = grads["attn_mask"].view(plan.masks.attn_mask.shape)
+        totals["attn_mask"] = grads["attn_mask"][(None,) * (4 - grads["attn_mask"].dim())]
     shared = [name for name in grads.keys() - ADDED if grads[name].dim() < 4]
     for name in shared:  # one term for each block, to be summed
         totals[name] = grads[name].new_zeros(len(plan.blocks), *grads[name].shape)
@@ -41,9 +41,9 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
 
     def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor, Dict[str, Tensor]]]) -> None:
         steps = Steps(plan)
-        for block, *tensors in items:
+        for block, part, d_out, views in items:
             try:
-                _add_gradients(steps, turns, block, *tensors)
+                _add_gradients(steps, turns, block, part, d_out, views)
             except BaseException:  # the call fails, and no block may wait for this one
                 turns.give_up(block)
                 raise
@@ -101,7 +101,7 @@ def _add_gradients(
         _add_products(grads["value"], mixed, d_output, steps.dropout_scale)
 
     d_weights = d_mixed
-    if part.mixing is not None:
+    if mixing is not None:
         d_arranged = steps.arranged(d_mixed, mixing.transpose(-2, -1), "d by query")
         _mixing_grad(arranged, d_arranged, grads["mixing"])
         d_weights = steps.mix_arranged(d_arranged, mixing.transpose(-2, -1), n)
@@ -160,6 +160,7 @@ def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores:
     d_distances, shifted = steps.distances(block, b)
     d_distances.zero_()
     shifted.copy_(d_scores.view(block.shape))
+    assert part.relative_query is not None and part.relative_key is not None
     d_query = torch.bmm(d_distances, part.relative_key).unflatten(1, (b, n)).transpose(0, 1)
     return d_query, torch.bmm(d_distances.transpose(1, 2), part.relative_query)
 

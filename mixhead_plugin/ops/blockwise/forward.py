@@ -53,7 +53,7 @@ def inputs_of(plan: Plan, block: Block) -> AttentionInputs:
         parts[name] = parts[name].flatten(0, 1)
     if "relative_query" in parts:
         parts["relative_query"] = parts["relative_query"].transpose(0, 1).flatten(1, 2)
-    return plan.inputs._replace(**parts)
+    return plan.inputs.with_tensors(parts)
 
 
 class Steps:
@@ -73,6 +73,7 @@ class Steps:
         self.dropout_scale = 1 / (1 - p) if p < 1 else 0.0  # of the weights that stay
         if p > 0:
             device = plan.inputs.query.device
+            assert plan.inputs.seed is not None
             self.seed, self.generator = int(plan.inputs.seed), torch.Generator(device)
             # 16 random bits for each weight; 32 where that would round the probability noticeably
             self.draw = torch.int16 if 0.01 <= p <= 0.9 else torch.int32
@@ -103,7 +104,7 @@ class Steps:
         if part.sink is not None:
             scores.view(b, h, n, k + 1)[..., k] = part.sink[:, None]
         by_head = of_keys.view(b, h, n, k)
-        if part.relative_query is not None:
+        if part.relative_query is not None and part.relative_key is not None:
             distances, shifted = self.distances(block, b)
             torch.bmm(part.relative_query, part.relative_key.transpose(1, 2), out=distances)
             by_head.add_(shifted)

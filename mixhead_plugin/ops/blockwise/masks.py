@@ -109,7 +109,7 @@ class Masks:
             if start < block.keys.stop:
                 future = self._future(scores.shape[2], block.keys.stop - start, first - start)
                 scores[..., start - block.keys.start :].add_(future)
-        if block.padded:
+        if block.padded and self.padding is not None:
             scores.add_(self.padding[block.sentences, None, None, block.keys])
 
     def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:

@@ -57,7 +57,7 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
         distances = inputs.query.shape[2] + inputs.key.shape[2] - 1
         missing = max(0, distances - inputs.relative_key.shape[1])  # of keys after their queries
         tensors["relative_key"] = F.pad(tensors["relative_key"], [0, 0, 0, missing])
-    return inputs._replace(**tensors)
+    return inputs.with_tensors(tensors)
 
 
 def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:

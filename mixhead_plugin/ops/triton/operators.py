@@ -81,8 +81,9 @@ class Call:
         d_q, d_k, d_v = map(strided, grads[:3])
         peak, factor = rows
         if self.mixing is None:
+            assert out is not None  # saved where heads are not mixed
             dq_kernel, dkv_kernel = flash.flash_bwd_dq_kernel, flash.flash_bwd_dkv_kernel
-            given = (self.q, self.k, self.v, strided(d_out), peak, factor)
+            given: tuple[Any, ...] = (self.q, self.k, self.v, strided(d_out), peak, factor)
             delta, tile = self._unwritten(torch.empty_like(peak)), Tile(64, 16, 4, 1)
             arguments = (strided(out), strided(d_out), delta, self.n_queries, with_tile(self.constants, tile))
             programs = self.batch * self.heads * ceil_div(self.n_queries, tile.BM)
@@ -100,6 +101,7 @@ class Call:
 
     def _sink_grad(self, peak: Tensor, factor: Tensor, delta: Tensor) -> Tensor:
         """Return dS of triton.md for the sink, whose dP is 0, summed to [H]; the statistics are [B, H, Nq]."""
+        assert self.inputs.sink is not None
         score = self.inputs.sink.float()[:, None]  # [H, 1]
         sigsoftmax = self.inputs.normalizer == "sigsoftmax"
         exponent = score + score.clamp(max=0) if sigsoftmax else score
@@ -160,8 +162,10 @@ def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) ->
 def with_tile(constants: Constants, tile: Tile) -> Constants:
     """Complete the constants of a call by those of a tile."""
     groups, chunks = ceil_div(constants.H, tile.HG), ceil_div(constants.H, tile.HC)
-    sizes = dict(BM=tile.BM, BN=tile.BN, HC=tile.HC, HK=max(16, tile.HC), HG=tile.HG)
-    return constants._replace(**sizes, GROUPS=groups, CHUNKS=chunks, TWICE=tile.stages > 1 and chunks == 1)
+    return constants._replace(
+        BM=tile.BM, BN=tile.BN, HC=tile.HC, HK=max(16, tile.HC), HG=tile.HG,
+        GROUPS=groups, CHUNKS=chunks, TWICE=tile.stages > 1 and chunks == 1,
+    )  # fmt: skip
 
 
 def allows_tf32() -> bool:

@@ -128,9 +128,8 @@ _MIXED = {
 def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Tile]:
     """Return the candidates of a kernel for a number of heads and a padded head size, the likeliest first."""
     if kernel in _FLASH:
-        table = _FLASH[kernel][itemsize]
-        fitting = min(size for size in table if size >= head_dim)
-        return [Tile(*sizes) for sizes in table[fitting]]
+        by_size = _FLASH[kernel][itemsize]
+        return [Tile(*sizes) for sizes in by_size[min(size for size in by_size if size >= head_dim)]]
     table = _MIXED[kernel][itemsize]
     fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
     tiles, most = [Tile(*sizes) for sizes in table[fitting]], power_of_2(heads)

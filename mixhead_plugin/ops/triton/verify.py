@@ -7,7 +7,7 @@ Compiling the kernels takes longer than the problem; triton keeps them on disk. 
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Set
+from typing import Any, Dict, Set
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def fault(inputs: AttentionInputs) -> str:
 
 
 @torch.compiler.assume_constant_result
-def _fault_of(*fields: object) -> str:
+def _fault_of(*fields: Any) -> str:
     variant = Variant(*fields)
     variant = variant._replace(tf32=variant.dtype == torch.float32 and allows_tf32())
     with _lock:
