@@ -1,6 +1,7 @@
 """The exceptions of the plugin, the names of flags in their messages, and the one line that a command ends with."""
 
 import os
+import re
 import sys
 from types import TracebackType
 
@@ -20,29 +21,16 @@ def option_name(option: str) -> str:
 
 def end_in_one_line() -> None:
     """Let an OptionError end this process with one line, as commands do; MIXHEAD_TRACEBACK=1 shows where."""
-    former = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        message = _option_error(kind, error)
-        if message is None or os.environ.get("MIXHEAD_TRACEBACK") == "1":
-            former(kind, error, trace)
-        else:
-            print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)
-
-    if getattr(former, "__name__", "") != "mixhead_hook":
-        hook.__name__ = "mixhead_hook"
-        sys.excepthook = hook
+    if os.environ.get("MIXHEAD_TRACEBACK") != "1":
+        sys.excepthook = _print_one_line
 
 
-def _option_error(kind: type[BaseException], error: BaseException) -> str | None:
-    """Return the message of an OptionError, None for other errors.
-
-    torch raises the errors of its workers again, with the worker's traceback before the message.
-    """
+def _print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     lines = str(error).strip().splitlines() or [""]
-    if issubclass(kind, OptionError):
-        return lines[-1].rpartition("Error: ")[2] if lines[0].startswith("Caught ") else "\n".join(lines)
-    for name in ("OptionError", "CheckpointError"):
-        if lines[-1].startswith(f"{__name__}.{name}: "):
-            return lines[-1].partition(": ")[2]
-    return None
+    # torch raises the errors of its workers again, with their traceback before the message.
+    found = re.match(rf"{__name__}[.]\w+: (.*)", lines[-1])
+    if found is None and not issubclass(kind, OptionError):
+        sys.__excepthook__(kind, error, trace)
+    else:
+        message = lines[0] if found is None else found[1]
+        print(f"{os.path.basename(sys.argv[0])}: error: {message}", file=sys.stderr)

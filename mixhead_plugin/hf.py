@@ -3,7 +3,7 @@
 import copy
 import functools
 from os import PathLike
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -92,7 +92,7 @@ class MixedHeads(Assembly):
         self.projection = (projection,)  # in a tuple, because it is a child of the attention alone
         self.hooks: tuple[RemovableHandle, ...] = ()
         self.running = False
-        self.kept: Optional[tuple[Tensor, Tensor]] = None
+        self.kept: tuple[Tensor, Tensor] | None = None
 
     def attach(self, module: nn.Module) -> None:
         """Add the parts to an attention, under the names that its files have, and follow its calls."""
@@ -126,14 +126,14 @@ class MixedHeads(Assembly):
             config: Any = module.config
             raise RuntimeError(f"attn_implementation {config._attn_implementation}: lost the mixing, must be {NAME}")
 
-    def take(self) -> Optional[tuple[Tensor, Tensor]]:
+    def take(self) -> tuple[Tensor, Tensor] | None:
         """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""
         kept, self.kept, self.running = self.kept, None, False
         return kept
 
 
 def load(
-    folder: str | PathLike[str], cls: Optional[type[PreTrainedModel]] = None, *, impl: str = "auto", **settings: Any
+    folder: str | PathLike[str], cls: type[PreTrainedModel] | None = None, *, impl: str = "auto", **settings: Any
 ) -> Any:
     """Load a mixed model that `save_pretrained` wrote; raise ValueError if it has no mixing or lacks a part of it.
 
@@ -166,7 +166,7 @@ def load(
     return (model, info) if wants_info else model
 
 
-def unmix(model: PreTrainedModel, attn_implementation: Optional[str] = None) -> PreTrainedModel:
+def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
     """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
     found = [module for module in model.modules() if hasattr(module, NAME)]
     if not found:
@@ -194,14 +194,14 @@ def mixed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Optional[Tensor],
-    scaling: Optional[float] = None,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
     dropout: float = 0.0,
-    is_causal: Optional[bool] = None,
-    position_bias: Optional[Tensor] = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
     output_attentions: bool = False,
     **others: Any,
-) -> tuple[Tensor, Optional[Tensor]]:
+) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of a module that `mix` has seen, by the contract of the `AttentionInterface`.
 
     Args:
@@ -213,7 +213,7 @@ def mixed_attention(
     Returns:
         output [B, Nq, H', Dv] and, with `output_attentions`, the mixed weights [B, H', Nq, Nk]
     """
-    mixed: Optional[MixedHeads] = getattr(module, NAME, None)
+    mixed: MixedHeads | None = getattr(module, NAME, None)
     kept = None if mixed is None else mixed.take()
     if mixed is None or kept is None:
         problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
@@ -245,7 +245,7 @@ def mixed_attention(
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 
 
-def mixed_mask(**settings: Any) -> Optional[Tensor]:
+def mixed_mask(**settings: Any) -> Tensor | None:
     """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs none."""
     if settings["mask_function"] is bidirectional_mask_function:
         settings["q_length"] = 1  # all queries see the same keys

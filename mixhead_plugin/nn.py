@@ -1,6 +1,6 @@
 """Attention with mixed heads for any torch model; needs torch and nothing else; docs/python.md has examples."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +40,13 @@ class MixedAttention(Assembly):
         bias: bool = True,
         add_bias_kv: bool = False,
         add_zero_attn: bool = False,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
         batch_first: bool = False,
         device: Any = None,
-        dtype: Optional[torch.dtype] = None,
+        dtype: torch.dtype | None = None,
         *,
-        head_dim: Optional[int] = None,
+        head_dim: int | None = None,
         relative_gain: int = 0,
         causal: bool = False,
         impl: str = "auto",
@@ -100,16 +100,16 @@ class MixedAttention(Assembly):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        key_padding_mask: Optional[Tensor] = None,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
         need_weights: bool = True,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
         *,
-        cache: Optional[dict[str, Tensor]] = None,
-    ) -> tuple[Tensor, Optional[Tensor]]:
+        cache: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend, with the calling convention of `nn.MultiheadAttention`.
 
         Args:
@@ -152,7 +152,7 @@ class MixedAttention(Assembly):
         return out if self.batch_first else out.transpose(0, 1), weights
 
     def _keys_and_values(
-        self, key: Optional[Tensor], value: Optional[Tensor], cache: Optional[dict[str, Tensor]]
+        self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
         kept = {} if cache is None else cache

@@ -77,7 +77,7 @@ WRONG = [
     *((arch, {"relative_position": "t5"}, "--relative-position") for arch in (SYNTHESIZER, XL)),
     (TRANSLATION, {"relative_gain": 3, "attention_scope": "cross"}, "--relative-gain"),
     (TRANSLATION, {"cross_self_attention": True, "relative_position": "t5"}, "--relative-position"),
-    (TRANSLATION, {"cross_self_attention": True, "relative_gain": 4}, "gain"),
+    (TRANSLATION, {"cross_self_attention": True, "relative_gain": 4}, "--relative-gain"),
     # The Synthesizer's
     (SYNTHESIZER, {"synthesizer": "mean"}, "--synthesizer"),
     (SYNTHESIZER, {"synthesizer_rank": 4}, "--synthesizer-rank"),

@@ -1,7 +1,7 @@
 """Provide tiny Transformer-XL models and windows of text."""
 
 from argparse import Namespace
-from typing import Any, List, Optional
+from typing import Any
 
 import torch
 from fairseq.models import build_model
@@ -39,12 +39,12 @@ def text(length: int, batch: int = 2) -> Tensor:
     return torch.randint(0, VOCABULARY, (batch, length))
 
 
-def log_probs(model: torch.nn.Module, tokens: Tensor, window: Optional[int] = None) -> Tensor:
+def log_probs(model: torch.nn.Module, tokens: Tensor, window: int | None = None) -> Tensor:
     """Return log-probabilities, [B, N, vocabulary]."""
     return model.get_normalized_probs(model(tokens, window=window), log_probs=True)
 
 
-def in_windows(model: torch.nn.Module, tokens: Tensor, lengths: List[int]) -> Tensor:
+def in_windows(model: torch.nn.Module, tokens: Tensor, lengths: list[int]) -> Tensor:
     """Return the log-probabilities of a text that is fed window by window."""
     parts = [log_probs(model, part, i) for i, part in enumerate(tokens.split(lengths, 1))]
     return torch.cat(parts, 1)

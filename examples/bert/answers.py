@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Tuple, Union
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ class Span(NamedTuple):
 
 def best_spans(
     logits: Tensor, starts: Tensor, ends: Tensor, number: int, longest: int
-) -> Tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the most probable spans of each window, the best first.
 
     Within a window the sum of both logits decides (Devlin et al. 2019, section 4.2). Between windows only probabilities
@@ -48,7 +49,7 @@ def best_spans(
     return scores, begin, begin + places % longest
 
 
-def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) -> List[List[Span]]:
+def spans_of(sample: dict[str, Any], logits: Tensor, number: int, longest: int) -> list[list[Span]]:
     """Return the best spans of every window of a batch as characters of its context.
 
     Args:
@@ -68,11 +69,11 @@ def spans_of(sample: Dict[str, Any], logits: Tensor, number: int, longest: int) 
 class NBestFile:
     """A file of JSON lines, one for each window, with the question's id, the window's number and the best spans."""
 
-    def __init__(self, path: Union[str, Path]):
+    def __init__(self, path: str | Path):
         self.path = Path(path)
         self.path.write_bytes(b"")  # empties an old file, and fails at once if the path is impossible
 
-    def write(self, sample: Dict[str, Any], spans: Iterable[List[Span]]) -> None:
+    def write(self, sample: dict[str, Any], spans: Iterable[list[Span]]) -> None:
         """Append the spans of a batch, as `spans_of` returns them."""
         names = zip(sample["question_ids"], sample["windows"], spans)
         lines = (json.dumps({"id": name, "window": window, "spans": found}) + "\n" for name, window, found in names)
@@ -80,14 +81,14 @@ class NBestFile:
             file.writelines(lines)
 
 
-def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[str, List[Span]]:
+def read_spans(path: str | Path, questions: Iterable[Question]) -> dict[str, list[Span]]:
     """Read the file of an NBestFile: the spans of all windows of each question.
 
     Raises:
         SquadError: the file has other questions, or lacks windows
     """
-    found: Dict[str, Dict[int, List[Span]]] = {}
-    expected: Dict[str, int] = {}
+    found: dict[str, dict[int, list[Span]]] = {}
+    expected: dict[str, int] = {}
     for name, number, total, spans in _lines(path):
         found.setdefault(name, {})[number] = spans
         expected[name] = total
@@ -103,7 +104,7 @@ def read_spans(path: Union[str, Path], questions: Iterable[Question]) -> Dict[st
     return {name: [span for spans in windows.values() for span in spans] for name, windows in found.items()}
 
 
-def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]:
+def _lines(path: str | Path) -> Iterator[tuple[str, int, int, list[Span]]]:
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -113,18 +114,18 @@ def _lines(path: Union[str, Path]) -> Iterator[Tuple[str, int, int, List[Span]]]
                 raise SquadError(f"{path}: line {number} was not written by fairseq-validate --nbest-file") from None
 
 
-def n_best(spans: Iterable[Span], context: str, number: int) -> List[Dict[str, Any]]:
+def n_best(spans: Iterable[Span], context: str, number: int) -> list[dict[str, Any]]:
     """Return text and probability of the best answers of a question, the best first.
 
     Each text occurs once, with its best span. Without spans there is one answer, and it is empty.
     """
-    found: Dict[str, float] = {}
+    found: dict[str, float] = {}
     for span in sorted(spans, key=lambda span: -span.score):
         found.setdefault(context[span.start : span.end], span.score)
     best = list(found.items())[:number]
     return [{"text": text, "probability": math.exp(score)} for text, score in best or [("", -math.inf)]]
 
 
-def predictions(squad: Squad, spans: Dict[str, List[Span]], number: int) -> Dict[str, List[Dict[str, Any]]]:
+def predictions(squad: Squad, spans: dict[str, list[Span]], number: int) -> dict[str, list[dict[str, Any]]]:
     """Return for each question what `n_best` finds."""
     return {q.id: n_best(spans.get(q.id, []), squad.contexts[q.context], number) for q in squad.questions}

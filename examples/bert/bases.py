@@ -1,6 +1,6 @@
 """Base classes of the tasks and their data sets."""
 
-from typing import Any, List
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -54,7 +54,7 @@ class Task(FairseqTask):
         if "ordered_batches" not in vars(iterator):  # fairseq may return the iterator of an earlier epoch
             held = ref(iterator)
 
-            def ordered_batches(*which: Any) -> List[List[int]]:
+            def ordered_batches(*which: Any) -> list[list[int]]:
                 return EpochBatchIterator.ordered_batches(held(), *which)
 
             iterator.ordered_batches = ordered_batches

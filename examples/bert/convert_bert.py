@@ -19,7 +19,7 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where the package bert is
@@ -41,7 +41,7 @@ from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
 from mixhead_plugin.parts import PARTS, AttentionSizes
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 
-State = Dict[str, Tensor]
+State = dict[str, Tensor]
 
 ENCODER = "encoder.sentence_encoder."
 SENTENCE_HEAD = "sentence_classification_head"  # fairseq's default of --classification-head-name
@@ -77,7 +77,7 @@ LARGEST = 1 << 20  # the limit of all sizes in a config
 COPIED = ("vocab.txt", "tokenizer_config.json")
 
 
-def names_of(layers: int) -> Dict[str, str]:
+def names_of(layers: int) -> dict[str, str]:
     """Return the names in `transformers` and in fairseq of all tensors with equal values."""
     pairs = {
         "bert.embeddings.LayerNorm": f"{ENCODER}layernorm_embedding",
@@ -93,7 +93,7 @@ def names_of(layers: int) -> Dict[str, str]:
     return {**names, "bert.embeddings.token_type_embeddings.weight": "encoder.segment_embeddings.weight"}
 
 
-def take(state: State, names: Dict[str, str]) -> State:
+def take(state: State, names: dict[str, str]) -> State:
     """Move the tensors of `names` out of `state`, under their new names."""
     return {new: state.pop(old) for old, new in names.items() if old in state}
 
@@ -128,7 +128,7 @@ def read_tensors(folder: Path) -> State:
     return renamed
 
 
-def read_config(path: Path) -> Dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
     """Read config.json, and refuse impossible sizes."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def read_config(path: Path) -> Dict[str, Any]:
     return config
 
 
-def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
+def flags_of(config: dict[str, Any], path: Path) -> list[str]:
     """Return the flags of fairseq-train that describe the model of config.json."""
 
     valid = {
@@ -170,7 +170,7 @@ def flags_of(config: Dict[str, Any], path: Path) -> List[str]:
     return [part for name, value in values.items() for part in (option_name(name), str(value))]
 
 
-def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
+def to_fairseq(folder: Path, out: Path, arch: str, flags: list[str]) -> None:
     config_path, vocabulary = folder / "config.json", folder / "vocab.txt"
     for path in (config_path, vocabulary):
         if not path.exists():
@@ -226,7 +226,7 @@ def to_fairseq(folder: Path, out: Path, arch: str, flags: List[str]) -> None:
             shutil.copy(folder / name, out)
 
 
-def fairseqs_order(words: List[str]) -> List[str]:
+def fairseqs_order(words: list[str]) -> list[str]:
     return [*OPENING, *(word for word in words if word not in SPECIAL), *CLOSING]
 
 
@@ -322,7 +322,7 @@ def check_is_bert(model: Any, state: State, checkpoint: Path) -> Namespace:
     return given
 
 
-def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
+def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> list[str]:
     """Return the words in the order of vocab.txt; without that file the special ones come first."""
     if not dict_path.exists():
         raise OptionError(f"--dict {dict_path}: no such file; must be the dictionary of the model")
@@ -339,7 +339,7 @@ def theirs_order(dict_path: Path, vocab_path: Path, state: State) -> List[str]:
     return words
 
 
-def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any]:
+def config_of(args: Namespace, theirs: State, words: list[str]) -> dict[str, Any]:
     activation = next(name for name, flag in ACTIVATIONS.items() if flag == args.activation_fn)
     config = {"model_type": "bert", "vocab_size": len(words), "hidden_act": activation, "type_vocab_size": TOKEN_TYPES}
     config |= {name: getattr(args, flag) for name, flag in SIZES.items()}
@@ -356,7 +356,7 @@ def config_of(args: Namespace, theirs: State, words: List[str]) -> Dict[str, Any
     return {"architectures": [architecture], **config}
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
+def main(arguments: Optional[list[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     there = commands.add_parser("to-fairseq", help="further flags are those of fairseq-train")

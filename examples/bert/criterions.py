@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import torch.nn.functional as F
 from fairseq import utils
@@ -38,7 +38,7 @@ class BertPretrainingCriterion(SummedCriterion):
     words have equal weights, as in BERT's own code.
     """
 
-    def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Tensor, Dict]:
+    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
         """Return the summed loss of a batch of `SentencePairs`, the number of masked words, and the logging output.
 
         This criterion always sums, as fairseq's masked_lm does; `reduce` has no effect.
@@ -64,7 +64,7 @@ class BertPretrainingCriterion(SummedCriterion):
         return loss, sample_size, logging_output
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log `loss` and `mlm_loss` in bits for each masked word, `nsp_loss` in bits and `nsp_accuracy` in percent."""
 
         def total(name: str) -> Any:
@@ -97,7 +97,7 @@ class SquadCriterionConfig(FairseqDataclass):
 class SquadCriterion(SummedCriterion):
     """Take the mean of the cross entropies of the answer's first and last token."""
 
-    def forward(self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True) -> Tuple[Tensor, Tensor, Dict]:
+    def forward(self, model: nn.Module, sample: dict[str, Any], reduce: bool = True) -> tuple[Tensor, Tensor, dict]:
         """Return the loss summed over the windows (not `reduce`: [B]), the sample size, and the logging output.
 
         The sample size is the number of windows whose answer, or its absence, is known; other windows are ignored.
@@ -121,7 +121,7 @@ class SquadCriterion(SummedCriterion):
         return losses.sum() if reduce else losses, sample_size, logging_output
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:
+    def reduce_metrics(cls, logging_outputs: list[dict[str, Any]]) -> None:
         """Log the loss of a window in bits."""
         total = sum(log.get("loss", 0) for log in logging_outputs)
         number = sum(log.get("sample_size", 0) for log in logging_outputs)

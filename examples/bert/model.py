@@ -6,7 +6,7 @@ fairseq's dictionary calls [CLS] <s>, [SEP] </s>, [PAD] <pad>, [UNK] <unk> and [
 
 import logging
 from functools import partial
-from typing import Any, ClassVar, Dict, NamedTuple, Optional, Tuple
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import torch
 from fairseq.models.roberta.model import base_architecture as roberta_architecture
@@ -85,7 +85,7 @@ class BertEncoder(RobertaEncoder):
         masked_tokens: Optional[Tensor] = None,
         segments: Optional[Tensor] = None,
         **unused: Any,
-    ) -> Tuple[Tensor, Dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Encode tokens as fairseq's RoBERTa does.
 
         Args:
@@ -142,7 +142,7 @@ class BertModel(RobertaModel):
         classification_head_name: Optional[str] = None,
         beside: Optional[str] = None,
         **kwargs: Any,
-    ) -> Tuple[Tensor, Dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Run the encoder and the heads.
 
         Args:
@@ -186,7 +186,7 @@ class BertModel(RobertaModel):
         dropout = self.args.pooler_dropout if dropout is None else dropout
         self.classification_heads[name] = ClassificationHead(embed_dim, num_classes, dropout)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         # RoBERTa's heads have a pooler each, so fairseq must not see those of the checkpoint.
         prefix = f"{name}." if name else ""
         found = _pop(state_dict, f"{prefix}classification_heads.")
@@ -201,7 +201,7 @@ class BertModel(RobertaModel):
             pooler = self.pooler.state_dict()
         state_dict.update({f"{prefix}pooler.{key}": value for key, value in pooler.items()})
 
-    def _take_head(self, head: str, found: Dict[str, Tensor], state_dict: Dict[str, Tensor], prefix: str) -> None:
+    def _take_head(self, head: str, found: dict[str, Tensor], state_dict: dict[str, Tensor], prefix: str) -> None:
         """Replace the model's head in `state_dict` by the checkpoint's, from `found`, if the shapes are equal."""
         entries = {key: value for key, value in found.items() if key.startswith(f"{head}.")}
         shapes = {key: value.shape for key, value in entries.items()}
@@ -218,7 +218,7 @@ class BertModel(RobertaModel):
             logger.warning(f"the checkpoint's head {head} is left out: this model's has another shape")
 
 
-def _pop(state_dict: Dict[str, Tensor], prefix: str) -> Dict[str, Tensor]:
+def _pop(state_dict: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Take the entries of a module out of `state_dict`; their names lose the prefix."""
     return {key[len(prefix) :]: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
 
@@ -234,13 +234,13 @@ class BertArchitecture(NamedTuple):
     source: str
 
 
-def _fixed(embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str) -> Tuple[str, BertArchitecture]:
+def _fixed(embed_dim: int, ffn_dim: int, heads: int, head_dim: int, table: str) -> tuple[str, BertArchitecture]:
     name = f"bert_d{embed_dim}_h{heads}_k{head_dim}"
     return name, BertArchitecture(24, embed_dim, ffn_dim, heads, head_dim, f"low-rank bottleneck paper, table {table}")
 
 
 # Table 2 does not give the inner size. Its parameter counts imply that of BERT large, for an embedding of 512 too.
-BERT_ARCHITECTURES: Dict[str, BertArchitecture] = {
+BERT_ARCHITECTURES: dict[str, BertArchitecture] = {
     "bert": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
     "bert_base": BertArchitecture(12, 768, 3072, 12, None, "Devlin et al., base"),
     "bert_large": BertArchitecture(24, 1024, 4096, 16, None, "Devlin et al., large"),

@@ -3,7 +3,7 @@
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict
+from typing import Any
 
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils
@@ -118,7 +118,7 @@ def check(cfg: BertPretrainingConfig) -> None:
     Raises:
         OptionError: one line with the flag, its value and the valid values
     """
-    probabilities: Dict[str, float] = {
+    probabilities: dict[str, float] = {
         name: getattr(cfg, name) for name in ("short_prob", "mask_prob", "leave_unmasked_prob", "random_token_prob")
     }
     for name, value in probabilities.items():

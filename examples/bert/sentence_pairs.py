@@ -1,6 +1,6 @@
 """Pairs of segments A and B for BERT's pre-training: half of the B follow A in the text (Devlin et al., 2018)."""
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -146,7 +146,7 @@ class SentencePairs(SizedDataset):
             parts.append(line[begin : begin + int(self.unit_length[unit])].numpy())
         return np.concatenate(parts)
 
-    def _candidate(self, start: int, room: int, rng: np.random.Generator) -> Tuple[int, int]:
+    def _candidate(self, start: int, room: int, rng: np.random.Generator) -> tuple[int, int]:
         """Find a B of at most `room` tokens from unit `start` on; return the unit that it stops before, and its length.
 
         If the document ends before that, B ends at random within the document's last unit.
@@ -168,7 +168,7 @@ class SentencePairs(SizedDataset):
                 break
         return start
 
-    def _segments(self, index: int, rng: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, int]:
+    def _segments(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         """Return A, B, and FOLLOWS or RANDOM."""
         start, stop = int(self.span_start[index]), int(self.span_stop[index])
         document = int(self.unit_document[start])
@@ -192,7 +192,7 @@ class SentencePairs(SizedDataset):
         end = self.unit_end[start] + length
         return bool(self.unit_end[np.searchsorted(self.unit_end, end)] == end)
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         rng = np.random.default_rng([self.seed, 2, self.epoch, index])
         first, second, relation = self._segments(index, rng)
         cut = len(first)
@@ -212,7 +212,7 @@ class SentencePairs(SizedDataset):
             "relation": relation,
         }
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch, padded on the right.
 
         Its tensors are `src_tokens`, `segments` and `target`, all int64 [B, N], and `next_sentence`, int64 [B], FOLLOWS

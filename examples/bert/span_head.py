@@ -1,7 +1,7 @@
 """A head that finds the first and the last token of an answer."""
 
 import logging
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ class SpanHead(nn.Module):
         """Return [B, N, 2] for features [B, N, C]. fairseq passes `masked_tokens` to every head of a language model."""
         return self.out_proj(features)
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Drop the head of a language model from a checkpoint; keep this head if the checkpoint has none."""
         own = {f"{name}.{key}": value for key, value in self.state_dict().items()}
         for key in [key for key in state_dict if key.startswith(f"{name}.") and key not in own]:

@@ -4,8 +4,9 @@ import json
 import re
 import string
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple, Optional
 
 
 class SquadError(ValueError):
@@ -21,19 +22,19 @@ class Question(NamedTuple):
     id: str
     text: str
     context: int  # the number of its context
-    answers: Tuple[Answer, ...]  # empty in a file to predict answers for
+    answers: tuple[Answer, ...]  # empty in a file to predict answers for
 
     @property
-    def gold(self) -> Tuple[str, ...]:
+    def gold(self) -> tuple[str, ...]:
         return tuple(answer.text for answer in self.answers)
 
 
 class Squad(NamedTuple):
-    contexts: List[str]
-    questions: List[Question]
+    contexts: list[str]
+    questions: list[Question]
 
 
-def read_squad(path: Union[str, Path]) -> Squad:
+def read_squad(path: str | Path) -> Squad:
     """Read a file of SQuAD 1.1, or one of the same layout, with or without answers.
 
     Raises:
@@ -53,7 +54,7 @@ def read_squad(path: Union[str, Path]) -> Squad:
         raise SquadError(f"{path}: {error}") from None
 
 
-def _once(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse two values of one name; JSON would take the last."""
     content = dict(pairs)
     if len(content) < len(pairs):
@@ -103,7 +104,7 @@ def _field(value: Any, name: str, kind: type, place: str) -> Any:
     return value[name]
 
 
-def locate(context: str, answers: Iterable[Answer]) -> Optional[Tuple[int, int]]:
+def locate(context: str, answers: Iterable[Answer]) -> Optional[tuple[int, int]]:
     """Return the first character and the last + 1 of the first answer found at its `start`, or None."""
     for answer in answers:
         if answer.text and answer.start >= 0 and context.startswith(answer.text, answer.start):
@@ -143,7 +144,7 @@ class Score(NamedTuple):
     f1: float
 
 
-def score(questions: Iterable[Question], predictions: Dict[str, str]) -> Score:
+def score(questions: Iterable[Question], predictions: dict[str, str]) -> Score:
     """Return the means over all questions with gold answers; of several answers the best one counts.
 
     A question without a prediction is wrong.

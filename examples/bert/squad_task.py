@@ -9,7 +9,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional
 
 import torch
 from fairseq.data import Dictionary
@@ -105,9 +105,9 @@ class SquadTask(Task):
         super().__init__(cfg)
         self.dictionary = dictionary
         self.tokeniser = wordpiece(dictionary, lowercase=not cfg.cased)
-        self._questions: List[squad_data.Question] = []  # of all sets, by number
-        self._contexts: List[str] = []  # the context of each question
-        self._answers: List[Tensor] = []  # decoded, but not yet in a metric
+        self._questions: list[squad_data.Question] = []  # of all sets, by number
+        self._contexts: list[str] = []  # the context of each question
+        self._answers: list[Tensor] = []  # decoded, but not yet in a metric
         self._nbest: Optional[NBestFile] = None
 
     @classmethod
@@ -158,7 +158,7 @@ class SquadTask(Task):
             raise OptionError(f"--nbest-file {self.cfg.nbest_file}: is for fairseq-validate")
         super().begin_epoch(epoch, model)
 
-    def decode(self, sample: Dict[str, Any], logits: Tensor) -> Tensor:
+    def decode(self, sample: dict[str, Any], logits: Tensor) -> Tensor:
         """Find the best answer of each window, and write the n best ones to --nbest-file.
 
         The answers of all workers are gathered for `reduce_metrics`, so every worker must decode a batch. fairseq can
@@ -192,7 +192,7 @@ class SquadTask(Task):
                 raise OptionError(f"--nbest-file {self.cfg.nbest_file}: {error.strerror}") from None
         return self._nbest
 
-    def reduce_metrics(self, logging_outputs: List[Dict[str, Any]], criterion: Any) -> None:
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Log the metrics of the criterion, and in validation exact_match and f1."""
         super().reduce_metrics(logging_outputs, criterion)
         if self._answers:
@@ -202,7 +202,7 @@ class SquadTask(Task):
                 metrics.log_derived(name, partial(self._score, name))
 
     def _score(self, name: str, meters: MetersDict) -> float:
-        best: Dict[int, List[float]] = {}
+        best: dict[int, list[float]] = {}
         for question, *answer in meters[ANSWERS].tensor.tolist():
             if question not in best or answer[-1] > best[question][-1]:
                 best[question] = answer

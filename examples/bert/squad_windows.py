@@ -1,6 +1,7 @@
 """Cut the contexts of SQuAD into windows: [CLS] question [SEP] context [SEP]."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
@@ -35,14 +36,14 @@ class Pieces(NamedTuple):
     ids: np.ndarray  # int32 [n]
     characters: np.ndarray  # int32 [n, 2]: the first character of each piece, and its last + 1
 
-    def covering(self, start: int, end: int) -> Optional[Tuple[int, int]]:
+    def covering(self, start: int, end: int) -> Optional[tuple[int, int]]:
         """Return the first and the last piece of the characters start to end - 1; None if no piece has any."""
         first = int(np.searchsorted(self.characters[:, 1], start, side="right"))
         last = int(np.searchsorted(self.characters[:, 0], end, side="left")) - 1
         return (first, last) if first <= last else None
 
 
-def windows_of(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
+def windows_of(length: int, room: int, stride: int) -> list[tuple[int, int]]:
     """Return the beginning and the length of each window of a text of `length` tokens; at least one.
 
     The library `tokenizers` would take the overlap of two windows instead, which depends on the question's length.
@@ -51,7 +52,7 @@ def windows_of(length: int, room: int, stride: int) -> List[Tuple[int, int]]:
     return [(start, min(room, length - start)) for start in starts]
 
 
-def has_most_context(windows: Sequence[Tuple[int, int]], number: int) -> np.ndarray:
+def has_most_context(windows: Sequence[tuple[int, int]], number: int) -> np.ndarray:
     """Return which tokens of window `number` have more context in it than in any other window; bool [its length].
 
     The context of a token is the smaller of its distances to both ends, plus a hundredth of the window's length. The
@@ -95,11 +96,11 @@ class SquadWindows(SizedDataset):
         self.first_question = first_question
         self.seed, self.epoch = seed, 1
         self.contexts = [self._pieces(context) for context in squad.contexts]
-        self.queries: List[np.ndarray] = []
-        self.answers: List[Optional[Tuple[int, int]]] = []  # first and last piece of the context
+        self.queries: list[np.ndarray] = []
+        self.answers: list[Optional[tuple[int, int]]] = []  # first and last piece of the context
         self._first_window = [0]
         self.unlocated = self.cut = 0
-        windows: List[Tuple[int, int, int]] = []
+        windows: list[tuple[int, int, int]] = []
         for number, question in enumerate(squad.questions):
             query, context = self._pieces(question.text).ids, self.contexts[question.context]
             self.cut += len(query) > sizes.max_query_length
@@ -135,7 +136,7 @@ class SquadWindows(SizedDataset):
     def supports_prefetch(self) -> bool:
         return False
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one window of n tokens.
 
         Returns:
@@ -190,7 +191,7 @@ class SquadWindows(SizedDataset):
             return torch.zeros(2, dtype=torch.long)
         return torch.tensor(answer) - first + before
 
-    def collater(self, samples: List[Dict[str, Any]]) -> Dict[str, Any]:
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a batch of B windows, padded on the right to N tokens; padding is no start and no end."""
         if not samples:
             return {}

@@ -3,8 +3,8 @@
 import re
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Sequence, Tuple, Union
 
 from fairseq.data import Dictionary
 from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers
@@ -46,7 +46,7 @@ def wordpiece(dictionary: Dictionary, lowercase: bool) -> Tokenizer:
     return tokeniser
 
 
-def characters_of(text: str, encoding: Encoding) -> List[Tuple[int, int]]:
+def characters_of(text: str, encoding: Encoding) -> list[tuple[int, int]]:
     """Return for each piece the characters of `text` that it stands for: the first, and the last + 1.
 
     Accents and invisible characters that the tokeniser drops belong to the piece before them.
@@ -60,7 +60,7 @@ def characters_of(text: str, encoding: Encoding) -> List[Tuple[int, int]]:
     return found
 
 
-def read_vocabulary(path: Union[str, Path]) -> List[str]:
+def read_vocabulary(path: str | Path) -> list[str]:
     """Read the pieces of a vocab.txt in their order.
 
     Raises:
@@ -76,7 +76,7 @@ def read_vocabulary(path: Union[str, Path]) -> List[str]:
     return words
 
 
-def write_dictionary(words: Sequence[str], path: Path, source: Union[str, Path]) -> Dictionary:
+def write_dictionary(words: Sequence[str], path: Path, source: str | Path) -> Dictionary:
     """Write fairseq's dictionary of a vocabulary, in its order, without the special symbols that fairseq adds.
 
     Args:

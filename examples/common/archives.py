@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import pooch
 import requests
@@ -37,7 +37,7 @@ class Archive(NamedTuple):
 
     file: str  # its name, in ARCHIVES too
     urls: tuple[str, ...]  # tried in turn
-    sha256: Optional[str] = None  # the published sum, where one is known
+    sha256: str | None = None  # the published sum, where one is known
 
 
 fail = failing("prepare")
@@ -47,7 +47,7 @@ def note(message: str) -> None:
     print(f"prepare: {message}", file=sys.stderr)
 
 
-def bar(total: Optional[int], title: str, **settings: Any) -> tqdm:
+def bar(total: int | None, title: str, **settings: Any) -> tqdm:
     """Return a progress bar in bytes. Outside a terminal it stays, so that the next message begins a new line."""
     settings["leave"] = settings.get("leave", True) or not sys.stderr.isatty()
     return tqdm(total=total, desc=title, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True, **settings)
@@ -189,7 +189,7 @@ class Refused(ValueError):
     """The archive is unsafe; the message says why."""
 
 
-def unpack(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]] = None) -> None:
+def unpack(path: Path, folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
     """Unpack the files of an archive to `folder`.
 
     End the program if the archive is damaged, unpacks to too many bytes, or has no wanted file. Links, special files
@@ -230,7 +230,7 @@ def _spend(limit: int, size: int) -> int:
     return limit - size
 
 
-def _unpack_tar(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]], limit: int) -> int:
+def _unpack_tar(path: Path, folder: Path, wanted: Callable[[str], bool] | None, limit: int) -> int:
     number = 0
     with tarfile.open(path) as archive:
         for member in archive:
@@ -245,7 +245,7 @@ def _unpack_tar(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]
     return number
 
 
-def _unpack_zip(path: Path, folder: Path, wanted: Optional[Callable[[str], bool]], limit: int) -> int:
+def _unpack_zip(path: Path, folder: Path, wanted: Callable[[str], bool] | None, limit: int) -> int:
     number = 0
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():

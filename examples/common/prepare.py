@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from common.archives import fail, note
 
@@ -31,7 +31,7 @@ class Interrupted(KeyboardInterrupt):
         self.signal = signal.Signals(number)
 
 
-def _interrupt(number: int, frame: Optional[FrameType]) -> NoReturn:
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     for other in ENDINGS:  # during the clean-up only a second Ctrl-C ends the program
         signal.signal(other, signal.SIG_DFL if other == signal.SIGINT else signal.SIG_IGN)
     raise Interrupted(number)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import matplotlib
 import sacrebleu
@@ -72,7 +72,7 @@ def fail(message: str) -> None:
     sys.exit(f"demo: error: {message}")
 
 
-def run(command: list[str], log: Path, threads: int, bar: Optional[tqdm] = None) -> tuple[list[str], float]:
+def run(command: list[str], log: Path, threads: int, bar: tqdm | None = None) -> tuple[list[str], float]:
     """Run one of fairseq's commands; return its lines, which `log` keeps, and its seconds. `bar` follows a training."""
     command = [str(Path(sys.executable).parent / command[0]), *command[1:]]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}

@@ -3,7 +3,7 @@
 S seeds, H heads, n positions, d is the size of the embedding, D that of a head. All tensors are float64.
 """
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 from low_rank_bottleneck.theorems import construct, project
@@ -57,7 +57,7 @@ def effective_rank(matrices: Tensor) -> Tensor:
 
 
 def layer_weights(
-    embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Optional[Tensor] = None
+    embedding: Tensor, query: Tensor, key: Tensor, normalizer: str, mixing: Tensor | None = None
 ) -> Tensor:
     """Return the (mixed) attention weights of a layer: the output of `ops.attention` if the values are the identity.
 

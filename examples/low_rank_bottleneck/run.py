@@ -16,7 +16,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -53,7 +53,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(f"low_rank_bottleneck: error: {message}")
 
 
-def parse(arguments: Optional[list[str]]) -> Namespace:
+def parse(arguments: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
         prog="low_rank_bottleneck", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -192,7 +192,7 @@ def _cell(row: dict[str, Any]) -> str:
     return "0" if row["mean"] < 1e-9 else f"{row['mean']:.4f} ± {row['std']:.4f}"
 
 
-def main(arguments: Optional[list[str]] = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     try:
         options.output.mkdir(parents=True, exist_ok=True)

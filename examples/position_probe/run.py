@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -46,7 +46,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(f"position_probe: error: {message}")
 
 
-def parse(arguments: Optional[list[str]]) -> Namespace:
+def parse(arguments: list[str] | None) -> Namespace:
     parser = argparse.ArgumentParser(
         prog="position_probe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -202,7 +202,7 @@ def table(rows: list[dict[str, Any]], kind: str) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Optional[list[str]] = None) -> None:
+def main(arguments: list[str] | None = None) -> None:
     options = parse(arguments)
     try:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 """Extend fairseq's multi-head attention by a choice of normalizer, mixed heads and a free head size."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Callable, ClassVar, Dict, Optional, Tuple
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -39,14 +40,14 @@ class MixheadAttention(Assembly, CachedAttention):
         variant: the keywords of `parts.VARIANT`; relative positions are for self-attention
     """
 
-    tables: ClassVar[Dict[str, Any]] = PARTS  # of the options that a checkpoint must share
+    tables: ClassVar[dict[str, Any]] = PARTS  # of the options that a checkpoint must share
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
-        kdim: Optional[int] = None,
-        vdim: Optional[int] = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
         dropout: float = 0.0,
         bias: bool = True,
         add_bias_kv: bool = False,
@@ -57,10 +58,10 @@ class MixheadAttention(Assembly, CachedAttention):
         q_noise: float = 0.0,
         qn_block_size: int = 8,
         *,
-        head_dim: Optional[int] = None,
+        head_dim: int | None = None,
         impl: str = "auto",
         value_init_scale: float = 1.0,
-        num_mixed_heads: Optional[int] = None,
+        num_mixed_heads: int | None = None,
         relative_gain: int = 0,
         causal: bool = False,
         mixing_lr_scale: float = 1.0,
@@ -112,9 +113,9 @@ class MixheadAttention(Assembly, CachedAttention):
                 scale_learning_rate(mixing, mixing_lr_scale)
         self.impl = impl
         # For analysis, pruning and penalties; TorchScript ignores both.
-        self.gates: Optional[HeadGates] = None
+        self.gates: HeadGates | None = None
         # Called with the attention, its output [B, H', Nq, D] and its heads; returns the output.
-        self.hook: Optional[Callable[[MixheadAttention, Tensor, Heads], Tensor]] = None
+        self.hook: Callable[[MixheadAttention, Tensor, Heads], Tensor] | None = None
 
         # Attributes of fairseq's module that other code reads or sets.
         self.use_xformers = False
@@ -127,7 +128,7 @@ class MixheadAttention(Assembly, CachedAttention):
             self.v_proj.weight.mul_(self.value_init_scale)
             self.out_proj.weight.mul_(self.value_init_scale)
 
-    def signature(self) -> Dict[str, Any]:
+    def signature(self) -> dict[str, Any]:
         """Return the options that a checkpoint must share with this module, with their values."""
         return {
             "attention_normalizer": self.normalizer,
@@ -148,16 +149,16 @@ class MixheadAttention(Assembly, CachedAttention):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend, with fairseq's calling convention.
 
         Args:
@@ -186,13 +187,16 @@ class MixheadAttention(Assembly, CachedAttention):
         if self.bias_k is not None or self.add_zero_attn:
             k, v, key_padding_mask, attn_mask = self._append_constant_keys(k, v, key_padding_mask, attn_mask)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
-        inputs = self.inputs_of(
-            q, k, v, q, query.transpose(0, 1), attn_mask=attn_mask, key_padding_mask=as_bool(key_padding_mask),
-            dropout_p=self.dropout_p(), scale=self.scaling,
-        )  # fmt: skip
+        x = query.transpose(0, 1)  # [B, Nq, C]
         beams = batch // k.size(0)
         if beams > 1:
-            inputs = self._fold_beams_of(inputs, beams)
+            q, x = self._fold_beams(q.transpose(1, 2), beams).transpose(1, 2), self._fold_beams(x, beams)
+            if attn_mask is not None:
+                attn_mask = attn_mask.repeat(1, 1, beams, 1)
+        inputs = self.inputs_of(
+            q, k, v, q, x, attn_mask=attn_mask, key_padding_mask=as_bool(key_padding_mask),
+            dropout_p=self.dropout_p(), scale=self.scaling,
+        )  # fmt: skip
         return self._output(inputs, query, beams, before_softmax, need_weights, need_head_weights)
 
     def dropout_p(self) -> float:
@@ -209,12 +213,12 @@ class MixheadAttention(Assembly, CachedAttention):
         before_softmax: bool = False,
         need_weights: bool = False,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return what `forward` returns for its query `x`, where `beams` hypotheses share the keys of a sentence."""
         if before_softmax:
             return masked_scores(inputs).flatten(0, 1).to(inputs.value.dtype), inputs.value.flatten(0, 1)
         need_weights = need_weights or need_head_weights
-        weights: Optional[Tensor] = None
+        weights: Tensor | None = None
         if torch.jit.is_scripting():
             out, weights = self._attend_by_definition(inputs)
         else:
@@ -231,7 +235,7 @@ class MixheadAttention(Assembly, CachedAttention):
         return out, weights.mean(2)
 
     @torch.jit.unused
-    def _attend(self, inputs: AttentionInputs, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
+    def _attend(self, inputs: AttentionInputs, need_weights: bool) -> tuple[Tensor, Tensor | None]:
         """Return the output [B, H', Nq, D] and, where needed, the mixed weights [B, H', Nq, Nk]."""
         if self.gates is not None:
             mixing = self.gates.on_sources(inputs.mixing)
@@ -245,7 +249,7 @@ class MixheadAttention(Assembly, CachedAttention):
             out = self.hook(self, out, Heads(inputs.mixing, partial(self._weights, inputs)))
         return out, weights
 
-    def _attend_by_definition(self, inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
+    def _attend_by_definition(self, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Compute `reference_with_weights` step by step: TorchScript cannot look up a normalizer by its name."""
         weights = mix_heads(self._weights(inputs), inputs.mixing)  # [B, H', Nq, Nk]
         return weighted_values(weights, inputs), weights
@@ -256,8 +260,8 @@ class MixheadAttention(Assembly, CachedAttention):
         return apply_gain(weights, inputs.gain)
 
     def _append_constant_keys(
-        self, k: Tensor, v: Tensor, key_padding_mask: Optional[Tensor], attn_mask: Optional[Tensor]
-    ) -> Tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Append the learned and the zero key, which are always visible and never cached."""
         batch = k.size(0)
         bias_k, bias_v = self.bias_k, self.bias_v
@@ -272,5 +276,5 @@ class MixheadAttention(Assembly, CachedAttention):
         return k, v, key_padding_mask, attn_mask
 
 
-def as_bool(mask: Optional[Tensor]) -> Optional[Tensor]:
+def as_bool(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.to(torch.bool)  # fairseq keeps padding masks as floats in the cache

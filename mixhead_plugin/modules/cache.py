@@ -1,12 +1,8 @@
 """Keys and values of earlier decoding steps, one copy for all hypotheses of a sentence."""
 
-from typing import Dict, Optional, Tuple
-
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor
-
-from mixhead_plugin.ops.inputs import AttentionInputs
 
 
 class CachedAttention(MultiheadAttention):
@@ -19,16 +15,16 @@ class CachedAttention(MultiheadAttention):
     def _keys_and_values(
         self,
         query: Tensor,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        key_padding_mask: Optional[Tensor],
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]],
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None,
         static_kv: bool,
-    ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys and values [B, H, Nk, D], those of earlier steps included, and their padding mask [B, Nk]."""
-        k: Optional[Tensor] = None
-        v: Optional[Tensor] = None
-        saved: Dict[str, Optional[Tensor]] = {}
+        k: Tensor | None = None
+        v: Tensor | None = None
+        saved: dict[str, Tensor | None] = {}
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
 
@@ -54,7 +50,7 @@ class CachedAttention(MultiheadAttention):
         assert k is not None and v is not None
         return k, v, key_padding_mask
 
-    def _after_cached(self, saved: Dict[str, Optional[Tensor]], name: str, new: Optional[Tensor]) -> Tensor:
+    def _after_cached(self, saved: dict[str, Tensor | None], name: str, new: Tensor | None) -> Tensor:
         """Return rows [B, H, N, D] behind those that `saved` has under this name, and save the result there."""
         if name in saved:
             prev = saved[name]
@@ -65,17 +61,17 @@ class CachedAttention(MultiheadAttention):
         return new
 
     def _padding_after_cached(
-        self, saved: Dict[str, Optional[Tensor]], key_padding_mask: Optional[Tensor], v: Tensor, static_kv: bool
-    ) -> Optional[Tensor]:
+        self, saved: dict[str, Tensor | None], key_padding_mask: Tensor | None, v: Tensor, static_kv: bool
+    ) -> Tensor | None:
         """Return the padding mask [B, Nk] of all values `v` [B, H, Nk, D], and save it."""
-        prev: Optional[Tensor] = None
+        prev: Tensor | None = None
         if "prev_key_padding_mask" in saved:
             prev = saved["prev_key_padding_mask"]
         mask = self._append_prev_key_padding_mask(key_padding_mask, prev, v.size(0), v.size(2), static_kv)
         saved["prev_key_padding_mask"] = mask
         return mask
 
-    def _comes_in_beams(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Optional[Tensor]) -> bool:
+    def _comes_in_beams(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> bool:
         """Return whether [N, B * beams, ...] holds every sentence `beam_size` times in a row.
 
         This compares tensors, because a module keeps the beam size of an earlier search.
@@ -94,8 +90,8 @@ class CachedAttention(MultiheadAttention):
 
     @torch.jit.export
     def reorder_incremental_state(
-        self, incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]], new_order: Tensor
-    ) -> Optional[Dict[str, Dict[str, Optional[Tensor]]]]:
+        self, incremental_state: dict[str, dict[str, Tensor | None]] | None, new_order: Tensor
+    ) -> dict[str, dict[str, Tensor | None]] | None:
         """Let row i of the cache continue row `new_order[i]`, [B], as beam search chooses.
 
         A cache with one row per sentence does not change while hypotheses stay with their sentences, as in beam search.
@@ -131,28 +127,6 @@ class CachedAttention(MultiheadAttention):
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""
         return x.unflatten(0, [-1, beams]).flatten(1, 2)
-
-    def _fold_mixing(self, mixing: Optional[Tensor], beams: int) -> Optional[Tensor]:
-        """Return [B, beams * Nq, H, H'] from [B * beams, Nq, H, H']; a matrix for all queries stays."""
-        return mixing if mixing is None or mixing.dim() < 4 else self._fold_beams(mixing, beams)
-
-    def _fold_beams_of(self, inputs: AttentionInputs, beams: int) -> AttentionInputs:
-        """Return the inputs of a call whose `beams` hypotheses share the keys; they know no distances."""
-        mask = inputs.attn_mask
-        return AttentionInputs(  # TorchScript has no `_replace`
-            query=self._fold_beams(inputs.query.transpose(1, 2), beams).transpose(1, 2),  # [B, H, beams * Nq, D]
-            key=inputs.key,
-            value=inputs.value,
-            mixing=self._fold_mixing(inputs.mixing, beams),
-            attn_mask=None if mask is None else mask.repeat(1, 1, beams, 1),
-            key_padding_mask=inputs.key_padding_mask,
-            sink=inputs.sink,
-            score_mixing=self._fold_mixing(inputs.score_mixing, beams),
-            normalizer=inputs.normalizer,
-            causal=inputs.causal,
-            dropout_p=inputs.dropout_p,
-            scale=inputs.scale,
-        )
 
     def _unfold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B * beams, Nq, ...] from [B, beams * Nq, ...]."""

@@ -1,6 +1,7 @@
 """Describe the heads of one attention: what a hook sees, and gates that scale heads."""
 
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -8,17 +9,17 @@ from torch import Tensor
 class Heads(NamedTuple):
     """Give a hook the heads of one attention in one pass."""
 
-    mixing: Optional[Tensor]  # M [H, H'] or [B, Nq, H, H']
+    mixing: Tensor | None  # M [H, H'] or [B, Nq, H, H']
     weights: Callable[[], Tensor]  # computes P [B, H, Nq, Nk], before mixing and dropout, in float32 or better
 
 
 class HeadGates(NamedTuple):
     """Scale the heads of one attention, by one factor for each head, or [B, ...] also for each sentence; None is 1."""
 
-    source: Optional[Tensor] = None  # on the weights P_j where heads mix, [H] or [B, H]
-    mixed: Optional[Tensor] = None  # on the outputs O_i, [H'] or [B, H']
+    source: Tensor | None = None  # on the weights P_j where heads mix, [H] or [B, H]
+    mixed: Tensor | None = None  # on the outputs O_i, [H'] or [B, H']
 
-    def on_sources(self, mixing: Optional[Tensor]) -> Optional[Tensor]:
+    def on_sources(self, mixing: Tensor | None) -> Tensor | None:
         """Return M, [H, H'] or [B, Nq, H, H'], with the gates of its source heads."""
         if self.source is None:
             return mixing

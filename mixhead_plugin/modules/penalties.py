@@ -8,7 +8,8 @@ A criterion cannot simply add the penalties of all attentions and differentiate 
 checkpointing runs a layer without gradients and again in the backward pass: only then does a penalty have a graph.
 """
 
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn

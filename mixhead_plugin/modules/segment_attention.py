@@ -1,6 +1,6 @@
 """Self-attention of Transformer-XL: over the previous segment too, by distance instead of position."""
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ def distance_encodings(length: int, dim: int, clamp: int, like: Tensor) -> Tenso
     return torch.cat([angle.sin(), angle.cos()], 1).to(like.dtype)
 
 
-def segment_mask(n_queries: int, n_keys: int, span: Optional[int], like: Tensor) -> Tensor:
+def segment_mask(n_queries: int, n_keys: int, span: int | None, like: Tensor) -> Tensor:
     """Return the additive mask [n_queries, n_keys] of a segment whose queries are at the last keys.
 
     Each query sees `span` keys, its own included; None is for all up to its own.
@@ -53,12 +53,12 @@ class SegmentAttention(MixheadAttention):
     def forward(
         self,
         x: Tensor,
-        memory: Optional[Tensor],
+        memory: Tensor | None,
         positions: Tensor,
         content_bias: Tensor,
         position_bias: Tensor,
-        attn_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        attn_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
     ) -> Tensor:
         """Attend to the segment and to its memory.
 
@@ -95,7 +95,7 @@ class SegmentAttention(MixheadAttention):
         )  # fmt: skip
         return self._output(inputs, x)[0]
 
-    def cached(self, incremental_state: Dict[str, Dict[str, Optional[Tensor]]]) -> int:
+    def cached(self, incremental_state: dict[str, dict[str, Tensor | None]]) -> int:
         """Return how many keys earlier steps have cached."""
         key = self._get_input_buffer(incremental_state).get("prev_key")
         return 0 if key is None else key.size(2)

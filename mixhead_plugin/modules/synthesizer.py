@@ -4,7 +4,8 @@ Each score belongs to a key's absolute position, so inputs have a maximal length
 """
 
 import math
-from typing import Any, Callable, ClassVar, Dict, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from fairseq.modules.quant_noise import quant_noise
@@ -22,7 +23,7 @@ class Scores(NamedTuple):
 
     query: Tensor  # [B, H, Nq, D], D chosen by the synthesizer
     key: Tensor  # [B, H, Nk, D]
-    bias: Optional[Tensor]  # broadcastable to [B, H, Nq, Nk]
+    bias: Tensor | None  # broadcastable to [B, H, Nq, Nk]
 
 
 class Sizes(NamedTuple):
@@ -143,9 +144,9 @@ class SynthesizerKind(NamedTuple):
     build: Callable[[Sizes, Linear], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
     reads_query: bool
     trained_bias: bool  # whether its bias needs a gradient
-    parameters: Tuple[str, ...]  # the modules or tensors of which it consists
+    parameters: tuple[str, ...]  # the modules or tensors of which it consists
     multiplies: bool = False  # whether its scores are products of queries and keys
-    own_size: Optional[OwnSize] = None
+    own_size: OwnSize | None = None
 
 
 SYNTHESIZERS = {
@@ -187,7 +188,7 @@ class SynthesizerAttention(MixheadAttention):
         own_size: for a synthesizer that has an `OwnSize`; None for its default
     """
 
-    tables: ClassVar[Dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
+    tables: ClassVar[dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
 
     def __init__(
         self,
@@ -195,7 +196,7 @@ class SynthesizerAttention(MixheadAttention):
         num_heads: int,
         max_length: int,
         synthesizer: str = "dense",
-        own_size: Optional[int] = None,
+        own_size: int | None = None,
         **options: Any,
     ):
         super().__init__(embed_dim, num_heads, self_attention=True, **options)
@@ -218,7 +219,7 @@ class SynthesizerAttention(MixheadAttention):
         self.own_size = default if own_size is None else own_size
         self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size), linear)
 
-    def signature(self) -> Dict[str, Any]:
+    def signature(self) -> dict[str, Any]:
         signature = super().signature()
         signature["max_target_positions"] = self.max_length
         size = SYNTHESIZERS[self.kinds["synthesizer"]].own_size
@@ -226,7 +227,7 @@ class SynthesizerAttention(MixheadAttention):
             signature[size.option] = self.own_size
         return signature
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
         super().upgrade_state_dict_named(state_dict, name)
         if self.q_proj is not None and not SYNTHESIZERS[self.kinds["synthesizer"]].reads_query:
@@ -236,16 +237,16 @@ class SynthesizerAttention(MixheadAttention):
     def forward(
         self,
         query: Tensor,
-        key: Optional[Tensor],
-        value: Optional[Tensor],
-        key_padding_mask: Optional[Tensor] = None,
-        incremental_state: Optional[Dict[str, Dict[str, Optional[Tensor]]]] = None,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
         need_weights: bool = True,
         static_kv: bool = False,
-        attn_mask: Optional[Tensor] = None,
+        attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
-    ) -> Tuple[Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and `static_kv` are ignored.
 
         Raises:

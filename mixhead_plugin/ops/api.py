@@ -1,6 +1,7 @@
 """The public function `attention`: check the arguments, choose an implementation, call it."""
 
-from typing import Callable, NamedTuple, Optional, Tuple, Union
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,19 +46,19 @@ def attention(
     value: Tensor,
     *,
     normalizer: str = "softmax",
-    mixing: Optional[Tensor] = None,
+    mixing: Tensor | None = None,
     causal: bool = False,
-    attn_mask: Optional[Tensor] = None,
-    key_padding_mask: Optional[Tensor] = None,
-    relative: Optional[RelativeScores] = None,
-    gain: Optional[Tensor] = None,
-    sink: Optional[Tensor] = None,
-    score_mixing: Optional[Tensor] = None,
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    relative: RelativeScores | None = None,
+    gain: Tensor | None = None,
+    sink: Tensor | None = None,
+    score_mixing: Tensor | None = None,
     dropout_p: float = 0.0,
-    scale: Optional[float] = None,
+    scale: float | None = None,
     impl: str = "auto",
     need_weights: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute multi-head attention with a choice of normalizer and with mixed heads (mixhead eqs 8-12).
 
     Mixing one matrix for all queries is the post-softmax projection of talking-heads attention (Shazeer et al. 2020).
@@ -104,7 +105,7 @@ def attention(
     return out if weights is None else (out, weights)
 
 
-def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> Tuple[Tensor, Optional[Tensor]]:
+def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> tuple[Tensor, Tensor | None]:
     """Return the output of `attention` and, where needed, the mixed weights, which only "reference" computes."""
     if not need_weights:
         return attend(inputs, impl), None
@@ -151,7 +152,7 @@ def check(inputs: AttentionInputs, impl: str) -> None:
     _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
 
 
-def _check_masks(mask: Optional[Tensor], padding: Optional[Tensor], full: Tuple[int, ...]) -> None:
+def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:
     if mask is not None:
         if not mask.is_floating_point():
             raise TypeError(f"attn_mask is {mask.dtype}: must be additive floats, -inf hides a key")
@@ -163,7 +164,7 @@ def _check_masks(mask: Optional[Tensor], padding: Optional[Tensor], full: Tuple[
         _check_shape("key_padding_mask", padding, (full[0], full[3]))
 
 
-def _check_shape(name: str, tensor: Tensor, *fitting: Tuple[int, ...]) -> None:
+def _check_shape(name: str, tensor: Tensor, *fitting: tuple[int, ...]) -> None:
     if tensor.shape not in fitting:
         expected = " or ".join(str(list(shape)) for shape in fitting)
         raise ValueError(f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}")

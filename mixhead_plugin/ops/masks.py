@@ -1,7 +1,5 @@
 """The three ways of hiding a key, as one additive mask."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,7 @@ def no_masks(inputs: AttentionInputs) -> bool:
     return not inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
 
 
-def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Optional[Tensor]:
+def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Tensor | None:
     """Return the sum of all masks, ``-inf`` where a key is hidden; None if there are no masks.
 
     It is broadcastable to [B, H, Nq, Nk] and has the given dtype, float32 or float64.
@@ -34,7 +32,7 @@ def additive_mask(inputs: AttentionInputs, dtype: torch.dtype) -> Optional[Tenso
     return mask
 
 
-def by_head(attn_mask: Optional[Tensor], num_heads: int, dtype: torch.dtype) -> Optional[Tensor]:
+def by_head(attn_mask: Tensor | None, num_heads: int, dtype: torch.dtype) -> Tensor | None:
     """Return a mask [Nq, Nk], [B * H, Nq, Nk] or [B, H, Nq, Nk] as floats to add; in other types non-zero hides."""
     if attn_mask is None:
         return None

@@ -12,7 +12,8 @@ The definitions of `unnormalized` and `relu2` leave nothing to shift. So exp(s) 
 s^2 from 2e19 on, and gradients are NaN or infinite. fairseq takes no step by such gradients.
 """
 
-from typing import Callable, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +39,7 @@ def _shifted_exp(scores: Tensor) -> Tensor:
     return torch.exp(scores - largest.masked_fill(largest == float("-inf"), 0.0))
 
 
-def _divide(weights: Tensor, total: Tensor, out: Optional[Tensor] = None) -> Tensor:
+def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
     """Return weights / total, with 0/0 = 0 and no gradient there: dividing by infinity gives both."""
     total = total.masked_fill(total == 0, float("inf"))
     return weights / total if out is None else torch.div(weights, total, out=out)
@@ -49,11 +50,11 @@ def _short(scores: Tensor) -> bool:
     return scores.is_cpu and scores.size(-1) < 16
 
 
-def softmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def softmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     if _short(scores):
         weights = _shifted_exp(scores)
         return _divide(weights, weights.sum(-1, keepdim=True), out)
-    visible: Optional[Tensor] = None
+    visible: Tensor | None = None
     if not seen and scores.size(-1) > 0:  # amax of nothing is an error
         visible = scores.detach().amax(-1, keepdim=True) != float("-inf")  # [..., 1]
         scores = torch.where(visible, scores, 0.0)  # a row that sees nothing would be 0/0
@@ -71,7 +72,7 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
     return torch._softmax_backward_data(d_weights, weights, -1, weights.dtype, grad_input=out)
 
 
-def sigsoftmax(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32
     return softmax(F.logsigmoid(scores).add_(scores), seen, out)
 
@@ -81,7 +82,7 @@ def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Ten
     return softmax_grad(scores, weights, d_weights, out).mul_(torch.sigmoid(scores).neg_().add_(2))
 
 
-def l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # the softmax divided by its own length: the factor 1 / sum exp(s) cancels
     weights = softmax(scores, seen, out)
     return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
@@ -92,7 +93,7 @@ def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> 
     return _tangent(weights, d_weights, out).mul_(weights)
 
 
-def unnormalized(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def unnormalized(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     return torch.exp(scores) if out is None else torch.exp(scores, out=out)
 
 
@@ -100,7 +101,7 @@ def unnormalized_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: T
     return torch.mul(weights, d_weights, out=out)
 
 
-def relu2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def relu2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     return _divide(F.relu(scores).square(), _count(scores), out)
 
 
@@ -110,7 +111,7 @@ def relu2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) 
     return torch.mul(F.relu(scores), d_weights, out=out).mul_(slope)
 
 
-def sigmoid(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def sigmoid(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     shifted = scores - _count(scores).clamp_(min=1).log_()
     # torch differentiates sigmoid by its rounded value, which is 1 from s = 17 on in float32
     return torch.exp(F.logsigmoid(shifted)) if out is None else torch.sigmoid(shifted, out=out)
@@ -127,7 +128,7 @@ def _count(scores: Tensor) -> Tensor:
     return (scores != float("-inf")).sum(-1, keepdim=True).to(scores.dtype)
 
 
-def swish_l2(scores: Tensor, seen: bool = False, out: Optional[Tensor] = None) -> Tensor:
+def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     visible, sigmoid = _visible_and_sigmoid(scores)
     weights = visible * sigmoid
     return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
@@ -141,7 +142,7 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     return _tangent(weights, d_weights, out).mul_(_divide(slope, norm))
 
 
-def _visible_and_sigmoid(scores: Tensor) -> Tuple[Tensor, Tensor]:
+def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scores and a multiple of their sigmoid, each with 0 for a hidden key.
 
     The largest swish of a row, their product, becomes 1 or -1. The factor cancels in a quotient of swishes. Without it

@@ -1,13 +1,14 @@
 """Register an implementation as operators of torch, one for each pass; torch.compile takes each as a whole."""
 
-from typing import Any, Callable, Optional, Tuple, get_type_hints
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 
-_TYPES = {Tensor: "Tensor", Optional[Tensor]: "Tensor?", str: "str", bool: "bool", float: "float"}
+_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", str: "str", bool: "bool", float: "float"}
 # The fields of AttentionInputs, as arguments of an operator.
 SCHEMA = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(AttentionInputs).items())
 _TENSORS = AttentionInputs._fields.index("normalizer")  # the number of tensors among the fields
@@ -31,7 +32,7 @@ def register_backward(impl: str, save: Callable[..., None], differentiate: Calla
     torch.library.register_autograd(f"mixhead_plugin::{impl}_backward", no_second_derivative)
 
 
-def save_inputs(ctx: Any, inputs: Tuple[Any, ...], *more: Any) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], *more: Any) -> None:
     """Save the fields of `inputs` and more tensors for the backward pass."""
     ctx.save_for_backward(*inputs[:_TENSORS], *more)
     ctx.options = inputs[_TENSORS:]

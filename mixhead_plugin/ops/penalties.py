@@ -4,15 +4,13 @@ Both take any floating dtype, compute in float32 or float64, and return a scalar
 False where a query is padding. The penalty is 0 where no position is real.
 """
 
-from typing import Optional, Union
-
 import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.reference import upcast
 
 
-def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
+def orthogonal_penalty(mixing: Tensor, real: Tensor | None = None) -> Tensor:
     """Return ||M^T M - I||_F^2 (mixhead eq. 16) for M [H, H']; its mean over the real queries for M [B, Nq, H, H']."""
     mixing = upcast(mixing)
     identity = torch.eye(mixing.shape[-1], dtype=mixing.dtype, device=mixing.device)
@@ -25,7 +23,7 @@ def orthogonal_penalty(mixing: Tensor, real: Optional[Tensor] = None) -> Tensor:
     return distance.mean() if real is None else (distance * real).sum() / real.sum().clamp(min=1)
 
 
-def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
+def rank_penalty(weights: Tensor, real: Tensor | None = None) -> Tensor:
     """Return the sum of two means over pairs of heads, of ||P_i P_j^T||_F^2 and ||P_i^T P_j||_F^2 (mixhead eq. 20).
 
     The weights P [B, H, Nq, Nk] are those before mixing and dropout. The penalty is averaged over sentences. A single
@@ -36,7 +34,7 @@ def rank_penalty(weights: Tensor, real: Optional[Tensor] = None) -> Tensor:
     batch, heads = weights.shape[:2]
     if heads < 2:
         raise ValueError(f"weights {list(weights.shape)}: a pair needs two heads")
-    sentences: Union[int, Tensor] = batch
+    sentences: int | Tensor = batch
     if real is not None:
         weights = weights.masked_fill(~real[:, None, :, None], 0.0)
         sentences = real.any(1).sum().clamp(min=1)

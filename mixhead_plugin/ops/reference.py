@@ -3,8 +3,7 @@
 The steps are separate functions: a module that returns its weights, or is scripted, calls them one by one.
 """
 
-from contextlib import nullcontext
-from typing import ContextManager, Optional, Tuple
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +20,7 @@ def upcast(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def without_autocast(device: torch.device) -> ContextManager:
+def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context in which operations on the device keep the dtype of their inputs."""
     # The device "meta" has no autocast, and asking torch for it is an error.
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
@@ -38,7 +37,7 @@ def masked_scores(inputs: AttentionInputs) -> Tensor:
     return scores if mask is None else scores + mask
 
 
-def append_sink(scores: Tensor, sink: Optional[Tensor]) -> Tensor:
+def append_sink(scores: Tensor, sink: Tensor | None) -> Tensor:
     """Return the scores [B, H, Nq, Nk + 1] of the keys and of the sink [H], which every row sees; or the scores alone.
 
     The sink has no value. So its weight is left out before gain, mixing and dropout.
@@ -49,12 +48,12 @@ def append_sink(scores: Tensor, sink: Optional[Tensor]) -> Tensor:
     return torch.cat([scores, column], -1)
 
 
-def apply_gain(weights: Tensor, gain: Optional[Tensor]) -> Tensor:
+def apply_gain(weights: Tensor, gain: Tensor | None) -> Tensor:
     """Return the weights P [B, H, Nq, Nk] times the gain of each distance, [H, Nq + Nk - 1]."""
     return weights if gain is None else weights * toeplitz(gain.to(weights.dtype), weights.size(2), weights.size(3))
 
 
-def mix_heads(weights: Tensor, mixing: Optional[Tensor]) -> Tensor:
+def mix_heads(weights: Tensor, mixing: Tensor | None) -> Tensor:
     """Return Pbar_i = sum_j M[j, i] P_j (mixhead eq. 12), for P [B, H, Nq, Nk] and M [H, H'] or [B, Nq, H, H'].
 
     M[..., j, i] is the weight of source head j in mixed head i. Without M the weights stay as they are.
@@ -74,7 +73,7 @@ def weighted_values(weights: Tensor, inputs: AttentionInputs) -> Tensor:
     return torch.matmul(F.dropout(weights, inputs.dropout_p), upcast(inputs.value)).to(inputs.value.dtype)
 
 
-def reference_with_weights(inputs: AttentionInputs) -> Tuple[Tensor, Tensor]:
+def reference_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Return the output of `reference_attention` and the mixed weights Pbar [B, H', Nq, Nk], before dropout."""
     with without_autocast(inputs.query.device):
         scores = append_sink(masked_scores(inputs), inputs.sink)  # [B, H, Nq, Nk] or [B, H, Nq, Nk + 1]

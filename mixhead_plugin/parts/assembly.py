@@ -1,6 +1,7 @@
 """Build the parts of one attention and put them to work; fairseq's, torch's and Hugging Face's modules share this."""
 
-from typing import TYPE_CHECKING, Any, Collection, Dict, Mapping, Optional
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -12,10 +13,10 @@ from mixhead_plugin.parts.relative_position import DistanceGain
 from mixhead_plugin.parts.table import PARTS
 
 # The keywords of a variant and their values; the first value is the default.
-VARIANT: Dict[str, Collection[str]] = {"normalizer": NORMALIZERS, **PARTS}
+VARIANT: dict[str, Collection[str]] = {"normalizer": NORMALIZERS, **PARTS}
 
 
-def complete(variant: Mapping[str, str], impl: str = "auto") -> Dict[str, str]:
+def complete(variant: Mapping[str, str], impl: str = "auto") -> dict[str, str]:
     """Return a variant with the defaults of what it leaves out; refuse an unknown keyword or value in one line."""
     tables = {**VARIANT, "impl": ("auto", *IMPLEMENTATIONS)}
     for name, value in {**variant, "impl": impl}.items():
@@ -26,7 +27,7 @@ def complete(variant: Mapping[str, str], impl: str = "auto") -> Dict[str, str]:
     return {name: variant.get(name, next(iter(table))) for name, table in VARIANT.items()}
 
 
-def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: Optional[int] = None) -> None:
+def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: int | None = None) -> None:
     """Raise PartError if parts do not go together, or not with `mixed_heads` heads after mixing (None: the usual)."""
     sink, head_mixing = variant["attention_sink"], variant["head_mixing"]
     if sink != "none" and (problem := sink_problem(variant["normalizer"])):
@@ -45,7 +46,7 @@ def sizes_of(
     head_dim: int,
     embed_dim: int,
     causal: bool = False,
-    mixed_heads: Optional[int] = None,
+    mixed_heads: int | None = None,
 ) -> AttentionSizes:
     """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the usual number."""
     check_parts(variant, num_heads, mixed_heads)
@@ -75,7 +76,7 @@ class Assembly(nn.Module):
             setattr(self, option, part)
         self.relative_gain = DistanceGain(sizes.num_heads, relative_gain) if relative_gain else None
 
-    def parts(self) -> Dict[str, PartKind]:
+    def parts(self) -> dict[str, PartKind]:
         """Return the row of each table in PARTS that this attention has, by option."""
         return {option: table[self.kinds[option]] for option, table in PARTS.items()}
 
@@ -86,9 +87,9 @@ class Assembly(nn.Module):
         v: Tensor,
         projected: Tensor,
         x: Tensor,
-        attn_mask: Optional[Tensor] = None,
-        key_padding_mask: Optional[Tensor] = None,
-        relative: Optional[RelativeScores] = None,
+        attn_mask: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        relative: RelativeScores | None = None,
         causal: bool = False,
         dropout_p: float = 0.0,
         scale: float = 1.0,
@@ -100,22 +101,22 @@ class Assembly(nn.Module):
             projected: the queries [B, H, Nq, D] that mixings read, before anything was added to them
             x: the attention's query input, [B, Nq, C]
         """
-        mixing: Optional[Tensor] = None
+        mixing: Tensor | None = None
         if self.head_mixing is not None:
             mixing = self.head_mixing(projected, x)
-        score_mixing: Optional[Tensor] = None
+        score_mixing: Tensor | None = None
         if self.score_mixing is not None:
             score_mixing = self.score_mixing(projected, x)
-        sink: Optional[Tensor] = None
+        sink: Tensor | None = None
         if self.attention_sink is not None:
             sink = self.attention_sink()
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
-        gain: Optional[Tensor] = None
+        gain: Tensor | None = None
         if self.relative_gain is not None:
             gain = self.relative_gain(q.size(2), k.size(2))
-        relative_query: Optional[Tensor] = None
-        relative_key: Optional[Tensor] = None
+        relative_query: Tensor | None = None
+        relative_key: Tensor | None = None
         if relative is not None:
             relative_query, relative_key = relative.query, relative.key
         return AttentionInputs(

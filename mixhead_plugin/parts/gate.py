@@ -1,7 +1,6 @@
 """Define gates on the outputs of heads: each value of --attention-gate is one row of ATTENTION_GATES; torch alone."""
 
 from functools import partial
-from typing import Dict
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ class AttentionGate(nn.Module):
         self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
         self.bias = nn.Parameter(torch.zeros(gates))
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add gates of 1 to a checkpoint without gates."""
         for key, parameter in self.named_parameters():
             state_dict.setdefault(f"{name}.{key}", torch.zeros(parameter.shape))

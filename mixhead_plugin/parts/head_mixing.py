@@ -8,7 +8,7 @@ Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talk
 pre-softmax projection of talking heads. The modules need torch alone.
 """
 
-from typing import TYPE_CHECKING, Dict
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -23,11 +23,11 @@ RANK = 2  # of the low-rank mixing, as in DCMHA
 class HeadMixing(nn.Module):
     """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to M."""
 
-    def identity(self) -> Dict[str, Tensor]:
+    def identity(self) -> dict[str, Tensor]:
         """Return values with which a trained mixing does nothing; empty for one that never does nothing."""
         return {}
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Complete a checkpoint without mixing: a trained matrix becomes the identity, a frozen one stays."""
         for key, value in {**self.state_dict(), **self.identity()}.items():
             state_dict.setdefault(f"{name}.{key}", value)
@@ -40,7 +40,7 @@ class PositionIndependentMixing(HeadMixing):
         super().__init__()
         self.weight = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
 
-    def identity(self) -> Dict[str, Tensor]:
+    def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.eye(*self.weight.shape)}
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class PositionWiseMixing(HeadMixing):
         self.query_weight = nn.Parameter(torch.zeros(sizes.head_dim, sizes.mixed_heads))  # [D, H']
         self.bias = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
 
-    def identity(self) -> Dict[str, Tensor]:
+    def identity(self) -> dict[str, Tensor]:
         return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(*self.bias.shape)}
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class LowRankMixing(HeadMixing):
         self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V
         self.diagonal_weight = nn.Parameter(torch.zeros(sizes.embed_dim, heads))  # W_g
 
-    def identity(self) -> Dict[str, Tensor]:
+    def identity(self) -> dict[str, Tensor]:
         return {name: torch.zeros(self.get_parameter(name).shape) for name in ("right_weight", "diagonal_weight")}
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:

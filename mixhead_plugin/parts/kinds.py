@@ -1,6 +1,7 @@
 """Describe one value of a flag that adds a part to the attention, and the sizes that it is built for."""
 
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import nn
 
@@ -35,10 +36,10 @@ class AttentionSizes(NamedTuple):
 class PartKind(NamedTuple):
     """Describe one value of a flag that adds a part to the attention; `build` is None for the value `none`."""
 
-    build: Optional[Callable[[AttentionSizes], nn.Module]]
+    build: Callable[[AttentionSizes], nn.Module] | None
     formula: str
     source: str
-    parameters: Dict[str, Tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
+    parameters: dict[str, tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
     loads_without: bool = True  # whether a checkpoint without it loads; only if it starts as a no-op
     trained: bool = False  # whether it has parameters
     # Of head and score mixings alone:

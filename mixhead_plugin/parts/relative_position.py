@@ -4,7 +4,6 @@ Query t is at the position of key t + (Nk - Nq), as in step-by-step decoding, wh
 """
 
 import math
-from typing import Dict, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ class RotaryPosition(nn.Module):
         self.head_dim = head_dim
         self.log_ratio = -2.0 * math.log(10000.0) / head_dim  # of the frequencies of two neighbouring pairs
 
-    def forward(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor, Optional[RelativeScores]]:
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the scores."""
         n_keys, dtype = k.size(2), upcast(k).dtype
         frequency = torch.exp(torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) * self.log_ratio)
@@ -54,11 +53,11 @@ class BucketedBias(nn.Module):
         self.num_buckets, self.farthest = 32, 128  # as in T5
         self.weight = nn.Parameter(torch.zeros(self.num_buckets, num_heads))  # [buckets, H]
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add biases of 0 to a checkpoint without biases."""
         state_dict.setdefault(f"{name}.weight", torch.zeros(self.weight.shape))
 
-    def forward(self, q: Tensor, k: Tensor) -> Tuple[Tensor, Tensor, Optional[RelativeScores]]:
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to the scores."""
         n_queries, n_keys = q.size(2), k.size(2)
         offsets = torch.arange(n_queries + n_keys - 1, device=k.device) - (n_keys - 1)  # key - query, [P]
@@ -112,7 +111,7 @@ class DistanceGain(nn.Module):
         self.clip = clip
         self.weight = nn.Parameter(torch.ones(num_heads, 2 * clip + 1))  # [H, distances]
 
-    def upgrade_state_dict_named(self, state_dict: Dict[str, Tensor], name: str) -> None:
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add gains of 1 to a checkpoint without gains."""
         state_dict.setdefault(f"{name}.weight", torch.ones(self.weight.shape))
 

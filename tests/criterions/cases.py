@@ -1,7 +1,8 @@
 """Build a tiny model, its task and batches for every orthogonal_* criterion."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import bert
 import torch
@@ -21,44 +22,44 @@ PAD = dictionary().pad()
 
 class Case(NamedTuple):
     arch: str
-    flags: Dict[str, Any]
-    batch: Callable[[], Dict[str, Any]]  # of sentences of different lengths
+    flags: dict[str, Any]
+    batch: Callable[[], dict[str, Any]]  # of sentences of different lengths
 
 
-def lm_batch() -> Dict[str, Any]:
+def lm_batch() -> dict[str, Any]:
     source = tokens(padded=True)
     target = source.roll(-1, 1).masked_fill(source == PAD, PAD)
     return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target)
 
 
-def translation_batch() -> Dict[str, Any]:
+def translation_batch() -> dict[str, Any]:
     source, target = tokens(length=8, padded=True), tokens(length=6, padded=True)
     net_input = {"src_tokens": source, "src_lengths": source.ne(PAD).sum(1), "prev_output_tokens": target}
     return batch(net_input, target)
 
 
-def masked_batch() -> Dict[str, Any]:
+def masked_batch() -> dict[str, Any]:
     source = tokens(padded=True)
     target = source.masked_fill(torch.arange(source.shape[1]) % 3 != 1, PAD)
     return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target)
 
 
-def sentence_batch() -> Dict[str, Any]:
+def sentence_batch() -> dict[str, Any]:
     source = tokens(padded=True)
     return batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, torch.tensor([[0], [1], [1]]))
 
 
-def pair_batch() -> Dict[str, Any]:
+def pair_batch() -> dict[str, Any]:
     return {**masked_batch(), "next_sentence": torch.tensor([0, 1, 1])}
 
 
-def span_batch() -> Dict[str, Any]:
+def span_batch() -> dict[str, Any]:
     source = tokens(padded=True)
     target = torch.tensor([[1, 3], [0, 0], [2, 2]])
     return {**batch({"src_tokens": source, "src_lengths": source.ne(PAD).sum(1)}, target), "ntokens": 18}
 
 
-def batch(net_input: Dict[str, Tensor], target: Tensor) -> Dict[str, Any]:
+def batch(net_input: dict[str, Tensor], target: Tensor) -> dict[str, Any]:
     sentences = target.shape[0]
     ntokens = int(target.ne(PAD).sum())
     return {"net_input": net_input, "target": target, "ntokens": ntokens, "nsentences": sentences}
@@ -106,8 +107,8 @@ def model(upstream: str, **flags: Any) -> torch.nn.Module:
 
 
 def mixing_of_each_attention(
-    made: torch.nn.Module, sample: Dict[str, Any], run: Callable
-) -> List[Tuple[Tensor, Tensor]]:
+    made: torch.nn.Module, sample: dict[str, Any], run: Callable
+) -> list[tuple[Tensor, Tensor]]:
     """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B, N]."""
     found = []
     handles = []

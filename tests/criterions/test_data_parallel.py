@@ -4,7 +4,7 @@ As a program: one worker, `python -m tests.criterions.test_data_parallel RANK PO
 """
 
 import sys
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def backward(made: torch.nn.Module, sample: Any, rank: int) -> None:
     criterion("orthogonal_cross_entropy", orthogonal_weight=0.3, rank_weight=0.01)(made, sample)[0].backward()
 
 
-def gradients(made: torch.nn.Module) -> Dict[str, torch.Tensor]:
+def gradients(made: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in made.named_parameters()}
 
 

@@ -1,6 +1,6 @@
 """Check the architectures of the papers: their parameters, their flags on the command line and in YAML."""
 
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -30,11 +30,11 @@ BY_DATACLASS = [name for name, entry in RECIPES.items() if entry.model.by_datacl
 class Row(NamedTuple):
     arch: str  # without the family
     vocabulary: int
-    heads: Tuple[int, int]  # number and size
+    heads: tuple[int, int]  # number and size
     parameters: int
     independent: int  # what Mixhead A adds
     wise: int  # what Mixhead B adds
-    paper: Optional[int] = None  # millions
+    paper: int | None = None  # millions
 
 
 ROWS = [

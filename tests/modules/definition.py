@@ -1,7 +1,6 @@
 """Define attention by its equations, in any dtype, and share helpers among the tests of modules."""
 
 import copy
-from typing import Dict, List, Optional
 
 import torch
 
@@ -181,9 +180,9 @@ class StepByStep(torch.nn.Module):
         super().__init__()
         self.attention = attention
 
-    def forward(self, x: torch.Tensor, key: Optional[torch.Tensor]):
-        state: Dict[str, Dict[str, Optional[torch.Tensor]]] = {}
-        steps: List[torch.Tensor] = []
+    def forward(self, x: torch.Tensor, key: torch.Tensor | None):
+        state: dict[str, dict[str, torch.Tensor | None]] = {}
+        steps: list[torch.Tensor] = []
         for t in range(x.size(0)):
             step = x[t : t + 1]
             k = step if key is None else key

@@ -1,8 +1,8 @@
 """The backward pass: each block computes its weights again and adds to the gradients."""
 
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Dict, Iterator, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 ADDED = {"attn_mask", *(name for name, (dims, *_) in DIMENSIONS.items() if {"Nk", "P"} & {*dims})}
 
 
-def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Tensor]:
+def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the gradients of the named inputs in the dtype of the computation, from d_output [B, H', Nq, Dv].
 
     The gradient of attn_mask has four dimensions; that of relative_key has a row for each distance.
@@ -39,7 +39,7 @@ def backward(plan: Plan, d_output: Tensor, names: Sequence[str]) -> Dict[str, Te
         items.append((block, inputs_of(plan, block), block.part("output", d_output).flatten(0, 1), views))
     turns = _Turns(plan.blocks)
 
-    def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor, Dict[str, Tensor]]]) -> None:
+    def work(items: Iterator[tuple[Block, AttentionInputs, Tensor, dict[str, Tensor]]]) -> None:
         steps = Steps(plan)
         for block, part, d_out, views in items:
             try:
@@ -80,7 +80,7 @@ class _Turns:
 
 
 def _add_gradients(
-    steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: Dict[str, Tensor]
+    steps: Steps, turns: _Turns, block: Block, part: AttentionInputs, d_output: Tensor, grads: dict[str, Tensor]
 ) -> None:
     """Add the block's terms to the gradients by the equations of blockwise.md; d_output [b * h', n, Dv]."""
     scores, with_sink = steps.weights(block, part)  # [b * h, n, k] or [b * h, n, k + 1]
@@ -154,7 +154,7 @@ def _gain_grad(steps: Steps, block: Block, weights: Tensor, d_with_gain: Tensor)
     return distances.sum(1)
 
 
-def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor) -> Tuple[Tensor, Tensor]:
+def _relative_grads(steps: Steps, block: Block, part: AttentionInputs, d_scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of the relative query, [b, h, n, R], and of the relative key, [h, n + k - 1, R]."""
     b, _, n, _ = block.shape
     d_distances, shifted = steps.distances(block, b)

@@ -1,7 +1,8 @@
 """The forward pass of one block of queries after the other, and the steps that the backward pass repeats."""
 
 import math
-from typing import Any, Dict, Iterator, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from mixhead_plugin.ops.normalizers import NORMALIZERS
 def forward(plan: Plan, output: Tensor) -> None:
     """Write O = dropout(Pbar) V into `output` [B, H', Nq, Dv], which holds zeros unless `plan.complete`."""
 
-    def work(items: Iterator[Tuple[Block, AttentionInputs, Tensor]]) -> None:
+    def work(items: Iterator[tuple[Block, AttentionInputs, Tensor]]) -> None:
         steps = Steps(plan)
         for block, part, out in items:
             weights = steps.without_sink(steps.weights(block, part)[1], part)  # [b * h, n, k]
@@ -30,7 +31,7 @@ def forward(plan: Plan, output: Tensor) -> None:
     parallel_for(work, items, output.device)
 
 
-def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Optional[Tensor] = None) -> Tensor:
+def product(a: Tensor, b: Tensor, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
     """Return alpha A B, [batch, m, n], for A [batch, m, k] and B [batch, k, n]; narrow ones as (B^T A^T)^T."""
     if a.is_cpu and b.shape[2] < NARROW <= a.shape[1]:
         found = product(b.transpose(1, 2), a.transpose(1, 2), alpha).transpose(1, 2)
@@ -65,8 +66,8 @@ class Steps:
     def __init__(self, plan: Plan):
         self.plan, self.scale = plan, plan.inputs.scale
         self.normalizer = NORMALIZERS[plan.inputs.normalizer]
-        self.memory: Dict[str, Tensor] = {}
-        self.shaped: Dict[Tuple[Any, ...], Tensor] = {}
+        self.memory: dict[str, Tensor] = {}
+        self.shaped: dict[tuple[Any, ...], Tensor] = {}
         # Mixed weights may overwrite scores that no gradient will read.
         self.mixed = "mixed" if self.normalizer.grad_reads_scores else "scores"
         self.dropout_p = p = plan.inputs.dropout_p
@@ -80,7 +81,7 @@ class Steps:
             self.draws = 8 // self.draw.itemsize  # in one 64-bit number
             self.bits = torch.empty(math.ceil(plan.largest / self.draws), dtype=torch.int64, device=device)
 
-    def buffer(self, name: str, shape: Tuple[int, ...], most: Optional[int] = None) -> Tensor:
+    def buffer(self, name: str, shape: tuple[int, ...], most: int | None = None) -> Tensor:
         """Return memory that every block reuses: fresh pages of the system cost as much as the sums in them.
 
         `most` is its size in the largest block; None for that of the scores.
@@ -92,7 +93,7 @@ class Steps:
             view = self.shaped[name, shape] = self.memory[name][: math.prod(shape)].view(shape)
         return view
 
-    def weights(self, block: Block, part: AttentionInputs) -> Tuple[Tensor, Tensor]:
+    def weights(self, block: Block, part: AttentionInputs) -> tuple[Tensor, Tensor]:
         """Return the scores and P, [b * h, n, k]; with a sink one more column, [b * h, n, k + 1]."""
         b, h, n, k = block.shape
         scores = self.buffer("scores", (b * h, n, k if part.sink is None else k + 1))
@@ -118,7 +119,7 @@ class Steps:
         weights = weights[..., :-1]
         return self.buffer("without sink", weights.shape).copy_(weights)
 
-    def distances(self, block: Block, b: int) -> Tuple[Tensor, Tensor]:
+    def distances(self, block: Block, b: int) -> tuple[Tensor, Tensor]:
         """Return memory by distance, [h, b * n, n + k - 1], and a view of it by key, [b, h, n, k].
 
         The memory of a query holds its keys side by side, one number further left than for the query before.
@@ -135,7 +136,7 @@ class Steps:
         distances.copy_(gain[:, None].expand_as(distances))
         return shifted
 
-    def apply_gain(self, weights: Tensor, block: Block, gain: Optional[Tensor]) -> Tensor:
+    def apply_gain(self, weights: Tensor, block: Block, gain: Tensor | None) -> Tensor:
         """Return P [b * h, n, k] times the gain of each key's distance."""
         if gain is None:
             return weights
@@ -156,7 +157,7 @@ class Steps:
             by_query = self.buffer(name, by_query.shape).copy_(by_query)
         return by_query.flatten(0, 1)
 
-    def mix(self, weights: Tensor, mixing: Optional[Tensor], name: str = "") -> Tensor:
+    def mix(self, weights: Tensor, mixing: Tensor | None, name: str = "") -> Tensor:
         """Return sum_j M[j, i] P_j, [b * h', n, k], for P [b * h, n, k] and M [H, H'] or [b, n, H, H'].
 
         `name` is that of the buffer; by default it is the one for mixed weights.
@@ -178,7 +179,7 @@ class Steps:
         mixed = mixed.unflatten(0, (-1, n)).transpose(1, 2)  # [b, h', n, k]
         return (self.buffer(name, mixed.shape).copy_(mixed) if several else mixed).flatten(0, 1)
 
-    def dropout_mask(self, block: Block, shape: Tuple[int, ...]) -> Tensor:
+    def dropout_mask(self, block: Block, shape: tuple[int, ...]) -> Tensor:
         """Return dropout's ones and zeros for the block, the same in both passes."""
         mask = self.buffer("dropout mask", shape)
         values = torch.iinfo(self.draw)

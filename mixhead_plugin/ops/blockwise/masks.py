@@ -1,6 +1,7 @@
 """A block of a call, and the masks of the call block by block."""
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ class Block(NamedTuple):
     padded: bool  # whether the padding hides any of `keys`
 
     @property
-    def shape(self) -> Tuple[int, int, int, int]:
+    def shape(self) -> tuple[int, int, int, int]:
         """The block's b, h, n and k."""
         return tuple(part.stop - part.start for part in (self.sentences, self.heads, self.queries, self.keys))
 
@@ -60,14 +61,14 @@ class Masks:
         mask, padding = inputs.attn_mask, inputs.key_padding_mask
         self.attn_mask = mask if mask is None else mask[(None,) * (4 - mask.dim())]  # four dimensions
         self.padding = padding if padding is None else self.like.new_zeros(padding.shape).masked_fill_(padding, -INF)
-        self.futures: Dict[Tuple[int, int, int], Tensor] = {}
+        self.futures: dict[tuple[int, int, int], Tensor] = {}
         # whether every query is known to see a key, the first one
         self.seen = self.n_keys > 0 and not (self.causal and self.past < 0)
         for mask in (self.attn_mask, self.padding):
             if self.seen and mask is not None:
                 self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
 
-    def unpadded(self, sentences: Sequence[slice]) -> Tuple[List[slice], List[bool]]:
+    def unpadded(self, sentences: Sequence[slice]) -> tuple[list[slice], list[bool]]:
         """Return for each slice of sentences the span of keys that any of them has, and whether any lacks one there."""
         if self.padding is None:
             return [slice(0, self.n_keys)] * len(sentences), [False] * len(sentences)
@@ -83,7 +84,7 @@ class Masks:
         start = min(span.start, self.n_keys - NARROW)
         return slice(start, max(span.stop, start + NARROW))
 
-    def visible_and_biased(self, queries: Sequence[slice]) -> Tuple[List[slice], List[slice]]:
+    def visible_and_biased(self, queries: Sequence[slice]) -> tuple[list[slice], list[slice]]:
         """Return for each slice of queries the keys that attn_mask shows, and those whose scores it changes."""
         everything = [slice(0, self.n_keys)] * len(queries)
         mask = self.attn_mask
@@ -139,7 +140,7 @@ def _biased(scores: Tensor, block: Block) -> Tensor:
     return scores[..., block.biased.start - block.keys.start : block.biased.stop - block.keys.start]
 
 
-def _spans(true: Tensor) -> List[slice]:
+def _spans(true: Tensor) -> list[slice]:
     """Return for each row of a bool [rows, n] the slice from its first True to its last; an empty one without True."""
     n = true.shape[1]
     number = true.to(torch.int8)

@@ -1,6 +1,6 @@
 """The two operators of torch, `blockwise` and `blockwise_backward`."""
 
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +34,12 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tens
     return empty_output(query, value)
 
 
-def _learned(inputs: AttentionInputs, learned_mask: bool) -> List[str]:
+def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
     """Return the names of the inputs whose gradients the backward pass returns, in its order."""
     return [*inputs.given(), "attn_mask"] if learned_mask else list(inputs.given())
 
 
-def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> List[Tensor]:
+def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> list[Tensor]:
     inputs = AttentionInputs(*fields)
     grads = backward(Plan(inputs, learned_mask), d_output, _learned(inputs, learned_mask))
     if inputs.relative_key is not None:
@@ -48,16 +48,16 @@ def _backward(d_output: Tensor, learned_mask: bool, *fields: Any) -> List[Tensor
     return [grad.to(getattr(inputs, name).dtype) for name, grad in grads.items()]
 
 
-def _backward_fake(d_output: Tensor, learned_mask: bool, *fields: Any) -> List[Tensor]:
+def _backward_fake(d_output: Tensor, learned_mask: bool, *fields: Any) -> list[Tensor]:
     inputs = AttentionInputs(*fields)
     return [torch.empty_like(getattr(inputs, name)) for name in _learned(inputs, learned_mask)]
 
 
-def _save(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     save_inputs(ctx, inputs)
 
 
-def _differentiate(ctx: Any, d_output: Tensor) -> Tuple[Optional[Tensor], ...]:
+def _differentiate(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
     (inputs,) = saved_inputs(ctx)
     learned_mask = inputs.attn_mask is not None and ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
     grads = torch.ops.mixhead_plugin.blockwise_backward(d_output, learned_mask, *inputs)

@@ -1,7 +1,5 @@
 """Divide one call into blocks of queries, each with the keys that its queries may see."""
 
-from typing import Dict, List, Tuple
-
 import torch
 import torch.nn.functional as F
 
@@ -60,15 +58,15 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
     return inputs.with_tensors(tensors)
 
 
-def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
+def _blocks(inputs: AttentionInputs, masks: Masks) -> list[Block]:
     n_queries, n_keys = inputs.query.shape[2], inputs.key.shape[2]
     sentences, heads, queries = _cut(inputs)
     if not (sentences and heads and queries and n_keys):
         return []
     visible, biased = masks.visible_and_biased(queries)
     unpadded, padded = masks.unpadded(sentences)
-    blocks: List[Block] = []
-    latest: Dict[Tuple[int, int], int] = {}  # the number of the last block, by site: its sentences and heads
+    blocks: list[Block] = []
+    latest: dict[tuple[int, int], int] = {}  # the number of the last block, by site: its sentences and heads
     for t in reversed(range(len(queries))):
         rows = queries[t]
         for s, some in enumerate(sentences):
@@ -87,7 +85,7 @@ def _blocks(inputs: AttentionInputs, masks: Masks) -> List[Block]:
     return blocks
 
 
-def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]]:
+def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
     """Return slices of the sentences, the heads and the queries for blocks of the size that suits the device."""
     batch, heads, n_queries, _ = inputs.query.shape
     room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
@@ -104,7 +102,7 @@ def _cut(inputs: AttentionInputs) -> Tuple[List[slice], List[slice], List[slice]
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
 
 
-def _slices(n: int, size: int) -> List[slice]:
+def _slices(n: int, size: int) -> list[slice]:
     return [slice(start, min(n, start + size)) for start in range(0, n, size)]
 
 

@@ -6,9 +6,10 @@ operations, so a busy machine would delay each by its slowest core. Here each co
 
 import os
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier, Lock
-from typing import Callable, Dict, Iterator, Sequence, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -16,7 +17,7 @@ from mixhead_plugin.ops.reference import without_autocast
 
 Item = TypeVar("Item")
 
-_pools: Dict[int, ThreadPoolExecutor] = {}  # by number of threads
+_pools: dict[int, ThreadPoolExecutor] = {}  # by number of threads
 _lock = Lock()
 
 

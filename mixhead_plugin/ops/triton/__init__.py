@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import os
 import re
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _device_problem(type_: str, index: Optional[int]) -> str:
+def _device_problem(type_: str, index: int | None) -> str:
     """Return why no kernel can run on a device, or an empty string; an index of None is the current device."""
     if type_ != "cuda":
         return "" if type_ == "cpu" and _interpreted() else f"needs tensors on a CUDA device, not on {type_}"

@@ -1,6 +1,7 @@
 """The two operators of torch, `triton` and `triton_backward`: the arguments of the kernels and their order."""
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ class Call:
             trial the memory for results holds NaN, so that a number which no kernel writes is noticed.
     """
 
-    def __init__(self, inputs: AttentionInputs, candidate: Optional[int] = None):
+    def __init__(self, inputs: AttentionInputs, candidate: int | None = None):
         self.candidate = candidate
         query, key, value, padding, p = *inputs[:3], inputs.key_padding_mask, inputs.dropout_p
         self.query, self.mixing, self.inputs = query, inputs.mixing, inputs
@@ -73,7 +74,7 @@ class Call:
             self._run(mixed.mixed_fwd_kernel, self.q, self.k, self.v, self.m, strided(out), peak, factor)
         return out, rows
 
-    def backward(self, d_out: Tensor, rows: Tensor, out: Optional[Tensor]) -> list[Tensor]:
+    def backward(self, d_out: Tensor, rows: Tensor, out: Tensor | None) -> list[Tensor]:
         """Return the gradients of query, key and value, and of mixing and the sink if there are any."""
         grads = [self._unwritten(torch.empty_like(tensor)) for tensor in self.inputs.given().values()]
         if self.empty:
@@ -135,7 +136,7 @@ class Call:
         kernel: Any,
         *arguments: Any,
         outputs: Callable[[Tile], tuple[Any, ...]] = lambda tile: (),
-        masks: Optional[Masks] = None,
+        masks: Masks | None = None,
     ) -> tuple[Any, ...]:
         """Launch a kernel with the tile that suits it; return its `outputs`, the arguments that depend on the tile."""
         name, rest = kernel.fn.__name__, (masks or self.masks, self.dropout, self.scale, self.n_queries, self.n_keys)
@@ -193,7 +194,7 @@ def readable_mask(attn_mask: Tensor) -> Tensor:
     return attn_mask.float() if attn_mask.dtype == torch.float64 else attn_mask
 
 
-def spans_of(mask: Optional[Tensor]) -> Optional[Tensor]:
+def spans_of(mask: Tensor | None) -> Tensor | None:
     """Return start and stop of the keys that the mask leaves visible, and of those that it changes, int32 [Nq, 4].
 
     Return those of queries, [Nk, 4], for a transposed mask. With them a causal mask of floats, as fairseq passes it,
@@ -219,12 +220,12 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
     return empty_output(query, value), query.new_empty(2, *query.shape[:3], dtype=torch.float32)
 
 
-def _backward(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *fields: Any) -> list[Tensor]:
+def _backward(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> list[Tensor]:
     with torch.cuda.device_of(d_output):
         return Call(AttentionInputs(*fields)).backward(d_output, rows, output)
 
 
-def _backward_fake(d_output: Tensor, rows: Tensor, output: Optional[Tensor], *fields: Any) -> list[Tensor]:
+def _backward_fake(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in AttentionInputs(*fields).given().values()]
 
 
@@ -236,7 +237,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.set_materialize_grads(False)  # the gradient of `rows` is not made
 
 
-def _differentiate(ctx: Any, d_output: Optional[Tensor], d_rows: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+def _differentiate(ctx: Any, d_output: Tensor | None, d_rows: Tensor | None) -> tuple[Tensor | None, ...]:
     if d_output is None:
         return (None,) * len(AttentionInputs._fields)
     inputs, rows, output = saved_inputs(ctx)

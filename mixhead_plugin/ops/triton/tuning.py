@@ -5,8 +5,9 @@ first call on a GPU times them and keeps the fastest for the process.
 """
 
 import statistics
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -198,7 +199,7 @@ def _fastest(tiles: list[Tile], launch: Callable[[Tile], Any]) -> Tile:
     return min(fitting, key=lambda tile: _milliseconds(partial(launch, tile)))
 
 
-def _smaller(tile: Tile) -> Optional[Tile]:
+def _smaller(tile: Tile) -> Tile | None:
     """Return a tile that needs about half of the memory, or None."""
     if tile.stages > 1:
         return tile._replace(stages=1)

@@ -1,7 +1,7 @@
 """fairseq's commands pre-train and fine-tune BERT with `--user-dir examples/bert`."""
 
 from pathlib import Path
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -35,8 +35,8 @@ print(mixhead_plugin.__file__, "bert_pretraining" in TASK_REGISTRY)
 class Training(NamedTuple):
     """The flags of a task, whose criterion has its name, and the scores that validation prints."""
 
-    flags: List[str]
-    scores: List[str]
+    flags: list[str]
+    scores: list[str]
 
 
 TRAININGS = {
