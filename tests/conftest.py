@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import sys
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from tests.launcher import ONE_THREAD, Launcher
 # Before torch is imported. The suite starts many small processes on few cores: what the caller exports (clusters set
 # OMP_NUM_THREADS) does not count.
 os.environ.update(ONE_THREAD)
+# Scripts look for the commands of this environment, which need not be activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 import torch
 

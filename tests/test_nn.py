@@ -73,6 +73,7 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
     new = mix(nn.ModuleDict({"a": old, "b": old}), head_mixing="position-wise")
-    assert new["a"] is new["b"]
+    assert new["a"] is new["b"] and new["a"].training
+    assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval())["a"].training
     assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from fairseq import checkpoint_utils
 from mixhead_plugin.analysis import prune, scores
 from mixhead_plugin.analysis.heads import kinds, without
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.prune import least_important
+from mixhead_plugin.analysis.prune import least_important, worse_by
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
@@ -104,6 +105,11 @@ def test_the_least_important_of_each_kind_go_first_and_the_most_important_of_a_l
     assert least_important(WEIGHTS, 1, at_least=5) == least_important(WEIGHTS, 0) == []
     kinds = [head.kind for head in least_important(WEIGHTS, 0.25)]
     assert kinds == ["source", "source", "mixed", "mixed"]
+
+
+def test_a_larger_loss_and_a_smaller_bleu_are_worse():
+    steps = [SimpleNamespace(score=score) for score in (4.0, 5.0, 3.0)]
+    assert worse_by(steps, "loss") == [0, 25, -25] and worse_by(steps, "bleu") == [0, -25, 25]
 
 
 @pytest.mark.usefixtures("numbers_alone")

@@ -62,8 +62,9 @@ def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags,
 
 def test_an_average_of_checkpoints_is_tensors_alone_and_loads():
     for flags in VALUES:
-        state = dict(build(TRANSLATION, **flags).state_dict())
-        build(TRANSLATION, **flags, seed=2).load_state_dict(state)
+        state, loaded = dict(build(TRANSLATION, **flags).state_dict()), build(TRANSLATION, **flags, seed=2)
+        loaded.load_state_dict(state)
+        assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
 
 
 LM, SYNTHESIZER = "mixhead_transformer_lm", "mixhead_synthesizer_lm"

@@ -73,7 +73,9 @@ def assert_scores_are_those_of_the_full_pass(models):
     lengths = source.ne(words.pad()).sum(1)
     generator = SequenceGenerator(models, words, beam_size=4, max_len_b=8, normalize_scores=False)
     sample = {"net_input": {"src_tokens": source, "src_lengths": lengths}}
-    for i, hypotheses in enumerate(generator.generate(models, sample)):
+    found = generator.generate(models, sample)
+    assert len(found) == len(source) and all(len(hypotheses) == 4 for hypotheses in found)
+    for i, hypotheses in enumerate(found):
         for hypothesis in hypotheses:
             target = hypothesis["tokens"][None]
             prefix = torch.cat([torch.tensor([[words.eos()]]), target[:, :-1]], 1)

@@ -117,6 +117,11 @@ def test_the_command_line_gets_the_table_and_its_flags_override_it(name):
         assert args.decoder_input_dim == args.decoder_output_dim == args.decoder_embed_dim
 
 
+def test_the_dropouts_of_wikitext2():
+    args = command("mixhead_transformer_lm_wiki2")
+    assert (args.dropout, args.attention_dropout, args.activation_dropout) == (0.5, 0.2, 0.2)
+
+
 @pytest.mark.parametrize("name", BY_DATACLASS)
 def test_a_yaml_file_gets_the_table(name):
     cfg, table = yaml(f"l2_{name}"), RECIPES[name].defaults

@@ -101,3 +101,13 @@ def test_columns_of_random_mixing_sum_to_one(heads):
     matrix = build("random", heads)(*inputs().values())
     torch.testing.assert_close(matrix.sum(0), torch.ones(heads))
     assert heads == 1 or matrix.std() > 0.01
+
+
+def test_low_rank_mixings_start_apart_and_leave_the_numbers_after_them_as_they_are():
+    sizes = AttentionSizes(4, 3, 4, 3, 12)
+    torch.manual_seed(1)
+    first, second, after = HEAD_MIXINGS["low-rank"].build(sizes), HEAD_MIXINGS["low-rank"].build(sizes), torch.rand(1)
+    for name in ("hidden_weight", "left_weight"):
+        assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
+    torch.manual_seed(1)
+    assert torch.equal(after, torch.rand(1))

@@ -13,8 +13,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, implementation_problem
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api, attention, fused, implementation_problem
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.reference import reference_attention
 from tests.covering import covering, each_once
 from tests.ops import calls, definitions
 from tests.ops.calls import (
@@ -250,6 +251,7 @@ def test_auto_drops_the_same_with_and_without_gradients(n_keys):
         torch.manual_seed(4)
         with torch.set_grad_enabled(learning):
             outputs.append(attention(**{n: t.requires_grad_(learning) for n, t in given.items()}, dropout_p=0.5))
+    assert not torch.allclose(outputs[0], attention(**given))
     assert torch.equal(*outputs)
 
 
@@ -318,6 +320,14 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
     assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
     assert api.fastest(inputs(normalizer="l2")) == "blockwise"
+
+
+@pytest.mark.parametrize("masks", [dict(), dict(causal=True), dict(key_padding_mask=calls.hole())])
+def test_torchs_kernels_get_every_mask(masks):
+    """On a CPU `auto` leaves a causal mask beside padding to others; on a GPU it does not."""
+    given = {name: torch.randn(B, H, NK, D).double() for name in ("query", "key", "value")}
+    call = AttentionInputs(**given, **{"causal": True, **masks}, scale=0.5)
+    torch.testing.assert_close(fused.fused_attention(call), reference_attention(call))
 
 
 class _Elsewhere:

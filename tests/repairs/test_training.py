@@ -81,9 +81,11 @@ def test_the_file_before_an_error_stays(error, tmp_path, monkeypatch):
 def test_a_copy_is_whole_before_it_has_its_name(tmp_path, monkeypatch):
     (tmp_path / "a.pt").write_bytes(b"new")
     (tmp_path / "b.pt").write_bytes(b"old")
-    replaced = []
+    replaced, synced = [], []
+    monkeypatch.setattr("os.fsync", lambda file: synced.append(len(replaced)))
     monkeypatch.setattr("os.replace", lambda part, path: replaced.append((Path(part).read_bytes(), path)))
     PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "b.pt"), overwrite=True)
+    assert synced == [0, 1]  # the file is on the disk before it has its name; then its folder is
     assert replaced == [(b"new", str(tmp_path / "b.pt"))] and (tmp_path / "b.pt").read_bytes() == b"old"
 
 

@@ -128,6 +128,13 @@ def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
     assert (status, calls()) == (0, []) and "2 runs, 2 of them finished before" in printed
 
 
+def test_a_changed_evaluation_is_made_again_without_training(run, calls):
+    run("--only", "2,B")
+    calls()
+    assert run("--only", "2,B", grid=GRID.replace('test = ""', 'test = "--beam 5"'))[0] == 0
+    assert calls() == ["evaluate mixed --context-window 8 --beam 5"]
+
+
 def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
     run("--only", "2,B")
     (record,) = records(tmp_path)
