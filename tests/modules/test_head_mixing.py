@@ -104,10 +104,10 @@ def test_columns_of_random_mixing_sum_to_one(heads):
 
 
 def test_low_rank_mixings_start_apart_and_leave_the_numbers_after_them_as_they_are():
-    sizes = AttentionSizes(4, 3, 4, 3, 12)
     torch.manual_seed(1)
-    first, second, after = HEAD_MIXINGS["low-rank"].build(sizes), HEAD_MIXINGS["low-rank"].build(sizes), torch.rand(1)
+    first, between = build("low-rank"), torch.rand(1)
+    second, after = build("low-rank"), torch.rand(1)
     for name in ("hidden_weight", "left_weight"):
         assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
     torch.manual_seed(1)
-    assert torch.equal(after, torch.rand(1))
+    assert (between, after) == (torch.rand(1), torch.rand(1))
