@@ -1,26 +1,29 @@
 """Try each variant of the kernels on the device before its first use.
 
-A small problem goes forward and backward through every candidate of the tiles. Its results must stay within `Bounds`.
+Small problems go forward and backward through every candidate of the tiles; `accuracy.shares` judges their results.
 Compiling the kernels takes longer than the problem; triton keeps them on disk. torch's random generators are not used.
 """
 
+import itertools
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Set
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import SIZES, Bounds, Results, Variant, problem_of, variant_of
+from mixhead_plugin.ops.accuracy import DRAWS, SIZES, Results, Variant, compare, fault_in, sample_call, variant_of
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import tuning
 from mixhead_plugin.ops.triton.operators import Call, allows_tf32
 
 logger = logging.getLogger(__name__)
+INTERPRETED = ((19, 18, 0.1, 1),)  # sizes in triton's interpreter, which takes a second for one such problem
 CAPTURED = "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step before"
-_faults: Dict[Variant, str] = {}
-_said: Set[Variant] = set()
+_faults: dict[Variant, str] = {}
+_said: set[Variant] = set()
 _lock = threading.Lock()
 
 
@@ -63,9 +66,9 @@ def _try(variant: Variant) -> str:
     with torch.cuda.device(variant.device if variant.device.type == "cuda" else -1):
         try:
             candidates = tuning.most_candidates(variant.heads, head_dim, itemsize, variant.mixing is not None)
-            for i in range(max(candidates, len(SIZES))):
-                inputs, d_out = problem_of(variant, *SIZES[i % len(SIZES)])
-                if found := _fault_in(inputs, d_out, min(i, candidates - 1)):
+            tried = itertools.product(range(candidates), SIZES if variant.device.type == "cuda" else INTERPRETED)
+            for candidate, sizes in tried:
+                if found := _fault_with(variant, sizes, candidate):
                     return found
         except torch.OutOfMemoryError:
             raise
@@ -74,16 +77,19 @@ def _try(variant: Variant) -> str:
     return ""
 
 
-def _fault_in(inputs: AttentionInputs, d_out: Tensor, candidate: int) -> str:
-    """Return what the tiles at a place of their lists do wrong with a call, or an empty string."""
-    kept = torch.ones(1, device=inputs.query.device)
-    if inputs.dropout_p > 0:
-        kept = _kept(inputs, candidate)
-        share = float(kept.mean())
-        if not abs(share - (1 - inputs.dropout_p)) < 0.05:
-            return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
-        kept = kept / (1 - inputs.dropout_p)
-    return Bounds(inputs, d_out, kept).fault(_results(inputs, d_out, candidate))
+def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
+    """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
+    draws, kept = [], torch.ones(1, device=variant.device)
+    for nth in range(DRAWS if variant.device.type == "cuda" else 1):
+        inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
+        if inputs.dropout_p > 0 and nth == 0:  # the others drop the same
+            kept = _kept(inputs, candidate)
+            share = float(kept.mean())
+            if not abs(share - (1 - inputs.dropout_p)) < 0.05:
+                return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
+            kept = kept / (1 - inputs.dropout_p)
+        draws.append(compare(inputs, d_out, kept, _results(inputs, d_out, candidate)))
+    return fault_in(draws)
 
 
 def _results(inputs: AttentionInputs, d_out: Tensor, candidate: int) -> Results:
