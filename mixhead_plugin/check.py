@@ -110,7 +110,7 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     }
     for name, (attend, dim) in runs.items():
         inputs = AttentionInputs(
-            query, key, value, matrices[dim], *(None,) * 10, "softmax", causal=True, dropout_p=0.0, scale=head_dim**-0.5
+            query=query, key=key, value=value, mixing=matrices[dim], causal=True, scale=head_dim**-0.5
         )
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
         timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
