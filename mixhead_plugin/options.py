@@ -125,7 +125,7 @@ def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-class AttentionShape(NamedTuple):
+class AttentionSite(NamedTuple):
     """The sizes of the attention at one site, and the flags that set them."""
 
     embed_flag: str
@@ -178,7 +178,7 @@ FAIRSEQ_MODEL = Namespace()
 def model_options(model: Any) -> Namespace | None:
     """Return the complete flags of a plugin model, FAIRSEQ_MODEL for fairseq's own, None for an unknown name."""
     registered = _registered(model)
-    if not hasattr(registered, "attention_shapes"):
+    if not hasattr(registered, "attention_sites"):
         return None if registered is None else FAIRSEQ_MODEL
     args = as_namespace(model if OmegaConf.is_config(model) else Namespace(**vars(model)))
     complete(args)
@@ -187,7 +187,7 @@ def model_options(model: Any) -> Namespace | None:
 
 def most_heads(args: Any) -> int:
     """Return the largest number of source heads of the plugin's attentions, by the complete flags of their model."""
-    covered = _check_scope(args, _registered(args).attention_shapes(args))
+    covered = _check_scope(args, _registered(args).attention_sites(args))
     return max(source for site, shape in covered.items() for source, _ in _heads(args, site, shape))
 
 
@@ -199,7 +199,7 @@ def _registered(model: Any) -> type | None:
     return ARCH_MODEL_REGISTRY.get(model_name(model)) or MODEL_REGISTRY.get(model_name(model))
 
 
-def check(args: Any, shapes: dict[str, AttentionShape]) -> None:
+def check(args: Any, shapes: dict[str, AttentionSite]) -> None:
     """Refuse complete flags that cannot work, or have no effect, in a model with the attentions `shapes`, by site."""
     for name, choices in CHOICES.items():
         if getattr(args, name) not in choices:
@@ -225,7 +225,7 @@ def check(args: Any, shapes: dict[str, AttentionShape]) -> None:
             raise OptionError(f"--{side}-xformers-att-config: must be left out, the plugin computes the attention")
 
 
-def _check_scope(args: Any, shapes: dict[str, AttentionShape]) -> dict[str, AttentionShape]:
+def _check_scope(args: Any, shapes: dict[str, AttentionSite]) -> dict[str, AttentionSite]:
     """Return the attentions that --attention-scope covers."""
     flag = f"--attention-scope {args.attention_scope}"
     covered = {site: shape for site, shape in shapes.items() if site in SCOPES[args.attention_scope]}
@@ -239,7 +239,7 @@ def _check_scope(args: Any, shapes: dict[str, AttentionShape]) -> dict[str, Atte
     return covered
 
 
-def _check_parts(args: Any, covered: dict[str, AttentionShape]) -> None:
+def _check_parts(args: Any, covered: dict[str, AttentionSite]) -> None:
     """Refuse parts of the attention that do not go together, or not with the number of heads or their size."""
     for name, table in PARTS.items():
         flag, kind = f"{option_name(name)} {getattr(args, name)}", table[getattr(args, name)]
@@ -253,9 +253,7 @@ def _check_parts(args: Any, covered: dict[str, AttentionShape]) -> None:
             raise OptionError(f"{flag} {error.value}: {error.problem}") from None
 
 
-def _example(
-    args: Any, site: str, shape: AttentionShape, heads: int, mixed_heads: int | None = None
-) -> AttentionInputs:
+def _example(args: Any, site: str, shape: AttentionSite, heads: int, mixed_heads: int | None = None) -> AttentionInputs:
     """Return a call of the attention at a site, without numbers; `mixed_heads` is None for the usual number."""
     variant = {name: getattr(args, name) for name in PARTS} | {"normalizer": args.attention_normalizer}
     gain, head_dim = args.relative_gain, _head_dim(args, shape)
@@ -271,7 +269,7 @@ def _example(
         return assembly.inputs_of(query, query, value, query, x, relative=relative)
 
 
-def _check_heads_per_layer(args: Any, covered: dict[str, AttentionShape]) -> None:
+def _check_heads_per_layer(args: Any, covered: dict[str, AttentionSite]) -> None:
     per_layer = parse_heads_per_layer(args.heads_per_layer)
     flag = f"--heads-per-layer {args.heads_per_layer}"
     if per_layer and args.head_dim is None:
@@ -293,7 +291,7 @@ def _check_heads_per_layer(args: Any, covered: dict[str, AttentionShape]) -> Non
         raise OptionError("--scale-heads: must be left out with --heads-per-layer, it needs equal numbers of heads")
 
 
-def _check_shape(args: Any, site: str, shape: AttentionShape, covered: bool) -> None:
+def _check_shape(args: Any, site: str, shape: AttentionSite, covered: bool) -> None:
     """Refuse a number of heads that does not divide the embedding, unless --head-dim sets their size."""
     own_size = covered and args.head_dim is not None
     if shape.num_heads < 1 or (shape.embed_dim % shape.num_heads and not own_size):
@@ -312,7 +310,7 @@ def refuse_relative(args: Any, reason: str) -> None:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be {off} {reason}")
 
 
-def _check_relative(args: Any, covered: dict[str, AttentionShape]) -> None:
+def _check_relative(args: Any, covered: dict[str, AttentionSite]) -> None:
     if covered.keys() <= {"cross"}:
         refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
 
@@ -338,7 +336,7 @@ def _check_learning_rate(args: Any) -> None:
             raise OptionError(f"{flag}: must be 1 with {option_name(name)}{'' if value is True else f' {value}'}")
 
 
-def _check_quantisation(args: Any, covered: dict[str, AttentionShape]) -> None:
+def _check_quantisation(args: Any, covered: dict[str, AttentionSite]) -> None:
     """Refuse a block size of quantisation noise that does not divide out_proj's inputs, heads * head size."""
     if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
         return
@@ -348,7 +346,7 @@ def _check_quantisation(args: Any, covered: dict[str, AttentionShape]) -> None:
             raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {flag} {block}")
 
 
-def _check_implementation(args: Any, covered: dict[str, AttentionShape]) -> None:
+def _check_implementation(args: Any, covered: dict[str, AttentionSite]) -> None:
     """Refuse an implementation that could not compute the first batch."""
     flag = f"--attention-impl {args.attention_impl}"
     if problem := implementation_problem(args.attention_impl):
@@ -361,7 +359,7 @@ def _check_implementation(args: Any, covered: dict[str, AttentionShape]) -> None
         raise OptionError(f"{flag}: {problem}; must be auto, blockwise or reference")
 
 
-def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[str]:
+def _triton_problems(args: Any, covered: dict[str, AttentionSite]) -> Iterator[str]:
     """Yield the reasons why the kernels cannot compute the model's attentions."""
     if getattr(args, "cpu", False):
         yield "needs a GPU, which --cpu excludes"
@@ -372,10 +370,10 @@ def _triton_problems(args: Any, covered: dict[str, AttentionShape]) -> Iterator[
                 yield problem
 
 
-def _heads(args: Any, site: str, shape: AttentionShape) -> list[tuple[int, int]]:
+def _heads(args: Any, site: str, shape: AttentionSite) -> list[tuple[int, int]]:
     """Return the numbers of source and mixed heads of the layers at a site; one entry if they are all equal."""
     return parse_heads_per_layer(args.heads_per_layer).get(site, [(shape.num_heads, shape.num_heads)])
 
 
-def _head_dim(args: Any, shape: AttentionShape) -> int:
+def _head_dim(args: Any, shape: AttentionSite) -> int:
     return args.head_dim or shape.embed_dim // shape.num_heads

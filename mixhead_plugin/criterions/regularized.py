@@ -59,7 +59,7 @@ class RegularizedCriterion(FairseqCriterion):
         """Return what fairseq's criterion returns; in training, and with `reduce`, the loss includes the penalties."""
         if not (self.training and reduce and self.penalty_weights):
             return super().forward(model, sample, reduce)
-        regularized = RegularizedPass(model, self.penalty_weights, self._real_queries(sample["net_input"]))
+        regularized = RegularizedPass(model, self.penalty_weights, self._query_masks(sample["net_input"]))
         for name, number in regularized.attentions.items():
             if number == 0:
                 _refuse(name, self.penalty_weights[name])
@@ -69,7 +69,7 @@ class RegularizedCriterion(FairseqCriterion):
             logging_output[f"{name}_loss"] = value * sample_size
         return regularized.add_to(loss, sample_size), sample_size, logging_output
 
-    def _real_queries(self, net_input: dict[str, Any]) -> dict[str, Tensor]:
+    def _query_masks(self, net_input: dict[str, Any]) -> dict[str, Tensor]:
         """Return for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]."""
         source = net_input["src_tokens"]
         target = net_input.get("prev_output_tokens", source)  # a language model decodes its source

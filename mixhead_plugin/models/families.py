@@ -12,10 +12,10 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model, register_model_architecture
 
 from mixhead_plugin.modules.checkpoint import check_checkpoint
-from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionShape, as_namespace, check, complete
+from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionSite, as_namespace, check, complete
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
-Architecture = Callable[[Any], None]
+Preset = Callable[[Any], None]
 
 
 class FamilyModel(BaseFairseqModel):
@@ -32,20 +32,20 @@ class FamilyModel(BaseFairseqModel):
         gen_parser_from_dataclass(parser, cls.config(), delete_default=True, with_prefix="")
 
     @classmethod
-    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None) -> AttentionShape:
+    def shape(cls, side: str, embed_dim: int, num_heads: int, layers: int | None = None) -> AttentionSite:
         """Return the shape of an attention of the encoder or decoder."""
         embed_flag, heads_flag = (flag.format(side=side) for flag in (cls.embed_flag, cls.heads_flag))
-        return AttentionShape(embed_flag, embed_dim, heads_flag, num_heads, layers)
+        return AttentionSite(embed_flag, embed_dim, heads_flag, num_heads, layers)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         """Return the attentions of the model that the complete `args` describe, by site."""
         raise NotImplementedError
 
     @classmethod
     def check_args(cls, args: Any) -> None:
         """Refuse complete `args` that cannot work; see `options.check`."""
-        check(args, cls.attention_shapes(args))
+        check(args, cls.attention_sites(args))
 
     @classmethod
     def prepared(cls, args: Any) -> Any:
@@ -83,7 +83,7 @@ def _layers(state: Mapping[str, Any], side: str) -> int:
     return len({found[1] for name in state if (found := re.match(rf"{side}.*?\.layers\.(\d+)\.", name))})
 
 
-def register_families(model: type[FamilyModel], name: str, architectures: dict[str, Architecture]) -> None:
+def register_families(model: type[FamilyModel], name: str, architectures: dict[str, Preset]) -> None:
     """Register a model and its architectures in every family, as `<family>_<name>`.
 
     The names of `architectures` have no family. For a model that is configured by dataclass, `name` is one of them.
@@ -101,7 +101,7 @@ def register_families(model: type[FamilyModel], name: str, architectures: dict[s
     setattr(model, "__dataclass", model.config if model.by_dataclass else None)
 
 
-def _prepare(model: type[FamilyModel], family: str, architecture: Architecture, args: Any) -> None:
+def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: Any) -> None:
     """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML without a dataclass."""
     architecture(args)
     complete(args, family)
@@ -110,7 +110,7 @@ def _prepare(model: type[FamilyModel], family: str, architecture: Architecture, 
         args.tpu = False  # fairseq treats --bf16 as a request for a TPU; this undoes it for the plugin's models alone
 
 
-def _config(model: type[FamilyModel], name: str, family: str, architecture: Architecture) -> type[AttentionOptions]:
+def _config(model: type[FamilyModel], name: str, family: str, architecture: Preset) -> type[AttentionOptions]:
     """Return the dataclass `name` for YAML files: the model's, with the defaults of an architecture in a family."""
     values = Namespace()
     architecture(values)

@@ -11,7 +11,7 @@ from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape
+from mixhead_plugin.options import AttentionOptions, AttentionSite
 from mixhead_plugin.parts import PARTS
 
 
@@ -40,7 +40,7 @@ class RobertaModel(FamilyModel, upstream.RobertaModel):
         gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         shape = cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
         return {"encoder-self": shape}
 

@@ -14,7 +14,7 @@ from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, flags_of_attention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
-from mixhead_plugin.options import AttentionShape, as_namespace
+from mixhead_plugin.options import AttentionSite, as_namespace
 
 # Each key is the flag of a size, each value the only synthesizer that has this size.
 _OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
@@ -94,9 +94,9 @@ class SynthesizerLanguageModel(TransformerLanguageModel):
     decoder_type = SynthesizerDecoder
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         # These heads cannot be pruned, so --heads-per-layer has no meaning here.
-        return {site: shape._replace(layers=None) for site, shape in super().attention_shapes(args).items()}
+        return {site: shape._replace(layers=None) for site, shape in super().attention_sites(args).items()}
 
     @classmethod
     def check_args(cls, args: Any) -> None:

@@ -8,7 +8,7 @@ from fairseq.models import transformer as upstream
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape, refuse_relative
+from mixhead_plugin.options import AttentionOptions, AttentionSite, refuse_relative
 
 
 @dataclass
@@ -28,7 +28,7 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
         super().add_args(parser)
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         cfg = TransformerConfig.from_namespace(args)
         encoder = cls.shape("encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers)
         decoder = cls.shape("decoder", cfg.decoder.embed_dim, cfg.decoder.attention_heads, cfg.decoder.layers)

@@ -11,7 +11,7 @@ from torch import nn
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.models.transformer import TransformerConfig
 from mixhead_plugin.modules.layers import MixheadDecoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape
+from mixhead_plugin.options import AttentionOptions, AttentionSite
 
 
 @dataclass
@@ -28,7 +28,7 @@ class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
     decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         cfg = TransformerLanguageModelConfig.from_namespace(args)
         shape = cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers)
         return {"decoder-self": shape}

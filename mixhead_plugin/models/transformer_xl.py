@@ -11,7 +11,7 @@ from omegaconf import II
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.transformer_xl import TransformerXLDecoder
-from mixhead_plugin.options import AttentionOptions, AttentionShape
+from mixhead_plugin.options import AttentionOptions, AttentionSite
 
 try:  # this registers the task
     from fairseq.examples.truncated_bptt.transformer_xl_model import TransformerXLConfig as UpstreamConfig
@@ -44,7 +44,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
     heads_flag = "--n-head"
 
     @classmethod
-    def attention_shapes(cls, args: Any) -> dict[str, AttentionShape]:
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         cfg = cls.config.from_namespace(args)
         shape = cls.shape("decoder", cfg.n_head * cfg.d_head, cfg.n_head)
         return {"decoder-self": shape._replace(relative=True)}

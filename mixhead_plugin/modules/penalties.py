@@ -70,12 +70,12 @@ class RegularizedPass:
 
     def __init__(self, model: nn.Module, weights: dict[str, float], real: dict[str, Tensor]):
         self.weights = weights
-        self.real_queries: dict[MixheadAttention, Tensor] = {}
+        self.query_masks: dict[MixheadAttention, Tensor] = {}
         for name, module in model.named_modules():
             if isinstance(module, MixheadAttention):
-                self.real_queries[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
-        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.real_queries)) for name in weights}
-        device = next(iter(self.real_queries.values())).device if self.real_queries else None
+                self.query_masks[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
+        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights}
+        device = next(iter(self.query_masks.values())).device if self.query_masks else None
         self.values = {name: torch.zeros((), device=device) for name in weights}
 
         self.with_gradients = False
@@ -85,12 +85,12 @@ class RegularizedPass:
 
     def __enter__(self) -> "RegularizedPass":
         self.with_gradients = torch.is_grad_enabled()
-        for attention in self.real_queries:
+        for attention in self.query_masks:
             attention.hook = self._in_forward_pass
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        for attention in self.real_queries:
+        for attention in self.query_masks:
             attention.hook = None
 
     def _in_forward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
@@ -111,7 +111,7 @@ class RegularizedPass:
 
     def _penalties(self, attention: MixheadAttention, heads: Heads) -> dict[str, Tensor]:
         names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
-        real = self.real_queries[attention]
+        real = self.query_masks[attention]
         with without_autocast(real.device):
             return {name: PENALTIES[name].of(heads, real) for name in names}
 

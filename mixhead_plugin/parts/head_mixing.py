@@ -72,8 +72,8 @@ class LowRankMixing(HeadMixing):
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
-        with torch.random.fork_rng(devices=[]):  # the model's other weights are those of fairseq's model of this seed
-            torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))  # or the next weights have the same numbers
+        with torch.random.fork_rng(devices=[]):  # so that this draws nothing from the numbers of the other weights
+            torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))  # not the numbers of the next weights
             self.hidden_weight = nn.Parameter(torch.randn(sizes.embed_dim, hidden) * sizes.embed_dim**-0.5)  # W_1
             self.left_weight = nn.Parameter(torch.randn(hidden, heads * RANK) * hidden**-0.5)  # W_2 of U
         self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V

@@ -147,12 +147,12 @@ class Steps:
     def arranged(self, weights: Tensor, mixing: Tensor, name: str) -> Tensor:
         """Return P [b * h, n, k] as matrices that M [H, H'] or [b, n, H, H'] mixes: [b, h, n * k] or [b * n, h, k].
 
-        `name` is that of the buffer for a copy, which several sentences with an M for each query need.
+        `name` is that of the buffer for a copy, which several batch elements with an M for each query need.
         """
-        by_sentence = weights.unflatten(0, (len(mixing) if mixing.dim() == 4 else -1, mixing.shape[-2]))
+        by_element = weights.unflatten(0, (len(mixing) if mixing.dim() == 4 else -1, mixing.shape[-2]))
         if mixing.dim() == 2:
-            return by_sentence.flatten(2)
-        by_query = by_sentence.transpose(1, 2)  # [b, n, h, k]
+            return by_element.flatten(2)
+        by_query = by_element.transpose(1, 2)  # [b, n, h, k]
         if len(by_query) > 1:
             by_query = self.buffer(name, by_query.shape).copy_(by_query)
         return by_query.flatten(0, 1)

@@ -14,11 +14,11 @@ NARROW = 16  # columns; with fewer, MKL's products take up to four times as long
 
 
 class Block(NamedTuple):
-    """Some queries of some heads of some sentences, with the keys that any of them may see."""
+    """Some queries of some heads of a part of the batch, with the keys that any of them may see."""
 
     number: int
-    previous: int  # number of the last block before it with the same sentences and heads, -1 for none
-    sentences: slice
+    previous: int  # number of the last block before it with the same part of the batch and heads, -1 for none
+    batch: slice
     heads: slice
     mixed_heads: slice  # of values and outputs
     queries: slice
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """The block's b, h, n and k."""
-        return tuple(part.stop - part.start for part in (self.sentences, self.heads, self.queries, self.keys))
+        return tuple(part.stop - part.start for part in (self.batch, self.heads, self.queries, self.keys))
 
     def part(self, name: str, tensor: Tensor) -> Tensor:
         """Return a view of what belongs to the block, for an input, its gradient or the output; attn_mask stays whole.
@@ -43,12 +43,12 @@ class Block(NamedTuple):
         dims = next((dims for dims in shapes if len(dims) == tensor.dim()), None)
         if dims is None:
             tensor, dims = tensor[self.number], shapes[0]
-        cuts = {"B": self.sentences, "H": self.heads, "H'": self.mixed_heads, "P": self.distances}
+        cuts = {"B": self.batch, "H": self.heads, "H'": self.mixed_heads, "P": self.distances}
         cuts |= {"Nq": self.queries, "Nk": self.queries if name == "output" else self.keys}
         return tensor[tuple(cuts.get(dim, _WHOLE) for dim in dims)]
 
 
-class Masks:
+class BlockMasks:
     """Find the keys that blocks see, and add masks to their scores.
 
     `learned`: attn_mask needs a gradient, for its zeros as well.
@@ -68,13 +68,13 @@ class Masks:
             if self.seen and mask is not None:
                 self.seen = not bool((mask[..., 0].to(self.like.dtype) == -INF).any())
 
-    def unpadded(self, sentences: Sequence[slice]) -> tuple[list[slice], list[bool]]:
-        """Return for each slice of sentences the span of keys that any of them has, and whether any lacks one there."""
+    def unpadded(self, batches: Sequence[slice]) -> tuple[list[slice], list[bool]]:
+        """Return for each slice of the batch the span of keys that any of them has, and whether any lacks one there."""
         if self.padding is None:
-            return [slice(0, self.n_keys)] * len(sentences), [False] * len(sentences)
-        spans = _spans(torch.stack([self.padding[some].amax(0) for some in sentences]) != -INF)
+            return [slice(0, self.n_keys)] * len(batches), [False] * len(batches)
+        spans = _spans(torch.stack([self.padding[some].amax(0) for some in batches]) != -INF)
         spans = [self._wide(span) for span in spans]
-        padded = [self.padding[some, span].sum() for some, span in zip(sentences, spans)]
+        padded = [self.padding[some, span].sum() for some, span in zip(batches, spans)]
         return spans, (torch.stack(padded) != 0).tolist()
 
     def _wide(self, span: slice) -> slice:
@@ -111,7 +111,7 @@ class Masks:
                 future = self._future(scores.shape[2], block.keys.stop - start, first - start)
                 scores[..., start - block.keys.start :].add_(future)
         if block.padded and self.padding is not None:
-            scores.add_(self.padding[block.sentences, None, None, block.keys])
+            scores.add_(self.padding[block.batch, None, None, block.keys])
 
     def _future(self, rows: int, columns: int, diagonal: int) -> Tensor:
         """Return -inf on and above a diagonal, [rows, columns]; nearly all blocks share one tensor."""
@@ -129,7 +129,7 @@ def add_mask_grad(d_attn_mask: Tensor, d_scores: Tensor, block: Block) -> None:
 
 def _part(mask: Tensor, block: Block) -> Tensor:
     """Return a view of attn_mask, or of its gradient, for the block's biased keys."""
-    for dim, part in enumerate((block.sentences, block.heads, block.queries, block.biased)):
+    for dim, part in enumerate((block.batch, block.heads, block.queries, block.biased)):
         if mask.shape[dim] > 1:
             mask = mask.narrow(dim, part.start, part.stop - part.start)
     return mask

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from mixhead_plugin.ops.blockwise.masks import Block, Masks
+from mixhead_plugin.ops.blockwise.masks import Block, BlockMasks
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import upcast
 
@@ -36,7 +36,7 @@ class Plan:
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):
         self.inputs = inputs = _in_dtype_of_computation(inputs)
-        self.masks = Masks(inputs, learned_mask)
+        self.masks = BlockMasks(inputs, learned_mask)
         self.blocks = _blocks(inputs, self.masks)
         self.largest = self.most_distances = queries = 0
         for block in self.blocks:
@@ -58,18 +58,18 @@ def _in_dtype_of_computation(inputs: AttentionInputs) -> AttentionInputs:
     return inputs.with_tensors(tensors)
 
 
-def _blocks(inputs: AttentionInputs, masks: Masks) -> list[Block]:
+def _blocks(inputs: AttentionInputs, masks: BlockMasks) -> list[Block]:
     n_queries, n_keys = inputs.query.shape[2], inputs.key.shape[2]
-    sentences, heads, queries = _cut(inputs)
-    if not (sentences and heads and queries and n_keys):
+    batches, heads, queries = _cut(inputs)
+    if not (batches and heads and queries and n_keys):
         return []
     visible, biased = masks.visible_and_biased(queries)
-    unpadded, padded = masks.unpadded(sentences)
+    unpadded, padded = masks.unpadded(batches)
     blocks: list[Block] = []
-    latest: dict[tuple[int, int], int] = {}  # the number of the last block, by site: its sentences and heads
+    latest: dict[tuple[int, int], int] = {}  # the number of the last block, by site: its batch elements and heads
     for t in reversed(range(len(queries))):
         rows = queries[t]
-        for s, some in enumerate(sentences):
+        for s, some in enumerate(batches):
             keys = _common(visible[t], unpadded[s])
             if inputs.causal:
                 keys = _common(keys, slice(0, max(0, rows.stop + masks.past)))
@@ -86,7 +86,7 @@ def _blocks(inputs: AttentionInputs, masks: Masks) -> list[Block]:
 
 
 def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]]:
-    """Return slices of the sentences, the heads and the queries for blocks of the size that suits the device."""
+    """Return slices of the batches, the heads and the queries for blocks of the size that suits the device."""
     batch, heads, n_queries, _ = inputs.query.shape
     room = block_size(inputs.query.device) // max(1, inputs.key.shape[2])
     mixes = inputs.mixing is not None or inputs.score_mixing is not None
@@ -97,7 +97,7 @@ def _cut(inputs: AttentionInputs) -> tuple[list[slice], list[slice], list[slice]
     rows = max(1, min(n_queries, rows))
     some = max(1, min(batch, room // (together * rows))) if together == heads else 1
     by_query = any(m is not None and m.dim() == 4 for m in (inputs.mixing, inputs.score_mixing))
-    if by_query and some < 4:  # mixing several sentences copies them, which costs more than further blocks
+    if by_query and some < 4:  # mixing several batches copies them, which costs more than further blocks
         some = 1
     return _slices(batch, some), _slices(heads, together), _slices(n_queries, rows)
 
