@@ -17,8 +17,7 @@ Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its outpu
 Layout = tuple[tuple[int, bool], ...]  # the dimensions from the innermost on; is the stride a multiple of 16?
 # Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16 in another way.
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
-DRAWS, FEW = 9, 5  # of a problem in a trial; the fewest that judge a part of a result
-PART = 16  # positions, as in the smallest tile
+DRAWS, FEW, PART = 9, 5, 16  # draws of a trial; the fewest that judge a part; its positions, as in the smallest tile
 
 
 class Variant(NamedTuple):

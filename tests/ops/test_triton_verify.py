@@ -95,7 +95,7 @@ def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
     def start(kernel, programs, arguments, tile):
         original(kernel, programs, arguments, tile)
         if kernel.fn.__name__ == "flash_fwd_kernel" and tile == tiles[place]:
-            arguments[4].p.mul_(1.001)
+            arguments[3].p.mul_(1.001)  # the output
 
     monkeypatch.setattr(operators, "start", start)
     assert verify.fault(call()).startswith("the output is wrong by ")

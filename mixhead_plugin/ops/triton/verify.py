@@ -62,13 +62,13 @@ def try_on_device(variant: Variant) -> str:
 
 
 def _try(variant: Variant) -> str:
-    head_dim, itemsize = max(variant.head_dim, variant.value_dim), variant.dtype.itemsize
-    with torch.cuda.device(variant.device if variant.device.type == "cuda" else -1):
+    head_dim, on_gpu = max(variant.head_dim, variant.value_dim), variant.device.type == "cuda"
+    with torch.cuda.device(variant.device if on_gpu else -1):
         try:
-            candidates = tuning.most_candidates(variant.heads, head_dim, itemsize, variant.mixing is not None)
-            tried = itertools.product(range(candidates), SIZES if variant.device.type == "cuda" else INTERPRETED)
-            for candidate, sizes in tried:
-                if found := _fault_with(variant, sizes, candidate):
+            tables = variant.heads, head_dim, variant.dtype.itemsize, variant.mixing is not None
+            places = range(tuning.most_candidates(*tables))
+            for place, sizes in itertools.product(places, SIZES if on_gpu else INTERPRETED):
+                if found := _fault_with(variant, sizes, place):
                     return found
         except torch.OutOfMemoryError:
             raise
@@ -84,8 +84,7 @@ def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
         inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
         if inputs.dropout_p > 0 and nth == 0:  # the others drop the same
             kept = _kept(inputs, candidate)
-            share = float(kept.mean())
-            if not abs(share - (1 - inputs.dropout_p)) < 0.05:
+            if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
                 return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
             kept = kept / (1 - inputs.dropout_p)
         draws.append(compare(inputs, d_out, kept, _results(inputs, d_out, candidate)))
