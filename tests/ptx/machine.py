@@ -16,18 +16,22 @@ REDUCTIONS |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor
 
 
 def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any]) -> Counter:
-    """Run a launch; `values` are tensors, or the bytes of numbers. Return how often threads executed each instruction."""
+    """Run a launch; `values` are tensors, or the bytes of numbers. Return how many threads executed each opcode."""
     memory, parameters, places = Memory([v for v in values if not isinstance(v, bytes)]), {}, 0
     for name, value in zip(program.kernel.parameters, values):
         if not isinstance(value, bytes):
             value, places = np.uint64(memory.tensors[places].address).tobytes(), places + 1
         parameters[name] = value
-    together, executed = max(1, THREADS // (32 * warps)), Counter()
+    together, visits = max(1, THREADS // (32 * warps)), np.zeros(len(program.blocks), int)
     with np.errstate(all="ignore"):
         for first in range(0, blocks, together):
             numbers = np.arange(first, min(blocks, first + together))
-            executed += Machine(program, memory, parameters, blocks, numbers, warps, shared).run()
+            visits += Machine(program, memory, parameters, blocks, numbers, warps, shared).run()
     memory.end()
+    executed = Counter()
+    for block, threads in zip(program.blocks, visits.tolist()):
+        for instruction in block.instructions:
+            executed[instruction.opcode] += threads
     return executed
 
 
@@ -47,12 +51,12 @@ class Machine:
         self.special = {name: value.astype(U32) for name, value in special.items()}
         kinds = [program.kind(name) for name in program.index]
         self.registers = [np.array([POISON[kind]], kind) for kind in kinds]
-        self.executed = Counter()
+        self.visits = np.zeros(len(program.blocks), int)  # threads that entered each basic block
 
     # Control
 
-    def run(self) -> Counter:
-        """Run all threads to their end. The first block in the text goes first, so that threads that parted meet."""
+    def run(self):
+        """Run all threads to their end; return the visits. The first block in the text goes first, so that threads that parted meet."""
         waiting, parked = {0: np.ones(self.lanes, bool)}, {}
         ended = np.zeros(self.lanes, bool)
 
@@ -66,8 +70,7 @@ class Machine:
             n = min(waiting)
             mask = waiting.pop(n)
             block, count = self.program.blocks[n], int(np.count_nonzero(mask))
-            for instruction in block.instructions:
-                self.executed[instruction.opcode] += count
+            self.visits[n] += count
             guard = block.run(self.registers, None if count == self.lanes else mask, self)
             taken = mask if guard is None else mask & guard
             if block.end == "barrier":
@@ -79,7 +82,7 @@ class Machine:
             elif block.end == "end":
                 ended |= taken
             go(n + 1, mask & ~taken if block.end else mask)
-        return self.executed
+        return self.visits
 
     def _release(self, n: int, waiting: dict, parked: dict, ended) -> None:
         """Let the blocks go on whose threads are all at one barrier."""

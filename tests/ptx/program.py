@@ -36,7 +36,7 @@ class Block(NamedTuple):
 
 
 class Program:
-    """Hold the blocks of a kernel; refuse unknown instructions, and registers that are read but never written."""
+    """Hold the blocks of a kernel; refuse unknown instructions."""
 
     def __init__(self, text: str):
         self.kernel = parse(text)
@@ -47,10 +47,6 @@ class Program:
         groups, targets = self._groups()
         after = [self._successors(n, group, targets) for n, group in enumerate(groups)]
         live_in, live_out = self._liveness(groups, after)
-        if live_in[0]:
-            name = min(live_in[0])
-            reader = next(i for group in groups for i in group if name in _reads(i))
-            raise NotImplementedError(f"{self.kernel.name}: nothing writes {name} on a path to {reader}")
         self.index = {name: n for n, name in enumerate(sorted(set().union(*live_in, *live_out)))}
         sources = [_Coder(self, n, group, live_out[n]).source() for n, group in enumerate(groups)]
         exec(compile("\n".join(sources), f"<ptx of {self.kernel.name}>", "exec"), self.names)
