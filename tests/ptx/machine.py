@@ -220,7 +220,7 @@ class Machine:
     def reduce(self, site: Any, on, a, members):
         self._members(site, on, members)
         how = REDUCTIONS[site.opcode.split(".")[2]]
-        return np.repeat(how.reduce(self.full(a).reshape(-1, 32), 1), 32)
+        return np.repeat(how.reduce(self.full(a).reshape(-1, 32), 1, a.dtype), 32)
 
     def warp_barrier(self, site: Any, on, members) -> None:
         self._members(site, on, members)

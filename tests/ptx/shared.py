@@ -23,6 +23,7 @@ class Shared:
         self.state, self.writer, self.reader = (np.zeros(blocks * self.pitch, U8) for _ in range(3))
         self.base, self.warp, self.who = block_of.astype(S64) * self.pitch, warp_of + 1, who
         self.reads, self.stores = [], []  # since the last barrier: (site, first bytes, size, lanes)
+        self.marked = False  # whether a byte has a writer or a reader
         self.copies = []  # on their way: (site, first bytes, lanes, data, groups)
         self.groups = np.zeros(len(block_of), S64)  # how many each thread has committed
 
@@ -56,8 +57,7 @@ class Shared:
         for site, at, lanes, data, group in self.copies:
             done = waiting[lanes] & (group < self.groups[lanes] - pending)
             if done.any():  # from now on it counts as a store of its warp
-                self._scatter(self.writer, at[done], data.shape[1], self.warp[lanes[done]][:, None])
-                self.stores.append((site, at[done], data.shape[1], lanes[done]))
+                self._mark(site, lanes[done], at[done], data.shape[1])
                 self._write(site, lanes[done], at[done], data[done])
             if not done.all():
                 left.append((site, at[~done], lanes[~done], data[~done], group[~done]))
@@ -65,9 +65,9 @@ class Shared:
 
     def barrier(self, blocks) -> None:
         """Forget who touched what in the blocks of a mask, before their next interval."""
-        for marks in (self.writer, self.reader):
-            if self.stores:
-                marks.reshape(len(blocks), self.pitch)[blocks] = 0
+        for marks in (self.writer, self.reader) if self.marked else ():
+            marks.reshape(len(blocks), self.pitch)[blocks] = 0
+        self.marked &= not blocks.all()
         for log in (self.reads, self.stores):
             kept = []
             for site, at, size, lanes in log if not blocks.all() else ():
@@ -126,14 +126,20 @@ class Shared:
         race = (touched & (self._gather(self.bytes, at, size) != data)).any(1)
         if race.any():
             self._refuse("race: writes what another warp touches without a barrier", site, on, at, race)
-        self._scatter(self.writer, at, size, own)
+        self._mark(site, on, at, size)
+
+    def _mark(self, site: Any, on, at, size: int) -> None:
+        self.marked = True
+        self._scatter(self.writer, at, size, self.warp[on][:, None])
         self.stores.append((site, at, size, on))
 
     def _write(self, site: Any, on, at, data) -> None:
         size = data.shape[1]
         self._scatter(self.bytes, at, size, data)
-        if (lost := (self._gather(self.bytes, at, size) != data).any(1)).any():
-            self._refuse("race: two threads write different numbers at once", site, on, at, lost)
+        # Lanes of one warp may store copies of a sum that differ in the last bit: any of them is right.
+        other = self._gather(self.writer, at, size) != self.warp[on][:, None]
+        if (lost := (other & (self._gather(self.bytes, at, size) != data)).any(1)).any():
+            self._refuse("race: two warps write different numbers at once", site, on, at, lost)
         self._scatter(self.state, at, size, WRITTEN)
 
     def _refuse(self, what: str, site: Any, on, at, bad) -> None:
