@@ -1,6 +1,6 @@
 """Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`.
 
-    scripts/emulate.py [--json] [--all] [--list] [CASE ...]
+    scripts/emulate.py [--json] [--all] [--list] [--part I/N] [CASE ...]
 
 CASE is a part of names of cases; without one the cases of the default suite run.
 """
@@ -127,7 +127,13 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
     return kept / (1 - inputs.dropout_p)
 
 
-def run(case: Case, edit=None) -> dict:
+def case_of(name: str) -> Case:
+    """Return the case of a name; what it leaves out is as in `Case`."""
+    fields = [field.replace("-", " ") for field in name.split("/")]
+    return Case(*(type(default)(field) for field, default in zip(fields, Case())))
+
+
+def run(case: Case, edit=None, interpreted: bool = False) -> dict:
     """Return a report of a case: what is wrong, its largest share of the bound, and what was executed."""
     variant, executed, shared = case.variant(), 0, 0
     inputs, d_out = problem_of(variant, case.queries, case.keys, 0.3)
@@ -138,7 +144,9 @@ def run(case: Case, edit=None) -> dict:
         executed, shared = executed + sum(counts.values()), max(shared, made.shared)
 
     torch.backends.cuda.matmul.allow_tf32 = variant.tf32
-    operators.start, tuning.tiles_for, begin = start, case.tiles, time.process_time()
+    tuning.tiles_for, begin = case.tiles, time.process_time()
+    if not interpreted:
+        operators.start = start
     call = operators.Call(inputs, 0)
     out, rows = call.forward()
     found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
@@ -156,9 +164,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="also run the slow cases; a named case is looked for in all")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each case")
     parser.add_argument("--list", action="store_true", help="print the names alone")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="run every Nth case from case I on")
     options = parser.parse_args(arguments)
+    part, parts = map(int, options.part.split("/"))
     cases = default_cases() + (list(more_cases()) if options.all or options.names else [])
     cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
+    cases = cases[part::parts]
     if not cases:
         parser.error(f"no case has {' or '.join(options.names)} in its name; --list --all prints all")
     wrong = 0

@@ -5,7 +5,6 @@ import json
 import struct
 from typing import Any, Iterator, NamedTuple
 
-import torch
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
@@ -27,7 +26,9 @@ class Compiled(NamedTuple):
     warps: int
 
 
-def compile_kernel(kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int) -> tuple[Any, list]:
+def compile_kernel(
+    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int
+) -> tuple[Any, list]:
     """Return the compiled kernel, and the arguments as its PTX takes them: tensors, and the bytes of numbers."""
     target = GPUTarget("cuda", capability, 32)
     backend = make_backend(target)
@@ -54,9 +55,11 @@ def _lower(source: Any, backend: Any, target: Any, options: Any) -> Compiled:
     module = source.make_ir(target, options, *functions, context)
     metadata = {"target": target, **options.__dict__}
     backend.add_stages(stages, options, source.language)
-    for name in ("ttir", "ttgir", "llir", "ptx"):
+    for name in ("ttir", "ttgir"):
         module = stages[name](module, metadata)
-        ttgir = str(module) if name == "ttgir" else ttgir if name in ("llir", "ptx") else ""
+    ttgir = str(module)
+    for name in ("llir", "ptx"):
+        module = stages[name](module, metadata)
     assert not metadata.get("global_scratch_size") and not metadata.get("profile_scratch_size")
     return Compiled(module, ttgir, metadata["shared"], metadata["num_warps"])
 
@@ -72,8 +75,10 @@ def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
 programs: dict[str, Program] = {}
 
 
-def launch(kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80, edit=None):
-    """Compile and run a kernel; `edit` may change its PTX. Return the compiled kernel, and how often what was executed."""
+def launch(
+    kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80, edit=None
+):
+    """Compile and run a kernel; `edit` may change its PTX. Return the kernel, and how many threads ran each opcode."""
     compiled, values = compile_kernel(kernel, arguments, warps, stages, capability)
     if compiled.shared > SHARED[capability]:
         raise OutOfResources(compiled.shared, SHARED[capability], "shared memory")

@@ -6,7 +6,7 @@ from typing import Any, Optional
 import numpy as np
 
 from tests.ptx.memory import Fault, Memory, Threads
-from tests.ptx.numbers import BITS, F16, F32, POISON, S32, S64, TYPES, U8, U16, U32, U64, from_bf16
+from tests.ptx.numbers import BITS, F16, F32, POISON, S64, TYPES, U8, U16, U32, from_bf16
 from tests.ptx.program import Program
 from tests.ptx.shared import Shared
 
@@ -56,9 +56,8 @@ class Machine:
     # Control
 
     def run(self):
-        """Run all threads to their end; return the visits. The first block in the text goes first, so that threads that parted meet."""
+        """Run all threads to their end; return the visits. The first basic block goes first, so that threads meet."""
         waiting, parked = {0: np.ones(self.lanes, bool)}, {}
-        ended = np.zeros(self.lanes, bool)
 
         def go(to: int, mask, places: dict = waiting) -> None:
             if mask.any():
@@ -75,16 +74,14 @@ class Machine:
             taken = mask if guard is None else mask & guard
             if block.end == "barrier":
                 go(n + 1, mask, parked)
-                self._release(n + 1, waiting, parked, ended)
+                self._release(n + 1, waiting, parked)
                 continue
             if block.end == "branch":
                 go(block.target, taken)
-            elif block.end == "end":
-                ended |= taken
             go(n + 1, mask & ~taken if block.end else mask)
         return self.visits
 
-    def _release(self, n: int, waiting: dict, parked: dict, ended) -> None:
+    def _release(self, n: int, waiting: dict, parked: dict) -> None:
         """Let the blocks go on whose threads are all at one barrier."""
         free = parked[n].reshape(self.blocks, -1).all(1)
         if free.any():
@@ -100,7 +97,7 @@ class Machine:
         block = self.who.block[mask][0]
         missing = np.flatnonzero(~mask & (self.who.block == block))
         site = self.program.blocks[n - 1].instructions[-1]
-        raise Fault(f"a barrier that not all threads reach: {site}; {self.who.first(missing)} does not")
+        raise Fault(f"a barrier that not all threads reach: {site}; {self.who.of(missing)} does not")
 
     def keep(self, registers: list, n: int, value, mask) -> None:
         """Set a register at the end of a basic block."""
@@ -115,14 +112,11 @@ class Machine:
     def full(self, x):
         return x if len(x) == self.lanes else np.repeat(x, self.lanes)
 
-    def some(self, on) -> Threads:
-        return self.who if on is self.all else Threads(self.who.block[on], self.who.thread[on])
-
     def spread(self, on, found, kind: np.dtype):
         """Return [count, lanes] of numbers that some threads got; the others keep poison."""
         if len(on) == self.lanes:
             return found
-        out = np.full((len(found), self.lanes), POISON[kind], kind)
+        out = np.full((len(found), self.lanes), POISON[kind])
         out[:, on] = found
         return out
 
@@ -131,7 +125,7 @@ class Machine:
             there = np.bincount(on // 32, minlength=self.lanes // 32)
             if (there % 32).any():
                 lane = on[there[on // 32] < 32]
-                raise Fault(f"not all lanes of a warp take part: {site}, {self.who.first(lane)}")
+                raise Fault(f"not all lanes of a warp take part: {site}, {self.who.of(lane)}")
 
     def move(self, site: Any, on, values: list) -> list:
         """Join numbers, the first the lowest, and take them apart for the results."""
@@ -146,15 +140,15 @@ class Machine:
         return [np.frombuffer(self.parameters[name], site.kind, 1, offset)]
 
     def load_global(self, site: Any, on, address):
-        found = self.memory.load(site, self.full(address)[on], site.count, site.kind, self.some(on))
+        found = self.memory.load(site, self.full(address)[on], site.count, site.kind, self.who.of(on))
         return self.spread(on, found, site.kind)
 
     def store_global(self, site: Any, on, address, values: list) -> None:
         values = [self.full(value).view(site.kind)[on] for value in values]
-        self.memory.store(site, self.full(address)[on], values, site.kind, self.some(on))
+        self.memory.store(site, self.full(address)[on], values, site.kind, self.who.of(on))
 
     def atomic_add(self, site: Any, on, address, value):
-        old = self.memory.add(site, self.full(address)[on], self.full(value)[on], self.some(on))
+        old = self.memory.add(site, self.full(address)[on], self.full(value)[on], self.who.of(on))
         return self.spread(on, old.view(site.kind)[None], site.kind)[0]
 
     def load_shared(self, site: Any, on, address):
@@ -172,7 +166,7 @@ class Machine:
         for length in np.unique(given):
             if length:
                 part = np.flatnonzero(given == length)
-                found = self.memory.load(site, source[part], int(length), BITS[1], self.some(on[part]))
+                found = self.memory.load(site, source[part], int(length), BITS[1], self.who.of(on[part]))
                 data[part, :length] = found.T
         self.shared.copy(site, on, self.full(to)[on], data)
 
@@ -209,11 +203,11 @@ class Machine:
 
     def shuffle(self, site: Any, on, a, b, clamp, members):
         self._members(site, on, members)
-        lane, b, clamp = self.all % 32, self.full(b).astype(S64), self.full(clamp).astype(S64)
+        lane, b, clamp = self.all % 32, self.full(b).astype(S64) & 31, self.full(clamp).astype(S64)
         segment = clamp >> 8 & 31
         least, most = lane & segment, lane & segment | clamp & 31 & ~segment
         how = site.opcode.split(".")[2]
-        source = {"idx": least | b & 31 & ~segment, "up": lane - (b & 31), "down": lane + (b & 31), "bfly": lane ^ b & 31}[how]
+        source = {"idx": least | (b & ~segment), "up": lane - b, "down": lane + b, "bfly": lane ^ b}[how]
         there = source >= most if how == "up" else source <= most
         return self.full(a)[self.all - lane + np.where(there, source, lane)]
 

@@ -5,7 +5,7 @@ from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
-from tests.ptx.numbers import BITS, S64, U8, U64
+from tests.ptx.numbers import BITS, S64, U64
 
 RANGE = 40  # bits of the addresses of one tensor
 
@@ -14,14 +14,17 @@ class Fault(Exception):
     """Say what an instruction may not do, with its text, thread and address."""
 
 
-class Thread(NamedTuple):
-    """Name a thread in an error."""
+class Threads(NamedTuple):
+    """The blocks and the numbers of the threads of some accesses."""
 
-    block: int
-    thread: int
+    block: Any
+    thread: Any
+
+    def of(self, some) -> "Threads":
+        return Threads(self.block[some], self.thread[some])
 
     def __str__(self):
-        return f"thread {self.thread} of block {self.block}"
+        return f"thread {self.thread[0]} of block {self.block[0]}"
 
 
 class _Tensor:
@@ -38,8 +41,8 @@ class _Tensor:
         if tensor.numel() < extent:  # there are gaps between its numbers
             self.inside = np.zeros(extent, bool)
             np.lib.stride_tricks.as_strided(self.inside, tensor.shape, tensor.stride())[...] = True
-        self.writer, self.written = None, {}  # the block that wrote each number, -1 for none; the last instruction
-        self.reads = []  # (instruction, first bytes, size, blocks)
+        self.writer, self.written = None, {}  # the block that wrote each number, -1 for none; its last instruction
+        self.reads = []  # (instruction, first bytes, size, threads)
 
     def items(self, offset, size: int):
         """Return the numbers that accesses touch, [accesses, numbers]."""
@@ -52,28 +55,32 @@ class Memory:
     def __init__(self, tensors: list[Any]):
         self.tensors = [_Tensor(tensor, n) for n, tensor in enumerate(tensors)]
 
-    def load(self, site: Any, address, count: int, kind: np.dtype, who: Any):
-        """Return [count, threads] of numbers; `who` gives the blocks and the threads of the accesses."""
-        found = np.empty((count, len(address)), kind)
-        size = kind.itemsize * count
+    def load(self, site: Any, address, count: int, kind: np.dtype, who: Threads):
+        """Return [count, threads] of numbers."""
+        found, size = np.empty((count, len(address)), kind), kind.itemsize * count
         for tensor, some, offset in self._places(site, address, size, who):
-            tensor.reads.append((site, offset, size, who.block[some]))
-            at = (offset + tensor.low) // kind.itemsize
+            tensor.reads.append((site, offset, size, who.of(some)))
             for n in range(count):
-                found[n, some] = tensor.views[kind][at + n]
+                found[n, some] = tensor.views[kind][(offset + tensor.low) // kind.itemsize + n]
         return found
 
-    def store(self, site: Any, address, values: list, kind: np.dtype, who: Any) -> None:
+    def store(self, site: Any, address, values: list, kind: np.dtype, who: Threads) -> None:
         for tensor, some, offset in self._places(site, address, kind.itemsize * len(values), who):
-            self._claim(site, tensor, offset, kind.itemsize * len(values), who, some)
+            self._claim(site, tensor, offset, kind.itemsize * len(values), who.of(some))
             view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
             for n, value in enumerate(values):
                 view[at + n] = value[some]
-                if (lost := view[at + n] != value[some]).any():
-                    self._refuse("two threads store different numbers", site, tensor, offset, some, lost, who)
+                self._check(
+                    "two threads store different numbers",
+                    view[at + n] != value[some],
+                    site,
+                    tensor,
+                    offset,
+                    who.of(some),
+                )
 
-    def add(self, site: Any, address, value, who: Any):
-        """Return the old numbers and add to them; neighbours see one another's, and blocks may meet."""
+    def add(self, site: Any, address, value, who: Threads):
+        """Return the old numbers and add to them, one thread after the other; blocks may meet."""
         old = np.empty_like(value)
         for tensor, some, offset in self._places(site, address, value.itemsize, who):
             view = tensor.views[BITS[value.itemsize]].view(value.dtype)
@@ -84,55 +91,43 @@ class Memory:
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""
         for tensor in self.tensors:
-            for site, offset, size, blocks in tensor.reads if tensor.writer is not None else ():
+            for site, offset, size, who in tensor.reads if tensor.writer is not None else ():
                 writer = tensor.writer[tensor.items(offset, size)]
-                if (other := ((writer >= 0) & (writer != blocks[:, None])).any(1)).any():
-                    n = int(np.flatnonzero(other)[0])
-                    write = tensor.written[int(writer[n].max())]
-                    raise Fault(f"race: {site} of block {blocks[n]} reads byte {offset[n]} of {tensor.name}, "
-                                f"where {write} of block {writer[n].max()} writes")
+                for n in np.flatnonzero(((writer >= 0) & (writer != who.block[:, None])).any(1))[:1]:
+                    other = f"where {tensor.written[int(writer[n].max())]} of block {writer[n].max()} writes"
+                    raise Fault(
+                        f"race: {site}, {who.of(slice(n, None))}, reads byte {offset[n]} of {tensor.name}, {other}"
+                    )
 
-    def _places(self, site: Any, address, size: int, who: Any) -> Iterator[tuple]:
+    def _places(self, site: Any, address, size: int, who: Threads) -> Iterator[tuple]:
         """Yield each tensor with its accesses (an index) and their offsets in bytes."""
         numbers = address >> U64.type(RANGE)
         for number in np.unique(numbers):
             some = slice(None) if (numbers == number).all() else np.flatnonzero(numbers == number)
+            mine, at = who.of(some), address[some]
             if not 1 <= number <= len(self.tensors):
-                raise Fault(f"address {address[some][0]:#x} is in no tensor: {site}, {who.first(some)}")
+                raise Fault(f"address {at[0]:#x} is in no tensor: {site}, {mine}")
             tensor = self.tensors[int(number) - 1]
-            offset = address[some].astype(S64) - tensor.address
-            outside = (offset < 0) | (offset + size > tensor.bytes)
-            if outside.any():
-                self._refuse("outside", site, tensor, offset, some, outside, who)
-            if (skew := (address[some] & U64.type(size - 1)) != 0).any():
-                self._refuse("not aligned", site, tensor, offset, some, skew, who)
-            if tensor.inside is not None and (gap := ~tensor.inside[tensor.items(offset, size)].all(1)).any():
-                self._refuse("in a gap of a strided tensor", site, tensor, offset, some, gap, who)
+            offset = at.astype(S64) - tensor.address
+            self._check("outside", (offset < 0) | (offset + size > tensor.bytes), site, tensor, offset, mine)
+            self._check("not aligned", (at & U64.type(size - 1)) != 0, site, tensor, offset, mine)
+            if tensor.inside is not None:
+                gap = ~tensor.inside[tensor.items(offset, size)].all(1)
+                self._check("in a gap of a strided tensor", gap, site, tensor, offset, mine)
             yield tensor, some, offset
 
-    def _claim(self, site: Any, tensor: _Tensor, offset, size: int, who: Any, some) -> None:
+    def _claim(self, site: Any, tensor: _Tensor, offset, size: int, who: Threads) -> None:
         """Note which block writes; refuse a second one."""
         if tensor.writer is None:
             tensor.writer = np.full(-(-tensor.bytes // tensor.item), -1, np.int32)
-        items, blocks = tensor.items(offset, size), who.block[some][:, None]
+        items, blocks = tensor.items(offset, size), who.block[:, None]
         before = tensor.writer[items]
         tensor.writer[items] = blocks
-        other = ((before >= 0) & (before != blocks) | (tensor.writer[items] != blocks)).any(1)
-        if other.any():
-            self._refuse("race: two blocks write", site, tensor, offset, some, other, who)
+        other = (before >= 0) & (before != blocks) | (tensor.writer[items] != blocks)
+        self._check("race: two blocks write", other.any(1), site, tensor, offset, who)
         tensor.written.update(dict.fromkeys(np.unique(blocks).tolist(), site))
 
-    def _refuse(self, what: str, site: Any, tensor: _Tensor, offset, some, bad, who: Any) -> None:
-        n = int(np.flatnonzero(bad)[0])
-        lanes = np.arange(len(who.block))[some]
-        raise Fault(f"{what}: byte {offset[n]} of {tensor.name} ({tensor.bytes} bytes): {site}, {who.first(lanes[n:])}")
-
-
-class Threads(NamedTuple):
-    """The blocks and the numbers of the threads of some accesses."""
-
-    block: Any
-    thread: Any
-
-    def first(self, some) -> Thread:
-        return Thread(int(self.block[some][0]), int(self.thread[some][0]))
+    def _check(self, what: str, bad, site: Any, tensor: _Tensor, offset, who: Threads) -> None:
+        for n in np.flatnonzero(bad)[:1]:
+            place = f"byte {offset[n]} of {tensor.name} ({tensor.bytes} bytes)"
+            raise Fault(f"{what}: {place}: {site}, {who.of(slice(n, None))}")

@@ -1,132 +1,134 @@
 """Write and run kernels of a few instructions: by hand for memory and warps, from the table for arithmetic."""
 
-from collections import Counter
-
-import torch
 
 from tests.ptx.machine import run
-from tests.ptx.numbers import BITS, TYPES
+from tests.ptx.numbers import TYPES
 from tests.ptx.program import Program
 from tests.ptx.table import TABLE
 
-PREFIX = {1: "%rs", 2: "%rs", 4: "%r", 8: "%rd"}  # registers of 1, 2, 4 and 8 bytes
+PREFIX = {1: "%rs", 2: "%rs", 4: "%r", 8: "%rd"}  # of registers, by their bytes
+KINDS = {"%p": "pred", "%rs": "b16", "%r": "b32", "%rd": "b64"}
 
 
-def assemble(arguments: int, body: str, name: str = "micro") -> str:
+def assemble(arguments: int, body: str) -> str:
     """Return a kernel; %rd1, %rd2, ... are the addresses of its tensors, %r1 is the thread's number."""
     parameters = ", ".join(f".param .u64 p{n}" for n in range(1, arguments + 1))
-    loads = "".join(f"    ld.param.u64 %rd{n}, [p{n}];\n" for n in range(1, arguments + 1))
-    kinds = "".join(f"    .reg .{kind} {p}<999>;\n" for p, kind in (("%p", "pred"), ("%rs", "b16"), ("%r", "b32"), ("%rd", "b64")))
-    lines = "".join(f"    {line.strip()}\n" for line in body.strip().splitlines())
-    return f".visible .entry {name}({parameters})\n{{\n{kinds}{loads}    mov.u32 %r1, %tid.x;\n{lines}    ret;\n}}\n"
+    lines = [f".reg .{kind} {prefix}<999>;" for prefix, kind in KINDS.items()]
+    lines += [f"ld.param.u64 %rd{n}, [p{n}];" for n in range(1, arguments + 1)]
+    return f".entry micro({parameters})\n{{\n" + "\n".join([*lines, "mov.u32 %r1, %tid.x;", body, "ret;"]) + "\n}\n"
 
 
-def execute(text: str, *tensors: torch.Tensor, warps: int = 1, blocks: int = 1, shared: int = 0) -> Counter:
-    return run(Program(text), blocks, warps, shared, list(tensors))
+def execute(text: str, *values, warps: int = 1, blocks: int = 1, shared: int = 0):
+    """Run a kernel on tensors, or on bytes of numbers."""
+    return run(Program(text), blocks, warps, shared, list(values))
 
 
-def at(register: str, base: str, size: int, index: str = "%r1") -> str:
-    """Return the lines that compute the address of element `index` of tensor `base`."""
-    return f"mul.wide.u32 {register}, {index}, {size};\nadd.s64 {register}, {base}, {register};\n"
+def at(n: int, size: int, index: str = "%r1") -> str:
+    """Return the lines that make %rd1n the address of element `index` of tensor n."""
+    return f"mul.wide.u32 %rd1{n}, {index}, {size};\nadd.s64 %rd1{n}, %rd{n}, %rd1{n};\n"
 
 
-def arithmetic() -> dict[str, tuple[str, list[str], str]]:
-    """Return, for each opcode of the table that is a plain function, its kernel, and the types of sources and result.
+def words(first: int, count: int, prefix: str = "%r") -> str:
+    names = [f"{prefix}{first + n}" for n in range(count)]
+    return names[0] if count == 1 else "{" + ", ".join(names) + "}"
 
-    Tensor n holds the sources n; the last one takes the results. A predicate is a number of four bytes, 0 or 1.
+
+def arithmetic(opcode: str) -> str:
+    """Return a kernel of an opcode that is a plain function; tensor n holds the sources n, the last one the results.
+
+    A predicate is a number of four bytes, 0 or 1.
     """
-    found = {}
-    for opcode, row in TABLE.items():
-        if isinstance(row.function, str):
-            continue
-        sources, body, operands = [kind for kind in row.sources if kind != "int"], "", []
-        for n, kind in enumerate(row.sources, 1):
-            if kind == "int":
-                operands.append("0xE8")
-                continue
-            size = 4 if kind == "pred" else TYPES[kind].itemsize
-            register = f"{PREFIX[size]}{100 + n}"
-            body += at(f"%rd{100 + n + 10}", f"%rd{n}", size) + f"ld.global.b{8 * size} {register}, [%rd{110 + n}];\n"
-            if kind == "pred":
-                body += f"setp.ne.b32 %p{n}, {register}, 0;\n"
-                register = f"%p{n}"
-            operands.append(register)
-        result = row.results[0]
-        size = 4 if result == "pred" else TYPES[result].itemsize
-        register = f"{PREFIX[size]}200"
-        body += f"{opcode} {'%p200' if result == 'pred' else register}, {', '.join(operands)};\n"
-        if result == "pred":
-            body += f"selp.b32 {register}, 1, 0, %p200;\n"
-        body += at("%rd300", f"%rd{len(sources) + 1}", size) + f"st.global.b{8 * size} [%rd300], {register};\n"
-        found[opcode] = assemble(len(sources) + 1, body), sources, result
-    return found
+    row, body, operands = TABLE[opcode], "", []
+    for n, kind in enumerate([*row.sources, *row.results], 1):
+        size = 4 if kind == "pred" else TYPES[kind].itemsize
+        register, body = f"{PREFIX[size]}{20 + n}", body + at(n, size)
+        operands.append(f"%p{n}" if kind == "pred" else register)
+        if n <= len(row.sources):
+            body += f"ld.global.b{8 * size} {register}, [%rd1{n}];\n"
+            body += f"setp.ne.b32 %p{n}, {register}, 0;\n" if kind == "pred" else ""
+    body += f"{opcode} {', '.join(operands[-1:] + operands[:-1])};\n"
+    body += f"selp.b32 {register}, 1, 0, %p{n};\n" if kind == "pred" else ""
+    return assemble(n, body + f"st.global.b{8 * size} [%rd1{n}], {register};")
 
 
-def copies() -> dict[str, str]:
-    """Return kernels that carry a vector of each width from a tensor through shared memory to another one."""
-    found = {}
-    for count, size in ((count, size) for count in (1, 2, 4) for size in BITS):
-        if count * size > 16:
-            continue
-        form, registers = f"{'' if count == 1 else f'.v{count}'}.b{8 * size}", [f"{PREFIX[size]}{20 + n}" for n in range(count)]
-        vector = registers[0] if count == 1 else "{" + ", ".join(registers) + "}"
-        body = at("%rd10", "%rd1", count * size) + at("%rd11", "%rd2", count * size)
-        body += f"""
-            ld.global{form} {vector}, [%rd10];
-            mul.lo.u32 %r2, %r1, {count * size};
-            st.shared{form} [%r2], {vector};
-            bar.sync 0;
-            xor.b32 %r2, %r2, {32 * count * size};
-            ld.shared{form} {vector}, [%r2];
-            st.global{form} [%rd11], {vector};"""
-        found[form] = assemble(2, body)
-    return found
+def copies(count: int, size: int) -> str:
+    """Return a kernel that carries vectors from a tensor through shared memory to another warp and tensor."""
+    form, vector = f"{'' if count == 1 else f'.v{count}'}.b{8 * size}", words(20, count, PREFIX[size])
+    return assemble(
+        2,
+        at(1, count * size)
+        + at(2, count * size)
+        + f"""
+        ld.global{form} {vector}, [%rd11];
+        mul.lo.u32 %r2, %r1, {count * size};
+        st.shared{form} [%r2], {vector};
+        bar.sync 0;
+        xor.b32 %r2, %r2, {32 * count * size};
+        ld.shared{form} {vector}, [%r2];
+        st.global{form} [%rd12], {vector};""",
+    )
 
 
-def in_warps(opcode: str, sources: str, result: str = "%r20") -> str:
-    """Return a kernel that applies an instruction to numbers of four bytes; %r10 and %r11 come from two tensors."""
-    body = at("%rd10", "%rd1", 4) + at("%rd11", "%rd2", 4) + at("%rd12", "%rd3", 4)
-    return assemble(3, body + f"""
-        ld.global.b32 %r10, [%rd10];
-        ld.global.b32 %r11, [%rd11];
-        {opcode} {result}, {sources};
-        st.global.b32 [%rd12], %r20;""")
+def in_warps(opcode: str, sources: str) -> str:
+    """Return a kernel that applies an instruction to %r10, a number of four bytes."""
+    return assemble(
+        2,
+        at(1, 4) + at(2, 4) + f"ld.global.b32 %r10, [%rd11];\n{opcode} %r20, {sources};\nst.global.b32 [%rd12], %r20;",
+    )
 
 
 def matrices(opcode: str) -> str:
     """Return a kernel that takes rows of 16 bytes through ldmatrix or stmatrix; a lane has four words of each tensor."""
-    count = int(opcode.split(".x")[1][0])
-    registers = [f"%r{20 + n}" for n in range(4)]
-    part, words = "{" + ", ".join(registers[:count]) + "}", "{" + ", ".join(registers) + "}"
-    body = at("%rd10", "%rd1", 16) + at("%rd11", "%rd2", 16) + f"shl.b32 %r2, %r1, 4;\nld.global.v4.b32 {words}, [%rd10];\n"
+    part, body = words(20, int(opcode.split(".x")[1][0])), at(1, 16) + at(2, 16) + "shl.b32 %r2, %r1, 4;\n"
+    body += f"ld.global.v4.b32 {words(20, 4)}, [%rd11];\n"
     if opcode.startswith("ld"):
-        body += f"st.shared.v4.b32 [%r2], {words};\nbar.warp.sync -1;\n{opcode} {part}, [%r2];\n"
+        body += f"st.shared.v4.b32 [%r2], {words(20, 4)};\nbar.warp.sync -1;\n{opcode} {part}, [%r2];\n"
     else:
-        zero = "{%r30, %r30, %r30, %r30}"
-        body += f"mov.b32 %r30, 0;\nst.shared.v4.b32 [%r2], {zero};\n{opcode} [%r2], {part};\nld.shared.v4.b32 {words}, [%r2];\n"
-    return assemble(2, body + f"st.global.v4.b32 [%rd11], {words};")
+        body += f"st.shared.v4.b32 [%r2], {words(20, 4)};\n{opcode} [%r2], {part};\nld.shared.v4.b32 {words(20, 4)}, [%r2];\n"
+    return assemble(2, body + f"st.global.v4.b32 [%rd12], {words(20, 4)};")
 
 
-def product(opcode: str, a: int, b: int) -> str:
-    """Return a kernel of one mma; each lane's words of A, B, C and D lie together."""
-    body = "".join(at(f"%rd1{n}", f"%rd{n}", 4 * words) for n, words in ((1, a), (2, b), (3, 4), (4, 4)))
-    for tensor, first, words in ((1, 20, a), (2, 30, b), (3, 40, 4)):
-        body += "".join(f"ld.global.b32 %r{first + n}, [%rd1{tensor}+{4 * n}];\n" for n in range(words))
-    listed = ["{" + ", ".join(f"%r{first + n}" for n in range(words)) + "}" for first, words in ((50, 4), (20, a), (30, b), (40, 4))]
-    return assemble(4, body + f"{opcode} {', '.join(listed)};\nst.global.v4.b32 [%rd14], {listed[0]};")
+def product(opcode: str) -> str:
+    """Return a kernel of one mma; each lane's words of A, B, C and D lie together in a tensor."""
+    body = "".join(at(n, 4 * count) for n, count in ((1, 4), (2, 2), (3, 4), (4, 4)))
+    body += f"ld.global.v4.b32 {words(20, 4)}, [%rd11];\nld.global.v2.b32 {words(30, 2)}, [%rd12];\n"
+    body += f"ld.global.v4.b32 {words(40, 4)}, [%rd13];\n{opcode} {words(50, 4)}, {words(20, 4)}, {words(30, 2)}, {words(40, 4)};\n"
+    return assemble(4, body + f"st.global.v4.b32 [%rd14], {words(50, 4)};")
 
 
-COPY = """
-    shl.b32 %r2, %r1, 4;
-    mov.b32 %r3, 0;
-    min.u32 %r4, %r1, 16;
-    {opcode} [%r2], [%rd10], 16, %r4;
-    cp.async.commit_group;
-    cp.async.wait_group 0;
-    ld.shared.v4.b32 {{%r10, %r11, %r12, %r13}}, [%r2];
-    st.global.v4.b32 [%rd11], {{%r10, %r11, %r12, %r13}};"""
-# The lanes count to their number: odd ones leave the loop early, and meet the others at a barrier.
-LOOP = """
+def parameter(kind: str) -> str:
+    size = TYPES[kind].itemsize
+    body = f"ld.param.{kind} {PREFIX[size]}9, [p2];\nst.global.b{8 * size} [%rd1], {PREFIX[size]}9;"
+    return assemble(1, body).replace(".u64 p1", f".u64 p1, .param .{kind} p2")
+
+
+def zero_filling(opcode: str) -> str:
+    """Return a kernel in which each lane copies as many bytes of 16 as its number says."""
+    return assemble(
+        2,
+        at(1, 16)
+        + at(2, 16)
+        + f"""
+        shl.b32 %r2, %r1, 4;
+        min.u32 %r4, %r1, 16;
+        {opcode} [%r2], [%rd11], 16, %r4;
+        cp.async.commit_group;
+        cp.async.wait_group 0;
+        ld.shared.v4.b32 {words(20, 4)}, [%r2];
+        st.global.v4.b32 [%rd12], {words(20, 4)};""",
+    )
+
+
+def adding(opcode: str) -> str:
+    return assemble(2, at(2, 4) + f"ld.global.b32 %r10, [%rd12];\n{opcode} %r11, [%rd1], %r10;")
+
+
+# The threads count to their number and leave the loop when they are there; they meet at a barrier.
+LOOP = assemble(
+    2,
+    at(1, 4)
+    + at(2, 4)
+    + """
     mov.b32 %r2, 0;
     setp.lt.u32 %p1, %r1, 48;
     @!%p1 bra LATE;
@@ -137,12 +139,17 @@ LOOP = """
     bra.uni LATE;
     LATE:
     bar.sync 0;
-    st.global.b32 [%rd10], %r2;
+    st.global.b32 [%rd11], %r2;
     setp.eq.b32 %p3, %r1, 5;
     @%p3 exit;
-    st.global.b32 [%rd11], %r2;"""
-MOVES = """
-    ld.global.b64 %rd20, [%rd10];
+    st.global.b32 [%rd12], %r2;""",
+)
+MOVES = assemble(
+    2,
+    at(1, 8)
+    + at(2, 8)
+    + """
+    ld.global.b64 %rd20, [%rd11];
     mov.b64 {%r2, %r3}, %rd20;
     mov.b32 {%rs2, %rs3}, %r2;
     mov.b32 %r4, {%rs3, %rs2};
@@ -154,4 +161,5 @@ MOVES = """
     mov.f32 %r7, %r6;
     mov.u64 %rd22, %rd21;
     mov.pred %p1, -1;
-    @%p1 st.global.b64 [%rd11], %rd22;"""
+    @%p1 st.global.b64 [%rd12], %rd22;""",
+)

@@ -44,8 +44,14 @@ def to_tf32(x):
     return np.where(np.isnan(x), 0x7FFFFFFF, x.view(U32) + 0x1000 & 0xFFFFE000)
 
 
-def pair(high, low):
-    return high.view(U16).astype(U32) << 16 | low.view(U16)
+def paired(convert):
+    """Return a conversion of two numbers to the halves of a word, the first the upper one."""
+    return lambda a, b: convert(a).view(U16).astype(U32) << 16 | convert(b).view(U16)
+
+
+def shifted(shift):
+    """Return a shift, by as much as the width or more, too."""
+    return lambda a, b: shift(a, b.astype(a.dtype))
 
 
 def truncated(kind):
@@ -63,16 +69,6 @@ def divide(a, b):
 def high_half(a, b):
     wide = S64 if a.dtype == S32 else U64
     return (a.astype(wide) * b.astype(wide) >> 32).astype(a.dtype)
-
-
-def funnel(left):
-    """Return the shift of b:a, 64 bits, by c modulo 32: its upper half if it goes left, else its lower half."""
-
-    def shift(a, b, c):
-        both, n = b.astype(U64) << 32 | a, (c & 31).astype(U64)
-        return (both << n >> 32 if left else both >> n).astype(U32)
-
-    return shift
 
 
 def bit_field(a, first, length):
@@ -95,12 +91,3 @@ def permute(a, b, selector):
         byte = np.where(nibble & 8, (byte >> 7) * 255, byte)
         picked = picked | byte << 8 * i
     return picked.astype(U32)
-
-
-def by_truth_table(a, b, c, table):
-    """Return each bit of `table` at the place that the bits of a, b and c name, a the highest."""
-    found = np.zeros_like(a)
-    for i in range(8):
-        if table >> i & 1:
-            found = found | (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
-    return found

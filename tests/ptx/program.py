@@ -1,13 +1,14 @@
 """Turn a kernel into Python: a function for each basic block, whose lines call the functions of the table."""
 
 import re
+from collections import Counter
 from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
 from tests.ptx.numbers import BITS, PRED, TYPES, U32
 from tests.ptx.table import CONTROL, TABLE
-from tests.ptx.text import Address, Instruction, Number, Register, Sink, Symbol, Vector, parse, registers_in
+from tests.ptx.text import Address, Instruction, Number, Register, Symbol, Vector, parse, registers_in
 
 SPECIAL = ("%tid.x", "%ctaid.x", "%nctaid.x", "%ntid.x", "%laneid")
 SYMBOLS = {"global_smem": 0}  # shared memory begins at 0
@@ -45,17 +46,21 @@ class Program:
                 raise NotImplementedError(f"{self.kernel.name}: the table has no opcode of {instruction}")
         self.names = {"np": np}  # what the functions of blocks refer to
         groups, targets = self._groups()
-        after = [self._successors(n, group, targets) for n, group in enumerate(groups)]
-        live_in, live_out = self._liveness(groups, after)
-        self.index = {name: n for n, name in enumerate(sorted(set().union(*live_in, *live_out)))}
-        sources = [_Coder(self, n, group, live_out[n]).source() for n, group in enumerate(groups)]
+        blocks = Counter(name for group in groups for name in set().union(*map(_registers, group)))
+        self.index = {name: n for n, name in enumerate(blocks)}
+        self.kept = {name for name, count in blocks.items() if count > 1}  # by more than one block
+        sources = [_Coder(self, n, group).source() for n, group in enumerate(groups)]
         exec(compile("\n".join(sources), f"<ptx of {self.kernel.name}>", "exec"), self.names)
-        self.blocks = []
-        for n, group in enumerate(groups):
-            end = TABLE[group[-1].opcode].function
-            end = end if end in CONTROL else ""
-            target = targets[group[-1].operands[0].name] if end == "branch" else None
-            self.blocks.append(Block(self.names[f"block_{n}"], group, end, target))
+        ends = [TABLE[group[-1].opcode].function for group in groups]
+        self.blocks = [
+            Block(
+                self.names[f"block_{n}"],
+                group,
+                end if end in CONTROL else "",
+                targets[group[-1].operands[0].name] if end == "branch" else None,
+            )
+            for n, (group, end) in enumerate(zip(groups, ends))
+        ]
 
     def kind(self, name: str) -> np.dtype:
         """Return the type that a register holds between blocks: bits of its width."""
@@ -70,55 +75,23 @@ class Program:
         groups = [instructions[a:b] for a, b in zip(starts, [*starts[1:], len(instructions)])]
         return groups, {name: starts.index(at) for name, at in self.kernel.labels.items() if at < len(instructions)}
 
-    def _successors(self, n: int, group: list[Instruction], targets: dict[str, int]) -> list[int]:
-        last = group[-1]
-        end = TABLE[last.opcode].function
-        found = [targets[last.operands[0].name]] if end == "branch" else []
-        return found + ([n + 1] if end not in ("branch", "end") or last.guard else [])
 
-    def _liveness(self, groups, after) -> tuple[list[set[str]], list[set[str]]]:
-        """Return the registers that each block needs from before, and those that others need from it."""
-        uses, defines = [set() for _ in groups], [set() for _ in groups]
-        for n, group in enumerate(groups):
-            for instruction in group:
-                uses[n] |= _reads(instruction) - defines[n]
-                defines[n] |= _writes(instruction)
-        live_in, live_out, changed = [set(used) for used in uses], [set() for _ in groups], True
-        while changed:
-            changed = False
-            for n in reversed(range(len(groups))):
-                live_out[n] = set().union(*(live_in[m] for m in after[n]))
-                needed = uses[n] | live_out[n] - defines[n]
-                changed |= needed != live_in[n]
-                live_in[n] = needed
-        return live_in, live_out
-
-
-def _writes(instruction: Instruction) -> set[str]:
-    results = len(TABLE[instruction.opcode].results)
-    return {name for operand in instruction.operands[:results] for name in registers_in(operand)}
-
-
-def _reads(instruction: Instruction) -> set[str]:
-    """Return what an instruction reads; a guard keeps the old results, so it reads them, too."""
-    results = len(TABLE[instruction.opcode].results)
-    found = {name for operand in instruction.operands[results:] for name in registers_in(operand)}
-    if instruction.guard:
-        found |= {instruction.guard.name} | _writes(instruction)
+def _registers(instruction: Instruction) -> set[str]:
+    found = {name for operand in (*instruction.operands, instruction.guard) for name in registers_in(operand)}
     return found - set(SPECIAL)
 
 
 class _Coder:
     """Write the function of one block: `def block_n(R, M, K)`, of registers, mask (None: all threads) and machine."""
 
-    def __init__(self, program: Program, n: int, group: list[Instruction], live_out: set[str]):
+    def __init__(self, program: Program, n: int, group: list[Instruction]):
         self.program, self.head, self.lines, self.forms = program, f"def block_{n}(R, M, K):\n", [], {}
         self.values: dict[str, tuple[str, np.dtype]] = {}  # of registers: the variable and its type
         self.written: set[str] = set()
         self.last = "None"
         for instruction in group:
             self.add(instruction)
-        for name in sorted(self.written & live_out):
+        for name in sorted(self.written & program.kept):
             self.lines.append(f"K.keep(R, {program.index[name]}, {self.read(name, program.kind(name))}, M)")
         self.lines.append(f"return {self.last}")
 
@@ -128,46 +101,36 @@ class _Coder:
     def add(self, instruction: Instruction) -> None:
         row = TABLE[instruction.opcode]
         results, operands = instruction.operands[: len(row.results)], instruction.operands[len(row.results) :]
+        guard = self.guard(instruction)
         if row.function in CONTROL:
-            self.last = self.guard(instruction)
+            self.last = guard
             return
-        count = len(results[0].parts) if results and isinstance(results[0], Vector) else 1
-        if row.function == "move" and count == 1 and not isinstance(operands[0], Vector) and not instruction.guard:
-            kind = TYPES[instruction.opcode.split(".")[-1]]
+        kinds = [TYPES[part] for part in instruction.opcode.split(".") if part in TYPES]
+        parts = results[0].parts if results and isinstance(results[0], Vector) else results
+        kind = kinds[-1] if kinds else None
+        if row.function == "move" and guard == "None" and not any(isinstance(x, Vector) for x in instruction.operands):
             self.write(results[0], self.source_of(operands[0], kind), kind)
             return
-        spec = [(s, o) for s, o in zip(row.sources, operands)]
-        arguments = [self.argument(instruction, s.rstrip("?"), operand) for s, operand in spec]
-        kind = self.result_kind(instruction, row.results, count)
-        if isinstance(row.function, str):
-            site = self.name("site", Site(instruction, kind if kind in (None, PRED) else BITS[kind.itemsize], count))
-            call = f"K.{row.function}({site}, K.active(M, {self.guard(instruction)}), {', '.join(arguments)})"
-        else:
-            call = f"{self.name('f', row.function)}({', '.join(arguments)})"
-        found = self.new(call)
-        if not results:
-            return
-        listed = row.results[0].endswith("*") or row.results[0] == "parts"
-        parts = results[0].parts if isinstance(results[0], Vector) else (results[0],)
+        arguments = [self.argument(spec.rstrip("?"), operand, kind) for spec, operand in zip(row.sources, operands)]
+        if results:
+            named = row.results[0].rstrip("*")
+            kind = TYPES[named] if named != "parts" else kind if len(parts) == 1 else BITS[kind.itemsize // len(parts)]
+        method = isinstance(row.function, str)
+        if method:
+            site = Site(instruction, kind if kind in (None, PRED) else BITS[kind.itemsize], len(parts))
+            arguments = [self.name("site", site), f"K.active(M, {guard})", *arguments]
+        function = f"K.{row.function}" if method else self.name("f", row.function)
+        found = self.new(f"{function}({', '.join(arguments)})")
         for n, part in enumerate(parts):
-            if not isinstance(part, Sink):
-                value = f"{found}[{n}]" if listed else found
-                if isinstance(row.function, str):  # memory holds bits
-                    value = self.new(f"{value}.view({self.name('t', kind)})")
-                if instruction.guard:
-                    value = self.new(f"np.where({self.guard(instruction)}, {value}, {self.read(part.name, kind)})")
-                self.write(part, value, kind)
+            value = f"{found}[{n}]" if row.results[0].endswith("*") or row.results[0] == "parts" else found
+            if method:  # memory holds bits
+                value = self.new(f"{value}.view({self.name('t', kind)})")
+            if guard != "None":
+                value = self.new(f"np.where({guard}, {value}, {self.read(part.name, kind)})")
+            self.write(part, value, kind)
 
-    def result_kind(self, instruction: Instruction, results: list[str], count: int) -> Optional[np.dtype]:
-        if not results:
-            kinds = [TYPES[part] for part in instruction.opcode.split(".") if part in TYPES]
-            return kinds[-1] if kinds else None
-        if results[0] == "parts":
-            kind = TYPES[instruction.opcode.split(".")[-1]]
-            return kind if count == 1 else BITS[kind.itemsize // count]
-        return TYPES[results[0].rstrip("*")]
-
-    def argument(self, instruction: Instruction, spec: str, operand) -> str:
+    def argument(self, spec: str, operand, last: Optional[np.dtype]) -> str:
+        """Return the expression of a source; `last` is the last type of the opcode."""
         if spec == "int":
             return str(operand.bits)
         if spec == "address":
@@ -176,29 +139,31 @@ class _Coder:
                 return repr((base.name, offset))
             kind = U32 if isinstance(base, Symbol) else self.program.kind(base.name)
             value = self.source_of(base, kind)
-            return self.new(f"{value} + {self.constant(Number(offset, 'int'), kind)}") if offset else value
+            return self.new(f"{value} + {self.source_of(Number(offset, 'int'), kind)}") if offset else value
+        parts = operand.parts if isinstance(operand, Vector) else (operand,)
         if spec == "parts":
-            kind = TYPES[instruction.opcode.split(".")[-1]]
-            parts = operand.parts if isinstance(operand, Vector) else (operand,)
-            kind = kind if len(parts) == 1 else BITS[kind.itemsize // len(parts)]
-            return f"[{', '.join(self.source_of(part, kind) for part in parts)}]"
-        if spec.endswith("*"):
-            parts = operand.parts if isinstance(operand, Vector) else (operand,)
-            return f"[{', '.join(self.source_of(part, TYPES[spec[:-1]]) for part in parts)}]"
-        return self.source_of(operand, TYPES[spec])
-
-    def source_of(self, operand, kind: np.dtype) -> str:
-        if isinstance(operand, Register):
-            return self.read(operand.name, kind)
-        if isinstance(operand, Symbol):
-            operand = Number(SYMBOLS[operand.name], "int")
-        return self.constant(operand, kind)
+            kind = last if len(parts) == 1 else BITS[last.itemsize // len(parts)]
+        else:
+            kind = TYPES[spec.rstrip("*")]
+        values = [self.source_of(part, kind) for part in parts]
+        return f"[{', '.join(values)}]" if spec == "parts" or spec.endswith("*") else values[0]
 
     def guard(self, instruction: Instruction) -> str:
         if instruction.guard is None:
             return "None"
         name = self.read(instruction.guard.name, PRED)
         return self.form(f"~{name}") if instruction.negated else name
+
+    def source_of(self, operand, kind: np.dtype) -> str:
+        """Return the variable of a register, or the constant of a number, as a type."""
+        if isinstance(operand, Register):
+            return self.read(operand.name, kind)
+        bits, form = (SYMBOLS[operand.name], "int") if isinstance(operand, Symbol) else operand
+        if kind == PRED:
+            return self.name("c", np.array([bits != 0]))
+        if form == "int":
+            return self.name("c", np.array([bits % 2 ** (8 * kind.itemsize)], BITS[kind.itemsize]).view(kind))
+        return self.name("c", np.array([bits], {"f32": "u4", "f64": "u8"}[form]).view(kind))
 
     def read(self, name: str, kind: np.dtype) -> str:
         """Return the variable of a register as a type; a register wider than the type is cut."""
@@ -209,14 +174,12 @@ class _Coder:
         value, have = self.values[name]
         if have.itemsize > kind.itemsize and kind != PRED:
             value, have = self.form(f"{value}.astype({self.name('t', BITS[kind.itemsize])})"), BITS[kind.itemsize]
-        if have.itemsize != kind.itemsize or PRED in (have, kind) and have != kind:
+        if have.itemsize != kind.itemsize or (PRED in (have, kind) and have != kind):
             raise NotImplementedError(f"{name} as {kind}")
         return value if have == kind else self.form(f"{value}.view({self.name('t', kind)})")
 
     def write(self, target, value: str, kind: np.dtype) -> None:
         """Set a register; what is narrower is extended by zeros or, signed, by the sign."""
-        if isinstance(target, Sink):
-            return
         own = self.program.kind(target.name)
         if own.itemsize > kind.itemsize:
             kind = np.dtype(f"{'i' if kind.kind == 'i' else 'u'}{own.itemsize}")
@@ -224,21 +187,10 @@ class _Coder:
         self.values[target.name] = value, kind
         self.written.add(target.name)
 
-    def constant(self, number: Number, kind: np.dtype) -> str:
-        if number.form != "int" or kind == PRED:
-            bits = np.array([number.bits], {"f32": "u4", "f64": "u8", "int": "i8"}[number.form])
-            value = bits.view(kind) if kind != PRED else bits != 0
-        else:
-            bits = BITS[kind.itemsize]
-            value = np.array([number.bits % 2 ** (8 * kind.itemsize)], bits).view(kind)
-        return self.name("c", value)
-
     def name(self, prefix: str, value) -> str:
         """Return a name of a value that the block's function refers to."""
-        key = f"{prefix}{len(self.program.names)}"
-        if isinstance(value, np.dtype):
-            key = f"t_{value.name}"
-        elif isinstance(value, np.ndarray):
+        key = f"t_{value.name}" if isinstance(value, np.dtype) else f"{prefix}{len(self.program.names)}"
+        if isinstance(value, np.ndarray):
             key = f"c_{value.dtype.name}_{value.tobytes().hex()}"
         self.program.names[key] = value
         return key

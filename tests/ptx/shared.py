@@ -82,7 +82,7 @@ class Shared:
         if bad.any():
             n = int(np.flatnonzero(bad)[0])
             what = "not aligned" if 0 <= address[n] <= self.size - size else "outside"
-            raise Fault(f"{what}: byte {address[n]} of {self.size} of shared memory: {site}, {self.who.first(on[n:])}")
+            raise Fault(f"{what}: byte {address[n]} of {self.size} of shared memory: {site}, {self.who.of(on[n:])}")
         return self.base[on] + address
 
     def _readable(self, site: Any, on, at, size: int) -> None:
@@ -106,7 +106,7 @@ class Shared:
                 wrote[int(self.warp[lanes[n]])] = store
         if int(self.warp[on[0]]) not in wrote:
             warp, store = next(iter(wrote.items()))
-            here = f"byte {at % self.pitch} of shared memory: {site}, {self.who.first(on)}"
+            here = f"byte {at % self.pitch} of shared memory: {site}, {self.who.of(on)}"
             raise Fault(f"race: reads what warp {warp - 1} writes by {store} without a barrier: {here}")
 
     def _claim(self, site: Any, on, at, data) -> None:
@@ -144,7 +144,7 @@ class Shared:
 
     def _refuse(self, what: str, site: Any, on, at, bad) -> None:
         n = int(np.flatnonzero(bad)[0])
-        raise Fault(f"{what}: byte {at[n] % self.pitch} of shared memory: {site}, {self.who.first(on[n:])}")
+        raise Fault(f"{what}: byte {at[n] % self.pitch} of shared memory: {site}, {self.who.of(on[n:])}")
 
     @staticmethod
     def _wide(bytes_, at, size: int, kind: np.dtype):

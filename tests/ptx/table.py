@@ -46,10 +46,10 @@ row("mul.hi.{u32,s32}", "T: T T", "the upper half of a * b", numbers.high_half)
 for wide, kind in (("u64", "u32"), ("s64", "s32"), ("u32", "u16"), ("s32", "s16")):
     wider = TYPES[wide]
     row(f"mul.wide.{kind}", f"{wide}: T T", "a * b, twice as wide", lambda a, b, to=wider: a.astype(to) * b)
-    row(f"mad.wide.{kind}", f"{wide}: T T {wide}", "a * b + c, twice as wide", lambda a, b, c, to=wider: a.astype(to) * b + c)
+    summed = lambda a, b, c, to=wider: a.astype(to) * b + c  # noqa: E731
+    row(f"mad.wide.{kind}", f"{wide}: T T {wide}", "a * b + c, twice as wide", summed)
 row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "the lower half of a * b, + c", lambda a, b, c: a * b + c)
 row("div.{u32,s32}", "T: T T", "d = a / b, rounded to zero", numbers.divide)
-row("rem.{u32,s32}", "T: T T", "d = a - a / b * b", lambda a, b: a - numbers.divide(a, b) * b)
 row("min.{u32,s32,u64,s64}", "T: T T", "the smaller", np.minimum)
 row("max.{u32,s32,u64,s64}", "T: T T", "the larger", np.maximum)
 row("max.relu.s32", "T: T T", "the larger of a, b and 0", lambda a, b: np.maximum(np.maximum(a, b), 0))
@@ -58,19 +58,15 @@ row("and.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_and)
 row("or.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_or)
 row("xor.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_xor)
 row("not.{pred,b16,b32,b64}", "T: T", "bit by bit", np.invert)
-row("shl.{b16,b32,b64}", "T: T u32", "a << b; 0 if b is the width or more", lambda a, b: np.left_shift(a, b.astype(a.dtype)))
+row("shl.{b16,b32,b64}", "T: T u32", "a << b; 0 if b is the width or more", numbers.shifted(np.left_shift))
 row(
     "shr.{u16,s16,u32,s32,u64,s64}",
     "T: T u32",
-    "a >> b, filled with zeros or, signed, with the sign; b as for shl",
-    lambda a, b: np.right_shift(a, b.astype(a.dtype)),
+    "a >> b, filled with zeros, or with the sign",
+    numbers.shifted(np.right_shift),
 )
-row("shf.l.wrap.b32", "T: T T T", "the upper half of b:a << c modulo 32", numbers.funnel(True))
-row("shf.r.wrap.b32", "T: T T T", "the lower half of b:a >> c modulo 32", numbers.funnel(False))
 row("bfe.{u32,s32}", "T: T u32 u32", "c bits of a from bit b on, extended", numbers.bit_field)
 row("prmt.b32", "T: T T T", "four of the bytes of b:a, chosen by the nibbles of c", numbers.permute)
-row("lop3.b32", "T: T T T int", "any function of three bits, by its truth table", numbers.by_truth_table)
-row("popc.b32", "u32: T", "the number of ones", lambda a: np.bitwise_count(a).astype(np.uint32))
 
 # Floats
 row("add{,.rn}.f32", "T: T T", "a + b, to nearest even", np.add)
@@ -98,12 +94,10 @@ row("setp.eq.{b16,b32,b64}", "pred: T T", "a comparison of bits", np.equal)
 row("setp.ne.{b16,b32,b64,s16,u16,s32,u32,s64,u64}", "pred: T T", "a comparison", np.not_equal)
 row("setp.ne.{f16,f32}", "pred: T T", "false if one is NaN", lambda a, b: (a < b) | (a > b))
 row("setp.neu.{f16,f32}", "pred: T T", "true if one is NaN", np.not_equal)
-row("setp.nan.{f16,f32}", "pred: T T", "is one NaN?", lambda a, b: np.isnan(a) | np.isnan(b))
-row("setp.num.{f16,f32}", "pred: T T", "is none NaN?", lambda a, b: ~(np.isnan(a) | np.isnan(b)))
 row("selp.{b16,b32,b64,u16,u32,s32,f32}", "T: T T pred", "d = c ? a : b", lambda a, b, c: np.where(c, a, b))
 
 # Moves and conversions
-row("mov.{pred,b16,u16,b32,u32,s32,f32,b64,u64}", "parts: parts", "a copy; parts are joined or taken apart, low first", "move")
+row("mov.{pred,b16,u16,b32,u32,s32,f32,b64,u64}", "parts: parts", "a copy; parts lie from the lowest on", "move")
 for to, source in itertools.product(("u16", "s16", "u32", "s32", "u64", "s64"), repeat=2):
     row(f"cvt.{to}.{source}", f"{to}: {source}", "cut, or extended", lambda a, to=TYPES[to]: a.astype(to))
 row("cvt.{u32,s32}.u8", "T: u8", "extended", lambda a: a.astype(np.uint32))
@@ -111,8 +105,10 @@ row("cvt.f32.f16", "f32: f16", "exact", lambda a: a.astype(F32))
 row("cvt.f32.bf16", "f32: bf16", "exact", numbers.from_bf16)
 row("cvt.rn.f16.f32", "f16: f32", "to nearest even", lambda a: a.astype(F16))
 row("cvt.rn.bf16.f32", "bf16: f32", "to nearest even", numbers.to_bf16)
-row("cvt.rn.f16x2.f32", "f16x2: f32 f32", "a to the upper half, b to the lower", lambda a, b: numbers.pair(a.astype(F16), b.astype(F16)))
-row("cvt.rn.bf16x2.f32", "bf16x2: f32 f32", "the same", lambda a, b: numbers.pair(numbers.to_bf16(a), numbers.to_bf16(b)))
+row(
+    "cvt.rn.f16x2.f32", "f16x2: f32 f32", "a to the upper half, b to the lower", numbers.paired(lambda a: a.astype(F16))
+)
+row("cvt.rn.bf16x2.f32", "bf16x2: f32 f32", "the same", numbers.paired(numbers.to_bf16))
 row("cvt.rna.tf32.f32", "tf32: f32", "to nearest, ties away from zero", numbers.to_tf32)
 row("cvt.rn.f32.{u32,s32}", "f32: T", "to nearest even", lambda a: a.astype(F32))
 for kind in ("u32", "s32"):
@@ -126,9 +122,24 @@ for form in ("{,.v2,.v4}.{b8,b16,b32}", "{,.v2}.b64"):
     row(f"st.global{form}", ": address T*", "aligned to its size", "store_global")
     row(f"ld.shared{form}", "T*: address", "aligned to its size", "load_shared")
     row(f"st.shared{form}", ": address T*", "aligned to its size", "store_shared")
-row("ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
-row("stmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16", ": address b32*", "rows of 8 x 8 matrices", "store_matrices")
-row("cp.async.{ca,cg}.shared.global", ": address address int u32?", "a copy that a wait ends; zeros from byte d on", "copy_async")
+row(
+    "ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16",
+    "b32*: address",
+    "rows of 8 x 8 matrices",
+    "load_matrices",
+)
+row(
+    "stmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16",
+    ": address b32*",
+    "rows of 8 x 8 matrices",
+    "store_matrices",
+)
+row(
+    "cp.async.{ca,cg}.shared.global",
+    ": address address int u32?",
+    "a copy that a wait ends; zeros from byte d on",
+    "copy_async",
+)
 row("cp.async.commit_group", ":", "the copies since the last one are a group", "commit")
 row("cp.async.wait_group", ": int", "wait until at most so many groups of a thread are left", "wait")
 
@@ -137,7 +148,7 @@ row("shfl.sync.{bfly,idx,up,down}.b32", "T: T u32 u32 u32", "a of another lane",
 row("redux.sync.{min,max,add}.{u32,s32}", "T: T u32", "min, max or sum over the warp", "reduce")
 row("redux.sync.{and,or,xor}.b32", "T: T u32", "bits over the warp", "reduce")
 row("mma.sync.aligned.m16n8k16.row.col.f32.{f16.f16,bf16.bf16}.f32", "f32*: b32* b32* f32*", "D = A B + C", "multiply")
-row("mma.sync.aligned.m16n8k8.row.col.f32.{f16.f16,bf16.bf16,tf32.tf32}.f32", "f32*: b32* b32* f32*", "D = A B + C", "multiply")
+row("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "f32*: b32* b32* f32*", "D = A B + C", "multiply")
 
 # Control
 row("bra{,.uni}", ": label", "go on there", "branch")

@@ -26,10 +26,6 @@ class Vector(NamedTuple):
     parts: tuple
 
 
-class Sink(NamedTuple):
-    """Stand for `_`, a result that nobody wants."""
-
-
 class Instruction(NamedTuple):
     number: int  # in the text of the kernel
     text: str
@@ -87,8 +83,6 @@ def _operand(text: str):
     if text[0] == "[":
         base, _, offset = text[1:-1].replace(" ", "").partition("+")
         return Address(_operand(base), int(offset or "0", 0))
-    if text == "_":
-        return Sink()
     if re.fullmatch(r"0[fF][0-9A-Fa-f]{8}", text):
         return Number(int(text[2:], 16), "f32")
     if re.fullmatch(r"0[dD][0-9A-Fa-f]{16}", text):
