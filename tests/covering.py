@@ -16,7 +16,7 @@ def covering(**axes: Iterable[Any]):
     Every value of an axis meets every value of each other axis in a case of the default suite; all other cases are
     marked slow.
     """
-    return _parametrize(axes, _pairwise)
+    return _parametrize(axes, pairwise)
 
 
 def each_once(**axes: Iterable[Any]):
@@ -44,7 +44,7 @@ def _diagonal(sizes: list[int]) -> list[tuple[int, ...]]:
     return [tuple(i % size for size in sizes) for i in range(max(sizes))]
 
 
-def _pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
+def pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
     """Return rows of indices, one for each axis, in which every pair of values of two axes occurs."""
     if len(sizes) == 1:
         return [(i,) for i in range(sizes[0])]

@@ -35,8 +35,8 @@ class Call:
         if inputs.attn_mask is not None:
             self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
             mask = strided(self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys))
-        bytes_ = None if padding is None else strided(padding.view(torch.uint8)[:, None, None])
-        self.masks = Masks(mask, bytes_, None if self.empty else spans_of(self.attn_mask))
+        hidden = None if padding is None else strided(padding.int()[:, None, None])  # not bytes: see rows.load_wide
+        self.masks = Masks(mask, hidden, None if self.empty else spans_of(self.attn_mask))
         self.dropout = None
         if p > 0:
             # A float, because triton compiles small and large integers apart; 2^32 - 256 is the largest below 2^32.

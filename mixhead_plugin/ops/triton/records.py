@@ -17,7 +17,7 @@ class Masks(NamedTuple):
     """Hold what hides keys or adds to scores; a field is None where there is nothing."""
 
     mask: Any  # Strided, [B, H, Nq, Nk]
-    padding: Any  # Strided bytes, [B, 1, 1, Nk]
+    padding: Any  # Strided int32, [B, 1, 1, Nk]
     spans: Any  # pointer, [Nq, 4] or, of the transposed mask, [Nk, 4]: see `rows.spans_kernel`
 
 

@@ -1,0 +1,191 @@
+"""Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`.
+
+    scripts/emulate.py [--json] [--all] [--list] [--part I/N] [CASE ...]
+
+CASE is a part of names of cases; without one the cases of the default suite run.
+"""
+
+import argparse
+import json
+import sys
+import time
+from typing import Iterator, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.accuracy import Bounds, Variant, problem_of
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.triton import operators, tuning
+from mixhead_plugin.ops.triton.tuning import Tile
+from tests.covering import pairwise
+from tests.ptx import launch
+
+TABLES = tuning.tiles_for
+AXES = {
+    "mixing": ["none", "shared", "per query"],
+    "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
+    "dtype": ["float16", "bfloat16", "float32"],
+    "hidden": ["causal", "padding", "mask", "mask by head", "causal padding"],
+    "extra": ["dropout", "sink", "plain"],
+    "stages": [1, 2, 3],
+}
+SHAPES = ["8x64", "16x64", "32x16", "64x8", "8x128"]  # heads and their size, with the tiles of tuning.py
+
+
+class Case(NamedTuple):
+    mixing: str = "none"
+    normalizer: str = "softmax"
+    dtype: str = "float16"
+    hidden: str = "causal"
+    extra: str = "plain"
+    stages: int = 2
+    shape: str = "4x16"  # small tiles; those of tuning.py for other shapes
+    place: int = 0  # of the tile in its list
+    capability: int = 80
+    queries: int = 37
+    keys: int = 45
+
+    @property
+    def name(self) -> str:
+        return "/".join(str(value).replace(" ", "-") for value in self)
+
+    def variant(self) -> Variant:
+        heads, size = map(int, self.shape.split("x"))
+        dtype = torch.float32 if self.dtype == "tf32" else getattr(torch, self.dtype)
+        masked = "mask" in self.hidden
+        return Variant(
+            normalizer=self.normalizer,
+            heads=heads,
+            head_dim=size,
+            value_dim=size,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            mixing=None if self.mixing == "none" else dtype,
+            mixing_dim={"none": 0, "shared": 2, "per query": 4}[self.mixing],
+            sink=self.extra == "sink" and self.normalizer != "sigmoid",
+            causal="causal" in self.hidden,
+            mask=torch.float32 if masked else None,
+            mask_by="head" if "by head" in self.hidden else "",
+            padding="padding" in self.hidden,
+            dropout=self.extra == "dropout",
+            tf32=self.dtype == "tf32",
+        )
+
+    def tiles(self, kernel: str, *size: int) -> list[Tile]:
+        if self.shape != "4x16":
+            return TABLES(kernel, *size)[self.place :] or TABLES(kernel, *size)[-1:]
+        return [Tile(32, 32, 4, self.stages) if "flash" in kernel else Tile(16, 16, 4, self.stages, HC=4, HG=4)]
+
+
+def default_cases() -> list[Case]:
+    """Return cases in which every pair of values of two axes occurs."""
+    values = list(AXES.values())
+    rows = pairwise([len(axis) for axis in values])
+    return [Case(*(axis[i] for axis, i in zip(values, row))) for row in rows]
+
+
+def more_cases() -> Iterator[Case]:
+    """Yield the slow cases: other tiles, another capability, tf32, many tiles, and all triples of the first axes."""
+    cases = default_cases()
+    yield Case("shared", hidden="causal padding", extra="dropout", shape="8x64", queries=512, keys=512)
+    for n, shape in enumerate(SHAPES):
+        for m, dtype in enumerate(AXES["dtype"]):
+            for k, mixing in enumerate(AXES["mixing"]):
+                like, place = cases[(9 * n + 3 * m + k) % len(cases)], (n + m + k) % 2
+                yield like._replace(mixing=mixing, dtype=dtype, shape=shape, place=place, queries=75, keys=83)
+    yield Case("per query", hidden="causal padding", extra="dropout", stages=2, queries=64, keys=96)  # multiples of 16
+    for case in cases:
+        yield case._replace(capability=90)
+        yield case._replace(dtype="tf32", stages=1 + case.stages % 3)
+    for n, case in enumerate(cases * 2):
+        yield case._replace(normalizer=AXES["normalizer"][n % 4], dtype=AXES["dtype"][n % 3], queries=70, keys=101)
+
+
+def philox(seed: int, counters) -> list:
+    """Return four draws of 32 bits for each counter of four words [..., 4]: Philox 4x32 with 7 rounds (Salmon 2011)."""
+    c, mask = [counters[..., i].astype(np.uint64) for i in range(4)], 0xFFFFFFFF
+    k = [seed & mask, seed >> 32 & mask]
+    for _ in range(7):
+        high, low = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [low >> 32 ^ c[1] ^ k[0], low & mask, high >> 32 ^ c[3] ^ k[1], high & mask]
+        k = [k[0] + 0x9E3779B9 & mask, k[1] + 0xBB67AE85 & mask]
+    return c
+
+
+def kept_weights(inputs: AttentionInputs) -> Tensor:
+    """Return the factors of dropout on the weights, [B, H, Nq, Nk], from their definition in triton.md."""
+    if inputs.dropout_p == 0:
+        return torch.ones(1)
+    batch, heads, n_queries, _ = inputs.query.shape
+    n_keys = inputs.key.shape[2]
+    rows, queries, keys = np.ogrid[: batch * heads, :n_queries, : -(-n_keys // 4)]
+    counters = np.stack(np.broadcast_arrays(keys, queries, rows, 0 * keys), -1)
+    draws = np.stack(philox(int(inputs.seed), counters), -1).reshape(batch, heads, n_queries, -1)[..., :n_keys]
+    kept = torch.from_numpy((draws >= int(inputs.dropout_p * 2.0**32)).astype(np.float32))
+    return kept / (1 - inputs.dropout_p)
+
+
+def case_of(name: str) -> Case:
+    """Return the case of a name; what it leaves out is as in `Case`."""
+    fields = [field.replace("-", " ") for field in name.split("/")]
+    return Case(*(type(default)(field) for field, default in zip(fields, Case())))
+
+
+def run(case: Case, edit=None, interpreted: bool = False) -> dict:
+    """Return a report of a case: what is wrong, its largest share of the bound, and what was executed."""
+    variant, executed, shared = case.variant(), 0, 0
+    inputs, d_out = problem_of(variant, case.queries, case.keys, 0.3)
+
+    def start(kernel, blocks, arguments, tile) -> None:
+        nonlocal executed, shared
+        made, counts = launch.launch(kernel, blocks, arguments, tile.warps, tile.stages, case.capability, edit)
+        executed, shared = executed + sum(counts.values()), max(shared, made.shared)
+
+    torch.backends.cuda.matmul.allow_tf32 = variant.tf32
+    tuning.tiles_for, begin = case.tiles, time.process_time()
+    if not interpreted:
+        operators.start = start
+    call = operators.Call(inputs, 0)
+    out, rows = call.forward()
+    found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
+    seconds = time.process_time() - begin
+    bounds = Bounds(inputs, d_out, kept_weights(inputs))
+    most = 2.0**13 if variant.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
+    share = max(error / most for error in bounds.errors(found).values())
+    fault = bounds.fault(found, most)
+    return dict(case=case.name, fault=fault, share=share, seconds=seconds, executed=executed, shared=shared)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/emulate.py", description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="CASE", help="a part of the names of cases")
+    parser.add_argument("--all", action="store_true", help="also run the slow cases; a named case is looked for in all")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each case")
+    parser.add_argument("--list", action="store_true", help="print the names alone")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="run every Nth case from case I on")
+    options = parser.parse_args(arguments)
+    part, parts = map(int, options.part.split("/"))
+    cases = default_cases() + (list(more_cases()) if options.all or options.names else [])
+    cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
+    cases = cases[part::parts]
+    if not cases:
+        parser.error(f"no case has {' or '.join(options.names)} in its name; --list --all prints all")
+    wrong = 0
+    for case in cases:
+        if options.list:
+            print(case.name)
+            continue
+        try:
+            report = run(case)
+        except Exception as error:  # a fault of an instruction, of the compiler or of the emulator: all count
+            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=float("nan"), seconds=0.0)
+        wrong += bool(report["fault"])
+        line = f"{report['share']:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
+        print(json.dumps(report) if options.json else line, flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""Compile a triton kernel as its first launch on a GPU would, but to PTX alone and without a GPU; run it."""
+
+import hashlib
+import json
+import struct
+from typing import Any, Iterator, NamedTuple
+
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.cache import get_cache_manager, triton_key
+from triton.runtime.errors import OutOfResources
+from triton.runtime.jit import create_function_from_signature
+
+from tests.ptx.machine import run
+from tests.ptx.program import Program
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one block may have, by compute capability
+FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}
+
+
+class Compiled(NamedTuple):
+    ptx: str
+    ttgir: str
+    shared: int
+    warps: int
+
+
+def compile_kernel(
+    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int
+) -> tuple[Any, list]:
+    """Return the compiled kernel, and the arguments as its PTX takes them: tensors, and the bytes of numbers."""
+    target = GPUTarget("cuda", capability, 32)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bound, kinds, given = bind(*arguments, num_warps=warps, num_stages=stages)
+    options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
+    source = ASTSource(kernel, signature, constants, attributes)
+    name = f"{triton_key()} {source.hash()} {backend.hash()} {options.hash()} PTX"
+    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
+    path = cache.get_file("compiled.json")
+    if path is None:
+        path = cache.put(json.dumps(_lower(source, backend, target, options)), "compiled.json", binary=False)
+    with open(path) as file:
+        compiled = Compiled(*json.load(file))
+    values = list(_flat(signature.values(), bound.values()))
+    return compiled, [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
+
+
+def _lower(source: Any, backend: Any, target: Any, options: Any) -> Compiled:
+    context, stages = ir.context(), {}
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = source.make_ir(target, options, *functions, context)
+    metadata = {"target": target, **options.__dict__}
+    backend.add_stages(stages, options, source.language)
+    for name in ("ttir", "ttgir"):
+        module = stages[name](module, metadata)
+    ttgir = str(module)
+    for name in ("llir", "ptx"):
+        module = stages[name](module, metadata)
+    assert not metadata.get("global_scratch_size") and not metadata.get("profile_scratch_size")
+    return Compiled(module, ttgir, metadata["shared"], metadata["num_warps"])
+
+
+def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
+    for kind, value in zip(kinds, values, strict=True):
+        if isinstance(kind, tuple):
+            yield from _flat(kind, value)
+        elif kind != "constexpr":
+            yield kind, value
+
+
+programs: dict[str, Program] = {}
+
+
+def launch(
+    kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80, edit=None
+):
+    """Compile and run a kernel; `edit` may change its PTX. Return the kernel, and how many threads ran each opcode."""
+    compiled, values = compile_kernel(kernel, arguments, warps, stages, capability)
+    if compiled.shared > SHARED[capability]:
+        raise OutOfResources(compiled.shared, SHARED[capability], "shared memory")
+    ptx = edit(kernel.fn.__name__, compiled.ptx) if edit else compiled.ptx
+    if ptx not in programs:
+        programs[ptx] = Program(ptx)
+    return compiled, run(programs[ptx], blocks, compiled.warps, compiled.shared, values)
