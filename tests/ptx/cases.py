@@ -9,8 +9,7 @@ import argparse
 import json
 import sys
 import time
-from typing import NamedTuple
-from collections.abc import Iterator
+from typing import Iterator, NamedTuple
 
 import numpy as np
 import torch

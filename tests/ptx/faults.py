@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from collections.abc import Callable, Iterator
+from typing import Callable, Iterator
 
 import torch
 

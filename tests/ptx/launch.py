@@ -3,8 +3,7 @@
 import hashlib
 import json
 import struct
-from typing import Any, NamedTuple
-from collections.abc import Iterator
+from typing import Any, Iterator, NamedTuple
 
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget

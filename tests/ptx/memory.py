@@ -1,8 +1,7 @@
 """The global memory of a launch: its tensors, each in a range of addresses of its own."""
 
 import ctypes
-from typing import Any, NamedTuple
-from collections.abc import Iterator
+from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 

@@ -1,5 +1,6 @@
 """Write and run kernels of a few instructions: by hand for memory and warps, from the table for arithmetic."""
 
+
 from tests.ptx.machine import run
 from tests.ptx.numbers import TYPES
 from tests.ptx.program import Program

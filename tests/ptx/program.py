@@ -2,8 +2,7 @@
 
 import re
 from collections import Counter
-from typing import NamedTuple, Optional
-from collections.abc import Callable
+from typing import Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class Block(NamedTuple):
     run: Callable  # of the registers, the mask of threads and the machine; it returns the guard of the last instruction
     instructions: list[Instruction]
     end: str  # "branch", "end", "barrier" or "": what the last instruction does
-    target: int | None  # the block that a branch goes to
+    target: Optional[int]  # the block that a branch goes to
 
 
 class Program:
@@ -130,7 +129,7 @@ class _Coder:
                 value = self.new(f"np.where({guard}, {value}, {self.read(part.name, kind)})")
             self.write(part, value, kind)
 
-    def argument(self, spec: str, operand, last: np.dtype | None) -> str:
+    def argument(self, spec: str, operand, last: Optional[np.dtype]) -> str:
         """Return the expression of a source; `last` is the last type of the opcode."""
         if spec == "int":
             return str(operand.bits)

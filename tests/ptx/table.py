@@ -8,8 +8,7 @@ is a method, which takes the instruction, the threads that take part, and the so
 
 import itertools
 import re
-from typing import NamedTuple, Union
-from collections.abc import Callable
+from typing import Callable, NamedTuple, Union
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class Row(NamedTuple):
     results: list[str]
     sources: list[str]
     meaning: str
-    function: Callable | str
+    function: Union[Callable, str]
 
 
 TABLE: dict[str, Row] = {}
@@ -32,7 +31,7 @@ def expand(pattern: str) -> list[str]:
     return ["".join(words) for words in itertools.product(*parts)]
 
 
-def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> None:
+def row(opcodes: str, operands: str, meaning: str, function: Union[Callable, str]) -> None:
     for opcode in expand(opcodes):
         kind = next((part for part in reversed(opcode.split(".")) if part in TYPES), "none")
         results, sources = (re.sub(r"\bT\b", kind, side).split() for side in operands.split(":"))

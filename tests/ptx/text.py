@@ -18,7 +18,7 @@ class Symbol(NamedTuple):
 
 
 class Address(NamedTuple):
-    base: Register | Symbol
+    base: Union[Register, Symbol]
     offset: int
 
 
@@ -29,7 +29,7 @@ class Vector(NamedTuple):
 class Instruction(NamedTuple):
     number: int  # in the text of the kernel
     text: str
-    guard: Register | None
+    guard: Optional[Register]
     negated: bool
     opcode: str
     operands: tuple
