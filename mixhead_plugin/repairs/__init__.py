@@ -19,8 +19,9 @@ GROUPS = {
 _NAMES = {
     "required": "safe_globals numpy_long",
     "data": """
-        checkpoint_files atomic_checkpoints save_dir diverged_models binarized_data fasta_index dictionaries
-        epoch_batches shared_epoch worker_epoch end_of_epoch validation_threads nan_detector orphaned_workers
+        checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models binarized_data fasta_index
+        dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector
+        orphaned_workers
     """,
     "trap": "restore_file no_worker torchrun_workers asynchronous_writing",
 }
