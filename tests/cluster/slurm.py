@@ -37,7 +37,6 @@ ReturnToService=2
 MpiDefault=none
 KillWait=30
 MessageTimeout=60
-RequeueExit=
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
@@ -69,12 +68,17 @@ class Cluster:
         (folder / "munge.key").chmod(0o600)
         self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
         self.daemons: list[subprocess.Popen] = []
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
         files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid", "seed-file": "munge.seed"}
         files["log-file"] = "munge.log"
-        self._daemon(
-            "munged", "--foreground", "--force", *(f"--{flag}={folder / file}" for flag, file in files.items())
-        )
-        self._wait(lambda: (folder / "munge.socket").exists())
+        self._daemon("munged", "-F", "--force", *(f"--{flag}={self.folder / file}" for flag, file in files.items()))
+        self._wait(lambda: (self.folder / "munge.socket").exists())
         self._daemon("slurmctld", "-D", "-i")
         self._daemon("slurmd", "-D", "-N", self.host)
         self._wait(lambda: " idle" in self.ask("sinfo", "--noheader", "--format=%n %t", check=False))
@@ -132,15 +136,15 @@ class Job:
         return f"{self.fact('JobState')} {self.fact('ExitCode')}"
 
     def processes(self) -> list[int]:
-        """Return the trainings of this job by rank."""
+        """Return the trainings of this job by rank, without their data workers."""
         found = {}
-        for path in Path("/proc").glob("[0-9]*"):
+        for path in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
             try:
                 words = (path / "cmdline").read_bytes().split(b"\0")
                 variables = (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if f"SLURM_JOB_ID={self.number}".encode() in variables and b"--distributed-rank" in words:
-                if words[0].endswith(b"python") and path.joinpath("stat").read_text().rpartition(")")[2].split()[1]:
-                    found.setdefault(int(words[words.index(b"--distributed-rank") + 1]), int(path.name))
+            if f"SLURM_JOB_ID={self.number}".encode() in variables and words[0].endswith(b"python"):
+                rank = next(word for word in variables if word.startswith(b"SLURM_PROCID="))
+                found.setdefault(rank, int(path.name))
         return [found[rank] for rank in sorted(found)]
