@@ -13,7 +13,7 @@ from mixhead_plugin.repairs.replace import install
 GROUPS = {
     "required": "fairseq does not run on current Python, torch and NumPy without them",
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
-    "trap": "fairseq reports success without doing what was asked",
+    "trap": "fairseq reports success without doing what was asked, or hides what is wrong",
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
@@ -23,7 +23,7 @@ _NAMES = {
         dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector
         orphaned_workers
     """,
-    "trap": "restore_file no_worker torchrun_workers asynchronous_writing",
+    "trap": "restore_file wrong_names no_worker torchrun_workers asynchronous_writing",
 }
 # A file may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
