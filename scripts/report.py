@@ -13,8 +13,10 @@ scipy's paired t-test. The paper's models and texts are larger, so its numbers a
 """
 
 import argparse
+import html
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +82,7 @@ def markdown(study: Study) -> str:
     metrics, gained = study.metrics, [study.metric]
     if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
         metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
-    head = [*study.grid.axes, "paper", *(f"{metric}, {study.measure(metric)}" for metric in metrics)]
+    head = [*study.grid.axes, "paper", *(f"{metric}, {escaped(study.measure(metric))}" for metric in metrics)]
     head += [word for metric in gained for word in (f"gain in {metric}, {study.unit(metric)}", "p")] if compared else []
     head += ["training time, ratio"] if study.cost else []
     lines = []
@@ -98,14 +100,19 @@ def markdown(study: Study) -> str:
     return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n{said}"
 
 
+def escaped(text: str) -> str:
+    """Return the text for Markdown, without HTML and links."""
+    return re.sub(r"([\[\]|`\\])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+
+
 def facts(study: Study) -> str:
     """Return a list of facts about the runs, with all values that occur."""
 
     def listed(name: str) -> str:
-        return "; ".join(dict.fromkeys(run[name] for run in study.runs if run.get(name)))
+        return "; ".join(dict.fromkeys(escaped(run[name]) for run in study.runs if run.get(name)))
 
     minutes = sorted(run["seconds"] / 60 for run in study.runs)
-    versions = {f"{name} {version}" for run in study.runs for name, version in run["versions"].items()}
+    versions = {escaped(f"{name} {version}") for run in study.runs for name, version in run["versions"].items()}
     lines = [
         f"Grid: `{study.source}`; {len(study.rows)} of {math.prod(map(len, study.grid.axes.values()))} rows.",
         f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {listed('device')}.",

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,44 @@ def from_results(path: Path) -> Study:
     """Read a file that --save wrote."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        grid, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        source, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
+        if source.suffix != ".toml" or not any(map(source.resolve().is_relative_to, (ROOT, path.resolve().parent))):
+            raise ValueError(f"grid {content['grid']!r}: must be a .toml of this checkout, or below the file's folder")
+        if not isinstance(found, list) or not all(map(is_run, found)) or not any(run["metrics"] for run in found):
+            raise ValueError("has runs that sweep.py has not written, or none")
+        if not all(is_texts(row["labels"]) and is_numbers(row.get("time_ratios", [])) for row in cost.get("rows", [])):
+            raise ValueError("its cost is damaged")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         fail(f"{path}: is no file of report.py --save: {error}")
-    return Study(path.stem, read_grid(grid), content["grid"], found, cost)
+    return Study(path.stem, read_grid(source), content["grid"], found, cost)
+
+
+def is_run(run: Any) -> bool:
+    """Return True if a record has what sweep.py writes into each."""
+    try:
+        texts = [*(run.get(name, "") for name in ("device", "commit", "data", "measure")), run["digest"]]
+        return (
+            is_texts(dict(enumerate(texts)) | run["labels"] | run["versions"] | run.get("measures", {}))
+            and type(run["seed"]) is int
+            and is_numbers([run["seconds"], *run["metrics"].values(), run.get("valid_loss", 0)])
+            and all(is_numbers([point["update"], *point.values()]) for point in run.get("points", []))
+            and ("perplexity" not in run.get("measure", "") or all(value > 0 for value in run["metrics"].values()))
+        )
+    except (LookupError, TypeError, AttributeError):
+        return False
+
+
+def is_texts(values: Mapping[Any, Any]) -> bool:
+    return all(isinstance(value, str) for value in values.values())
+
+
+def is_numbers(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def from_runs(path: Path, folder: Path) -> Study:
     """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
-    found = [json.loads(run.read_text(encoding="utf-8")) for run in sorted(folder.glob("*/run.json"))]
+    found = [read_run(run) for run in sorted(folder.glob("*/run.json"))]
     by_digest = {run["digest"]: run for run in found if run["metrics"]}
     grid = grid_of(path)
     chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
@@ -152,6 +181,16 @@ def from_runs(path: Path, folder: Path) -> Study:
     absolute = path.resolve()
     source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
     return Study(path.stem, grid, str(source), mine, {})
+
+
+def read_run(path: Path) -> Mapping[str, Any]:
+    try:
+        run = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        fail(f"{path}: {error}")
+    if not is_run(run):
+        fail(f"{path}: is no run of sweep.py, or is damaged; remove its folder")
+    return run
 
 
 def with_kept(study: Study, path: Path) -> Study:

@@ -91,5 +91,6 @@ def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epo
         return result
     logger.info(f"ended by a signal after update {updates}, with a checkpoint: the same command goes on")
     if not alone:
-        torch.distributed.barrier()  # srun ends the other tasks when the first one ends
+        torch.distributed.barrier()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends it to the others as soon as one has ended
     sys.exit(TRY_AGAIN)

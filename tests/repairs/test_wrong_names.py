@@ -41,7 +41,9 @@ def missing_set():
     ids=["dictionary", "set"],
 )
 def test_a_missing_file_is_one_line(fault, line):
-    workers = SimpleNamespace(distributed_world_size=1, distributed_init_method=None, distributed_no_spawn=True)
+    workers = SimpleNamespace(
+        distributed_world_size=1, distributed_init_method=None, distributed_no_spawn=True, tpu=False
+    )
     cfg = SimpleNamespace(distributed_training=workers, common=SimpleNamespace(tpu=False))
     cfg.common_eval = SimpleNamespace(path="model.pt")
     cfg.checkpoint = SimpleNamespace(write_checkpoints_asynchronously=False)
@@ -53,7 +55,7 @@ def test_a_missing_file_is_one_line(fault, line):
 
 MODEL = "is of another model; --arch and sizes must be the same:"
 OTHER = {
-    "width": (["--encoder-ffn-embed-dim", "24"], f"{MODEL} size mismatch"),
+    "width": (["--encoder-ffn-embed-dim=40"], f"{MODEL} size mismatch"),
     "optimizer": (["--optimizer", "nag"], "its optimizer is another one: Optimizer does not match; please reset"),
     "fairseq's": (["--arch", "transformer"], f"{MODEL} Unexpected key"),
     "depth": (["--decoder-layers", "3"], f"{MODEL} Missing key"),
