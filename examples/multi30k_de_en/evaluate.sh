@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Print sacreBLEU of Multi30k De-En's test set (2016, Flickr), or of --gen-subset valid; cased, of plain text. The model
-# is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT.
+# is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT. With --score-reference
+# print the negative log-likelihood of the references instead, in nats a token.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 prepared "$DATA/binary"
@@ -14,4 +15,6 @@ machine=$(machine "$@")
 run fairseq-generate "$DATA/binary" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \
     --max-tokens 6000 --beam 5 --max-len-a 1.2 --max-len-b 10 --remove-bpe=sentencepiece \
     --required-batch-size-multiple 1 $machine "$@"
-[[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.bleu "$DATA/binary" "$results" "$@"
+measure=common.bleu
+case " $* " in *" --score-reference "*) measure=common.likelihood ;; esac
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m "$measure" "$DATA/binary" "$results" "$@"

@@ -13,16 +13,17 @@ from mixhead_plugin.repairs.replace import install
 GROUPS = {
     "required": "fairseq, or a model of the plugin, does not run without them",
     "data": "fairseq loses or corrupts work, or runs the code of a hostile file",
-    "trap": "fairseq reports success without doing what was asked",
+    "trap": "fairseq reports success without doing what was asked, or hides what is wrong",
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
     "required": "safe_globals numpy_long truncated_bptt learning_rate",
     "data": """
-        checkpoint_files atomic_checkpoints save_dir diverged_models binarized_data fasta_index dictionaries
-        epoch_batches worker_epoch end_of_epoch validation_threads nan_detector orphaned_workers
+        checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models binarized_data fasta_index
+        dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector
+        orphaned_workers
     """,
-    "trap": "restore_file no_worker torchrun_workers asynchronous_writing longer_inputs",
+    "trap": "restore_file wrong_names no_worker torchrun_workers asynchronous_writing longer_inputs",
 }
 # A file may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"

@@ -44,7 +44,13 @@ def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
         with open(source, "rb") as whole:
             shutil.copyfileobj(whole, file, 1 << 20)
 
-    write_whole(target, copy)
+    try:
+        write_whole(target, copy)
+    except OptionError:
+        last = os.path.join(os.path.dirname(target), "checkpoint_last.pt")
+        with suppress(OSError):  # a link needs no room; it never replaces a file
+            os.link(source, last)
+        raise
     return target
 
 

@@ -46,9 +46,14 @@ def check(path: str, symbols: int | None = None) -> None:
     if version != 1 or dtype is None:
         raise OptionError(f"{index}: is of format {version} with tokens of type {code}, which fairseq does not know")
     _check_size(data, _size_of_data(index, lines, np.dtype(dtype).itemsize), f"by {index}")
-    if symbols is not None and (largest := int(np.memmap(data, dtype, "r")[:COMPARED].max())) >= symbols:
+    if symbols is None:
+        return
+    tokens = np.memmap(data, dtype, "r")[:COMPARED]
+    # Without its sign, a negative number is larger than any symbol.
+    token = tokens[tokens.view(f"u{tokens.itemsize}").argmax() if tokens.dtype.kind == "i" else tokens.argmax()]
+    if not 0 <= token < symbols:
         raise OptionError(
-            f"{data}: has the token {largest}, its dictionary has {symbols} symbols; must be the dictionary that the "
+            f"{data}: has the token {token}, its dictionary has {symbols} symbols; must be the dictionary that the "
             "data were prepared with"
         )
 
@@ -61,10 +66,13 @@ def _size_of_data(index: str, lines: int, width: int) -> int:
     _check_size(index, start + 12 * lines, f"for {lines:,} sentences")
     lengths = np.memmap(index, np.int32, "r", offset=start, shape=(lines,))
     begins = np.memmap(index, np.int64, "r", offset=start + lengths.nbytes, shape=(lines,))
-    if lengths.min() < 0 or begins.min() < 0:
-        raise OptionError(f"{index}: is damaged, it has lengths or positions below 0; {AGAIN}")
-    parts = (slice(first, first + CHUNK) for first in range(0, lines, CHUNK))
-    needed = max(int((begins[part] + lengths[part].astype(np.int64) * width).max()) for part in parts)
+    needed = 0
+    for first in range(0, lines, CHUNK):
+        sizes = lengths[first : first + CHUNK].astype(np.int64) * width
+        ends = needed + np.cumsum(sizes)
+        if sizes.min() < 0 or (begins[first : first + CHUNK] != ends - sizes).any():
+            raise OptionError(f"{index}: is damaged, a sentence does not begin where the one before ends; {AGAIN}")
+        needed = int(ends[-1])
     if needed == 0:
         raise OptionError(f"{index}: has no tokens; {AGAIN}")
     return needed

@@ -8,6 +8,7 @@ import ast
 import errno
 import pickle
 import re
+import textwrap
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -67,6 +68,11 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
         refused = error.__context__  # fairseq replaces each error of a model's `load_state_dict` by its own
         if isinstance(refused, CheckpointError):
             raise OptionError(f"{filename}: {refused}") from error
+        if difference := re.search(r"(size mismatch for|Missing key|Unexpected key).*", str(refused)):
+            text = textwrap.shorten(difference[0], 200, placeholder=" ...")
+            raise OptionError(f"{filename}: is of another model; --arch and sizes must be the same: {text}") from error
+        if re.search(r"please reset the optimizer|parameter group", str(error)):
+            raise OptionError(f"{filename}: its optimizer is another one: {error}") from error
         raise
 
 

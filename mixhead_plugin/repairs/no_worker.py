@@ -1,4 +1,4 @@
-"""Refuse several workers without a GPU; under torchrun, take their number and rank from torchrun.
+"""Refuse several workers without a GPU, or with flags for GPUs; take their number and rank from torchrun.
 
 fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under torchrun it divides by 0.
 """
@@ -28,4 +28,6 @@ def _call_main(original, cfg, main, **kwargs) -> None:
                 "GPUs start each by torchrun, or by --distributed-no-spawn --distributed-rank "
                 "--distributed-init-method tcp://HOST:PORT (with --distributed-backend gloo)"
             )
+        if workers.ddp_backend == "pytorch_ddp" and cfg.common_eval.path is None:
+            raise OptionError("--ddp-backend pytorch_ddp: needs GPUs in fairseq; without them must be legacy_ddp")
     original(cfg, main, **kwargs)

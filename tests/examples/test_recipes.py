@@ -33,7 +33,7 @@ while [[ $1 == --* ]]; do
     shift
 done
 export SLURM_JOB_ID=70001 SLURM_NNODES=$nodes SLURM_NTASKS=$nodes SLURM_NTASKS_PER_NODE=1 SLURM_CPUS_PER_TASK=16
-export SLURM_JOB_NODELIST=nodes GPUS=$gpus
+export SLURM_JOB_NODELIST=nodes SLURM_GPUS_ON_NODE=$gpus GPUS=$gpus
 exec bash "$@"
 """,
     "srun": """#!/usr/bin/env bash

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, check_state, is_arithmetic
+from mixhead_plugin.repairs.checksums import changed_record
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal
 
 
@@ -241,3 +242,47 @@ def test_buffers_are_checked_like_parameters(value):
 )
 def test_buffers_without_a_value_may_hold_anything(name, value, persistent):
     check_finite("new.pt", with_buffer(name, value, persistent))
+
+
+# ---- bit rot ---------------------------------------------------------------------------------------------------------
+
+HISTORY = {"optimizer_name": "FairseqAdam", "lr_scheduler_state": {}, "num_updates": 1}
+SMALL = {
+    "model": {"weight": torch.arange(600.0), "bias": torch.ones(3)},
+    **{"cfg": {"model": {}, "task": {}}, "args": None, "optimizer_history": [HISTORY], "last_optimizer_state": {}},
+    "extra_state": {"train_iterator": {"epoch": 1}},
+}
+
+
+def test_a_changed_byte_is_refused_or_changes_nothing(tmp_path):
+    """Change bytes all over a file: in tensors, in the pickle, in names, in padding."""
+    path, names, loaded = tmp_path / "a.pt", set(), 0
+    torch.save(SMALL, path)
+    good = path.read_bytes()
+    for at in range(0, len(good), 23):
+        path.write_bytes(good[:at] + bytes([good[at] ^ 0x10]) + good[at + 1 :])
+        try:
+            model = checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]
+        except OptionError as error:
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+            names.update(re.findall(r"its record (\S+) has changed", str(error)))
+        else:
+            assert all(torch.equal(model[name], tensor) for name, tensor in SMALL["model"].items())
+            loaded += 1
+    assert {"a/data/0", "a/data.pkl"} <= names and loaded > 0
+
+
+def test_without_the_repair_a_changed_byte_is_another_weight(tmp_path):
+    path = tmp_path / "a.pt"
+    torch.save(SMALL, path)
+    content = path.read_bytes()
+    at = content.index(torch.arange(600.0).numpy().tobytes()) + 401
+    path.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+    assert not torch.equal(torch.load(path, weights_only=True)["model"]["weight"], SMALL["model"]["weight"])
+    assert changed_record(str(path)) == "a/data/0"
+
+
+def test_a_checkpoint_of_an_older_torch_has_no_checksums(tmp_path):
+    path = tmp_path / "old.pt"
+    torch.save(SMALL, path, _use_new_zipfile_serialization=False)
+    assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["bias"].sum() == 3

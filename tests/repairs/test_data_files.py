@@ -4,10 +4,13 @@ import re
 import shutil
 import struct
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fairseq.data import Dictionary, FastaDataset
+from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.binarized_data import check
@@ -44,6 +47,13 @@ def swapped(prefix):
 
 
 over = partial(write, mode="r+b")
+
+
+def over_begin(at, prefix):
+    lines = struct.unpack_from("<Q", Path(f"{prefix}.idx").read_bytes(), 18)[0]
+    over(".idx", struct.pack("<q", at), prefix, at=LENGTHS + 4 * lines + 8)
+
+
 DAMAGE = {
     "half a .bin": partial(keep, 0.5, ".bin"),
     "a .bin without its last byte": partial(keep, -1, ".bin"),
@@ -64,6 +74,7 @@ DAMAGE = {
     "no sentences": no_sentences,
     "10 ** 18 sentences": partial(over, ".idx", struct.pack("<Q", 10**18), at=18),
     "a length below 0": partial(over, ".idx", struct.pack("<i", -5), at=LENGTHS),
+    **{f"the second sentence at {at}": partial(over_begin, at) for at in (0, 1, 2**63 - 1, -2)},
     "a length of 2 ** 31": partial(over, ".idx", struct.pack("<i", 2**31 - 1), at=LENGTHS),
     "the .idx of another set": swapped,
     "a token of no dictionary": partial(over, ".bin", b"\xff\xff", at=4),
@@ -78,6 +89,19 @@ def test_the_check_refuses_damaged_data(kind, text_data, tmp_path):
     with pytest.raises(OptionError, match=f"^{re.escape(str(data))}/test[.]") as error:
         check(str(data / "test"), 30)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])
+def test_a_token_below_0_is_refused(dtype, tmp_path):
+    for tokens in ([[4, 5], [6, 2]], [[4, 5], [-7, 2]]):
+        builder = MMapIndexedDatasetBuilder(str(tmp_path / "test.bin"), dtype=dtype)
+        for sentence in tokens:
+            builder.add_item(torch.tensor(sentence))
+        builder.finalize(str(tmp_path / "test.idx"))
+        if tokens[1][0] == 6:
+            check(str(tmp_path / "test"), 7)
+    with pytest.raises(OptionError, match="has the token -7, its dictionary has 7 symbols"):
+        check(str(tmp_path / "test"), 7)
 
 
 def test_the_check_refuses_the_first_token_that_a_dictionary_lacks(text_data):

@@ -320,7 +320,9 @@ def test_workers_without_gpus_are_refused_not_forgotten(flags, variables, monkey
 
 
 def test_workers_of_torchrun_train_together_without_gpus(monkeypatch):
-    number, workers = started(monkeypatch, TORCHRUN, distributed_world_size=2)
+    with pytest.raises(OptionError, match=r"^--ddp-backend pytorch_ddp: needs GPUs"):
+        started(monkeypatch, TORCHRUN, distributed_world_size=2)
+    number, workers = started(monkeypatch, TORCHRUN, distributed_world_size=2, ddp_backend="legacy_ddp")
     assert (number, workers.distributed_rank, workers.distributed_world_size) == (1, 1, 2)
 
 

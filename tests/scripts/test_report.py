@@ -10,6 +10,7 @@ import report
 import sweep
 from recipes import ROOT
 from scipy import stats
+from studies import is_run
 
 RESULTS = sorted((ROOT / "results").glob("*.json"))
 GRID = """
@@ -93,11 +94,22 @@ def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, mo
         assert {tuple(line.get_xdata()) for line in panel.lines} == {(ends,) * n for n in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("F1", 1)])
+@pytest.mark.parametrize(
+    "measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("nats a token", -1), ("F1", 1)]
+)
 def test_above_0_is_better(measure, better, study):
     for run in study.runs:
         run["measure"] = measure
-    assert study.difference(3.0, 2.0) == better
+    assert study.difference(3.0, 2.0, "test") == better
+
+
+def test_the_validation_loss_stands_beside_bleu(study):
+    assert "validation loss" not in report.markdown(study)  # perplexity is a likelihood itself
+    for run, loss in zip(study.runs, (9.0, 8.5, 8.0, 8.9, 8.2, 7.8)):
+        run["measure"], run["valid_loss"] = "BLEU", loss
+    text = report.markdown(study)
+    assert "| validation loss, bits | gain in test, BLEU | p | gain in validation loss, bits | p |" in text
+    assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)" and row_of(study, "2", "A")[5].startswith("+0.200 [")
 
 
 def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):
@@ -128,13 +140,47 @@ def test_a_saved_file_keeps_its_times_and_runs(study, tmp_path, monkeypatch, cap
     assert row_of(saved, "2", "A")[4:] == ["1.40 [1.30, 1.50] |"]
 
 
-@pytest.mark.parametrize("text", ["", "{}"])
+def damaged(*site, **change):
+    """Return the text of a file of one run with a value of the record, or of the file, changed."""
+    run = {"labels": {"heads": "2"}, "seed": 1, "digest": "a", "metrics": {"test": 2.0}, "measure": "perplexity"}
+    run |= {"seconds": 1.0, "device": "a", "versions": {"torch": "2"}, "points": [{"update": 1}]}
+    content = {"grid": "examples/grids/mixhead_table_8.toml", "runs": [run]}
+    (content if "of_file" in site else run).update(change)
+    return json.dumps(content)
+
+
+DAMAGED = [
+    *("", "{}", "[1]", "[" * 100_000, damaged(seed="1"), damaged(labels=[]), damaged(metrics={"test": "2"})),
+    *(damaged(metrics={"test": float("nan")}), damaged(metrics={"test": 0}), damaged(seconds=None)),
+    *(damaged(points=[{}]), damaged(versions=3), damaged(device=["a"]), damaged(measures={"test": 3})),
+    *(damaged("of_file", **change) for change in ({"runs": []}, {"runs": {}}, {"cost": []}, {"cost": {"rows": [{}]}})),
+    *(damaged("of_file", grid=grid) for grid in ("/etc/passwd", "../x.toml", "/proc/self/environ", 3, "README.md")),
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_file_that_is_none_is_refused_in_one_line(text, tmp_path, monkeypatch, capsys):
+    assert is_run(json.loads(damaged())["runs"][0])
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(SystemExit):
         command(monkeypatch, "--results", tmp_path)
     assert re.fullmatch(r"report: error: .*\n", capsys.readouterr().err)
     assert not (tmp_path / "tables.md").exists()
+
+
+def test_a_damaged_run_is_refused_in_one_line(study, tmp_path, monkeypatch, capsys):
+    path = next((tmp_path / "runs").glob("*/run.json"))
+    for text in ("{", json.dumps({**json.loads(path.read_text()), "versions": "2"})):
+        path.write_text(text)
+        with pytest.raises(SystemExit):
+            command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs")
+        assert re.fullmatch(rf"report: error: {path}: .*\n", capsys.readouterr().err)
+
+
+def test_what_a_run_says_of_itself_is_plain_text(study):
+    study.runs[0]["device"] = "<script>alert(1)</script> [a](javascript:b) | `"
+    text = report.markdown(study)
+    assert "<script>" not in text and "&lt;script&gt;" in text and r"\[a\](javascript:b) \| \`" in text
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypatch):

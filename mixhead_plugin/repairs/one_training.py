@@ -1,0 +1,67 @@
+"""Lock --save-dir as long as a training runs, and refuse a second one in one line that names the first.
+
+fairseq starts two trainings in one --save-dir, such as a requeued one beside the orphan of the first. Each overwrites
+the other's checkpoints, and the better model is lost.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+from multiprocessing.util import Finalize
+from typing import IO
+
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils
+from fairseq.trainer import Trainer
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.repairs.replace import replaces
+
+logger = logging.getLogger(__name__)
+
+NAME = ".lock"
+WAIT = 10.0  # seconds; the workers of a training that was killed may take some to end
+_held: dict[str, IO[str]] = {}  # by folder; the system drops a lock when its process ends, however it ends
+
+
+@replaces(checkpoint_utils, "load_checkpoint")  # only a training calls this, before it reads and writes checkpoints
+def _load(original, cfg, trainer, **kwargs):
+    writes = isinstance(trainer, Trainer) and not cfg.no_save and utils.is_master(trainer.cfg.distributed_training)
+    if writes:
+        lock(cfg.save_dir)
+    return original(cfg, trainer, **kwargs)
+
+
+def lock(folder: str) -> None:
+    """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT seconds."""
+    path, deadline = os.path.join(os.path.realpath(folder), NAME), time.monotonic() + WAIT
+    while path not in _held:
+        file = open(path, "a+")  # noqa: SIM115 (as long as the process)
+        try:
+            # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
+                return
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder") from error
+            file.close()
+            time.sleep(0.2)
+            continue
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):  # or the first has just removed it
+                file.truncate(0)
+                print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
+                _held[path] = file
+                Finalize(None, _remove, [path], exitpriority=0)
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.remove(path)

@@ -1,0 +1,96 @@
+"""Save a checkpoint at the next update after SIGTERM or SIGUSR1, and end with status 75 ('try again').
+
+fairseq ends at once when a cluster preempts it or its time is over. The updates since the last checkpoint are lost, and
+its status is that of a fault.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils
+from fairseq.trainer import Trainer
+from torch.multiprocessing.spawn import ProcessExitedException
+
+from mixhead_plugin.repairs.replace import install, replaces
+
+logger = logging.getLogger(__name__)
+
+TRY_AGAIN = os.EX_TEMPFAIL
+_got: list[int] = []
+
+
+@replaces(utils, "call_main")
+def _call_main(original, cfg, main, **kwargs) -> None:
+    if cfg.common_eval.path is None and not cfg.distributed_training.distributed_no_spawn:
+        _handle(_pass_on)
+    try:
+        original(cfg, main, **kwargs)
+    except ProcessExitedException as error:  # of a worker that fairseq has started
+        if error.exit_code != TRY_AGAIN:
+            raise
+        sys.exit(TRY_AGAIN)
+
+
+def _pass_on(number: int) -> None:
+    """Send a signal to the workers. As long as there is none, it ends this process."""
+    for worker in multiprocessing.active_children():
+        os.kill(worker.pid, signal.SIGUSR1)
+    if not multiprocessing.active_children():
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+
+def _handle(handler: Callable[[int], None]) -> None:
+    ours = os.getpid()
+
+    def handle(number: int, frame: Any) -> None:
+        if os.getpid() == ours:
+            handler(number)
+        elif number == signal.SIGTERM:  # to a data worker, from torch
+            os._exit(128 + number)
+
+    signal.signal(signal.SIGUSR1, handle)
+    if multiprocessing.parent_process() is None:  # torch sends SIGTERM to workers that fairseq has started
+        signal.signal(signal.SIGTERM, handle)
+
+
+@replaces(checkpoint_utils, "load_checkpoint")
+def _load(original, cfg, trainer, **kwargs):
+    loaded = original(cfg, trainer, **kwargs)
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
+    for module in modules if isinstance(trainer, Trainer) and not cfg.no_save else ():
+        if hasattr(module, "validate_and_save"):
+            install(replaces(module, "validate_and_save")(_validate_and_save))
+            _handle(_got.append)
+    return loaded
+
+
+@replaces(Trainer, "_aggregate_logging_outputs")
+def _aggregate(original, trainer, outputs, *stats, **kwargs):
+    """Tell the other workers of a signal with the numbers that fairseq sums after each update anyway."""
+    outputs, (*stats, trainer._signals) = original(trainer, outputs, *stats, len(_got), **kwargs)
+    return outputs, stats
+
+
+def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epoch):
+    alone, updates = trainer.data_parallel_world_size == 1, trainer.get_num_updates()
+    stops = _got if alone else getattr(trainer, "_signals", 0)  # all workers stop after the same update
+    intervals = cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates
+    if not stops or end_of_epoch or any(number > 0 and updates % number == 0 for number in intervals):
+        result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
+    else:
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, None)
+    if not stops:
+        return result
+    logger.info(f"ended by a signal after update {updates}, with a checkpoint: the same command goes on")
+    if not alone:
+        torch.distributed.barrier()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends it to the others as soon as one has ended
+    sys.exit(TRY_AGAIN)

@@ -1,0 +1,232 @@
+"""An epoch that other workers, or another --update-freq, began: every sentence is seen once."""
+
+import itertools
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from fairseq import options, tasks
+from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
+from omegaconf import OmegaConf
+
+from mixhead_plugin.repairs import shared_epoch
+from tests.own_process import in_own_process
+from tests.repairs.test_training import SaysTheEpoch
+
+BATCHES = [[i] for i in range(53)]  # a prime number of sentences
+
+
+class Sentences(SaysTheEpoch):
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self):
+        return len(BATCHES)
+
+
+class Workers:
+    """The iterators of all workers of a training."""
+
+    def __init__(
+        self, number, update_freq=1, state=None, *, chosen=BATCHES, kind=EpochBatchIterator, data_workers=0, **settings
+    ):
+        data, self.update_freq = Sentences(), update_freq
+        settings = {"num_shards": number, "num_workers": data_workers, **settings}
+        self.all = [kind(data, data.collater, chosen, shard_id=rank, **settings) for rank in range(number)]
+        for epochs in self.all:
+            epochs._update_freq = update_freq
+            if state is not None:
+                epochs.load_state_dict(state)
+        self.groups = [GroupedIterator(epochs.next_epoch_itr(), update_freq) for epochs in self.all]
+
+    def see(self, updates=None):
+        """Make updates, all that the epoch has left by default; return the sentences seen."""
+        seen = []
+        for group in self.groups:
+            batches = group if updates is None else itertools.islice(group, updates)
+            seen += [sentence for update in batches for batch in update for sentence in batch]
+        assert len({group.n for group in self.groups}) == 1
+        return seen
+
+    def state(self):
+        first, *others = [epochs.state_dict() for epochs in self.all]
+        assert all(state == first for state in others)
+        return first
+
+
+def seen_by(*parts, **settings):
+    """Return the sentences that an epoch shows.
+
+    Args:
+        parts: (workers, --update-freq, updates until the next part) of each part of the epoch
+    """
+    seen, state = [], None
+    for number, update_freq, updates in parts:
+        workers = Workers(number, update_freq, state, **settings)
+        seen += workers.see(updates)
+        state = workers.state()
+    assert state["epoch"] == 2 and state["iterations_in_epoch"] == 0
+    return seen
+
+
+GEOMETRIES = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("after", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("before", GEOMETRIES, ids=str)
+def test_each_sentence_is_seen_once(before, after, share):
+    updates = max(1, int(share * len(BATCHES) / (before[0] * before[1])))
+    seen = seen_by((*before, updates), (*after, None))
+    assert sorted(seen) == list(range(len(BATCHES)))
+
+
+def test_each_sentence_is_seen_once_after_several_changes():
+    for order in itertools.permutations(GEOMETRIES, 3):
+        *parts, last = [(*geometry, 3) for geometry in order]
+        assert sorted(seen_by(*parts, (*last[:2], None))) == list(range(len(BATCHES)))
+
+
+def test_fairseq_skips_and_repeats_sentences(monkeypatch):
+    """Without the repair: two workers make 7 updates, one goes on."""
+    for name in ("state_dict", "load_state_dict", "ordered_batches"):
+        monkeypatch.setattr(EpochBatchIterator, name, getattr(EpochBatchIterator, name).__wrapped__)
+    assert max(Counter(seen_by((2, 1, 7), (1, 1, None))).values()) == 2
+    assert len(set(seen_by((1, 1, 13), (2, 1, None)))) < len(BATCHES)
+
+
+def test_the_same_workers_resume_as_in_fairseq(monkeypatch):
+    state = Workers(2, 3).state()
+    for updates in (1, 5):
+        first = Workers(2, 3)
+        first.see(updates)
+        state = first.state()
+        expected = first.see()
+        assert Workers(2, 3, state).see() == expected
+        state.pop(shared_epoch.SHARDS)
+        monkeypatch.setattr(EpochBatchIterator, "load_state_dict", EpochBatchIterator.load_state_dict.__wrapped__)
+        assert Workers(2, 3, state).see() == expected
+        monkeypatch.undo()
+
+
+def test_groups_of_similar_sentences_are_those_of_the_workers_that_began():
+    """--grouped-shuffling orders batches by the number of workers, and drops the last ones that fill no group."""
+    whole = Workers(3, grouped_shuffling=True).see()
+    assert len(whole) == 51
+    seen = seen_by((3, 1, 4), (2, 1, 3), (1, 2, None), grouped_shuffling=True)
+    assert sorted(seen) == sorted(whole)
+
+
+@in_own_process
+def test_data_workers_share_the_rest_too():
+    for before, after in (((2, 1), (3, 1)), ((1, 2), (2, 1))):
+        for buffer_size in (0, 4):
+            settings = {"data_workers": 2, "buffer_size": buffer_size, "reuse_dataloader": True}
+            assert sorted(seen_by((*before, 6), (*after, None), **settings)) == list(range(len(BATCHES)))
+
+
+TASKS = {
+    "translation": ["--task", "translation"],
+    "language_modeling": "--task language_modeling --sample-break-mode none --tokens-per-sample 7".split(),
+    "masked_lm": "--task masked_lm --sample-break-mode complete --tokens-per-sample 9".split(),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_real_data_are_seen_once(name, translation_data, text_data):
+    data = translation_data if name == "translation" else text_data
+    parser = options.get_training_parser()
+    words = [str(data), *TASKS[name], "--arch", "transformer", "--max-tokens", "40", "--cpu"]
+    task = tasks.setup_task(options.parse_args_and_arch(parser, words))
+    task.load_dataset("train")
+    size = len(task.dataset("train"))
+
+    def workers(number, state=None):
+        settings = {"max_tokens": 40, "num_shards": number, "disable_iterator_cache": True}
+        all_epochs = [
+            task.get_batch_iterator(task.dataset("train"), shard_id=rank, **settings) for rank in range(number)
+        ]
+        for epochs in all_epochs:
+            if state is not None:
+                epochs.load_state_dict(state)
+        return all_epochs, [epochs.next_epoch_itr() for epochs in all_epochs]
+
+    def identities(batches, number=None):
+        return [i for batch in itertools.islice(batches, number) if batch for i in batch["id"].tolist()]
+
+    for before, after in ((1, 2), (3, 2), (2, 1)):
+        all_epochs, iterators = workers(before)
+        seen = [i for batches in iterators for i in identities(batches, 2)]
+        _, iterators = workers(after, all_epochs[0].state_dict())
+        seen += [i for batches in iterators for i in identities(batches)]
+        assert sorted(seen) == list(range(size))
+
+
+# ---- where nobody can say what is left -------------------------------------------------------------------------------
+
+
+class InParts(EpochBatchIterator):
+    """Another order of batches, such as those of several corpora."""
+
+
+def said(caplog):
+    return [record.message for record in caplog.records if record.name == shared_epoch.__name__]
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({"chosen": BATCHES[:-1]}, "(batches 53, now 52)"),
+        ({"seed": 5}, "(seed 1, now 5)"),
+        ({"kind": InParts}, "each worker has its own part"),
+    ],
+    ids=["batches", "seed", "parts"],
+)
+def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, caplog):
+    first = Workers(2)
+    first.see(4)
+    with caplog.at_level(logging.INFO):
+        again = Workers(1, state=first.state(), **settings)
+    assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [True]
+    assert len(again.see()) == len(settings.get("chosen", BATCHES))
+
+
+def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
+    """In truncated_bptt_lm, each worker has its own texts: it is the only one to share its batches."""
+    first = Workers(1)
+    first.all[0]._workers = 4
+    first.see(4)
+    for workers, line in ((4, None), (2, "the task binds data to workers, of which there were 4, now 2")):
+        epochs = EpochBatchIterator(Sentences(), list, BATCHES)
+        epochs._workers = workers
+        with caplog.at_level(logging.INFO):
+            epochs.load_state_dict(first.state())
+        assert (line is None) == (not said(caplog)) and (line is None or said(caplog)[-1].endswith(line))
+        assert len(list(epochs.next_epoch_itr())) == len(BATCHES) - (4 if line is None else 0)
+
+
+def saved_by_fairseq(workers, updates, **cfg):
+    """Return a checkpoint without the repair's entry."""
+    first = Workers(workers)
+    seen = first.see(updates)
+    state = {name: value for name, value in first.state().items() if name != shared_epoch.SHARDS}
+    extra = {"train_iterator": state}
+    made = {"model": {"weight": torch.ones(1)}, "extra_state": extra, "args": None, "optimizer_history": [{}]}
+    return seen, {**made, "cfg": {"model": {"_name": "tiny"}, "task": {}, **cfg}}
+
+
+def test_the_config_of_an_older_checkpoint_says_how_many_workers_there_were(tmp_path, monkeypatch):
+    seen, checkpoint = saved_by_fairseq(3, 5, distributed_training={"distributed_world_size": 3})
+    checkpoint["cfg"] = OmegaConf.create(checkpoint["cfg"])
+    loaded = shared_epoch._load_checkpoint(lambda path: checkpoint, "old.pt")
+    rest = Workers(2, state=loaded["extra_state"]["train_iterator"]).see()
+    assert sorted(seen + rest) == list(range(len(BATCHES)))
+
+
+def test_a_checkpoint_that_does_not_say_it_begins_the_epoch_anew(caplog):
+    _, checkpoint = saved_by_fairseq(3, 5)
+    loaded = shared_epoch._load_checkpoint(lambda path: checkpoint, "old.pt")
+    with caplog.at_level(logging.INFO):
+        assert len(Workers(2, state=loaded["extra_state"]["train_iterator"]).see()) == len(BATCHES)
+    assert "does not say how many workers there were" in said(caplog)[0]

@@ -1,0 +1,117 @@
+"""Signals, locks and other numbers of workers: what a cluster does to a training."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from mixhead_plugin.repairs import one_training
+from tests.commands import in_workers, logged, refusal, start
+from tests.robustness.test_faults import FOUR_EPOCHS, assert_as_undisturbed, assert_whole
+
+DDP = ["--ddp-backend", "legacy_ddp"]
+
+
+@pytest.mark.parametrize(
+    "numbers", [(2, 1), *(pytest.param(numbers, marks=pytest.mark.slow) for numbers in [(1, 2), (2, 3)])], ids=str
+)
+def test_an_epoch_goes_on_in_another_number_of_workers(numbers, recipes, tmp_path):
+    flags = [*DDP, "--max-tokens", "30", "--save-dir", tmp_path / "save", "--disable-validation", "--max-epoch", "1"]
+    seen = 0
+    for number, end in zip(numbers, (["--max-update", "3"], [])):
+        arguments = [*recipes["transformer"], *flags, *end]
+        workers = [start("fairseq-train", *arguments)] if number == 1 else in_workers(number, *arguments)
+        ends = [worker.wait() for worker in workers]
+        assert not any(end.returncode for end in ends), [end.stderr[-3000:] for end in ends]
+        seen += sum(int(line["bsz"]) for line in logged(ends[0].stdout + ends[0].stderr))
+    assert seen == 90
+    assert "batches, the others are shared anew" in ends[0].stdout + ends[0].stderr
+
+
+SIGNAL = """
+import os, signal, sys
+from fairseq.tasks.fairseq_task import FairseqTask
+original = FairseqTask.train_step
+def train_step(*args, **settings):
+    if settings.get("update_num") == {update} and ("--distributed-rank" not in sys.argv or sys.argv[-1] == "1"):
+        os.kill(os.getpid(), signal.{name})
+    return original(*args, **settings)
+FairseqTask.train_step = train_step
+"""
+
+
+@pytest.mark.parametrize(
+    "name, update",
+    [("SIGUSR1", 6), *(pytest.param("SIGTERM", update, marks=pytest.mark.slow) for update in (5, 9))],
+)  # in the middle of an epoch, where it also saves regularly, and at its end
+def test_a_signal_saves_and_the_same_command_goes_on(name, update, recipes, undisturbed, tmp_path):
+    arguments = [*recipes["transformer_lm"], *FOUR_EPOCHS, "--save-dir", tmp_path / "save"]
+    ended = start("fairseq-train", *arguments, before=SIGNAL.format(name=name, update=update)).wait()
+    assert ended.returncode == os.EX_TEMPFAIL, ended.stderr[-3000:]
+    output = ended.stdout + ended.stderr
+    assert "Traceback" not in output and f"ended by a signal after update {update + 1}, with a checkpoint" in output
+    assert_whole(tmp_path / "save")
+    again = start("fairseq-train", *arguments).wait()
+    assert again.returncode == 0
+    parts = [output, again.stdout + again.stderr]
+    assert_as_undisturbed(parts, tmp_path / "save", undisturbed("transformer_lm", *FOUR_EPOCHS))
+
+
+def test_workers_stop_after_the_same_update(recipes, tmp_path):
+    """Only the second worker gets the signal."""
+    flags = [*DDP, "--max-update", "1000", "--save-dir", tmp_path / "save", "--save-interval-updates", "0"]
+    ends = [
+        worker.wait(60)
+        for worker in in_workers(2, *recipes["transformer"], *flags, before=SIGNAL.format(name="SIGTERM", update=4))
+    ]
+    assert [end.returncode for end in ends] == [os.EX_TEMPFAIL] * 2, [end.stderr[-3000:] for end in ends]
+    saved = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
+    assert saved["optimizer_history"][-1]["num_updates"] == 5
+
+
+def test_a_second_training_in_a_folder_is_refused(recipes, tmp_path):
+    """This process is the first one."""
+    save = tmp_path / "save"
+    save.mkdir()
+    one_training.lock(str(save))
+    command = ["fairseq-train", *recipes["transformer"], "--max-update", "1", "--save-dir"]
+    now = "from mixhead_plugin.repairs import one_training; one_training.WAIT = 0"
+    line = refusal(*command, save, before=now)
+    assert f"error: --save-dir {save}: process {os.getpid()} on {os.uname().nodename} trains in it" in line
+    assert [path.name for path in save.iterdir()] == [one_training.NAME]
+    assert not start(*command, save, "--no-save", before=now).wait().returncode
+    assert not start(*command, tmp_path / "other", before=now).wait().returncode
+    assert not (tmp_path / "other" / one_training.NAME).exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_training_that_was_killed_leaves_no_lock(how, tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        one_training.lock(str(tmp_path))
+        os.write(writer, b"locked")
+        signal.pause()
+    os.read(reader, 6)
+    monkeypatch.setattr(one_training, "WAIT", 0)
+    with pytest.raises(ValueError, match=f"process {child} on"):
+        one_training.lock(str(tmp_path))
+    os.kill(child, how)
+    os.waitpid(child, 0)
+    one_training.lock(str(tmp_path))
+    assert (tmp_path / one_training.NAME).read_text().startswith(f"process {os.getpid()} on")
+
+
+@pytest.mark.parametrize("number", [37, 95])
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(number, tmp_path, monkeypatch, caplog):
+    """ENOLCK and ENOTSUP: a network file system without locks."""
+
+    def lockf(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(one_training.fcntl, "lockf", lockf)
+    one_training.lock(str(tmp_path))
+    assert [record.message for record in caplog.records] == [
+        f"--save-dir {tmp_path}: cannot be locked ({os.strerror(number)}); train only once in it"
+    ]
