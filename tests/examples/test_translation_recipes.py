@@ -2,9 +2,9 @@
 
 import gzip
 import io
+import math
 import re
 import shlex
-import math
 import sys
 import tarfile
 
