@@ -15,6 +15,4 @@ machine=$(machine "$@")
 run fairseq-generate "$DATA/binary" --user-dir "$PLUGIN" --path "$model" --results-path "$results" \
     --max-tokens 6000 --beam 5 --max-len-a 1.2 --max-len-b 10 --remove-bpe=sentencepiece \
     --required-batch-size-multiple 1 $machine "$@"
-measure=common.bleu
-case " $* " in *" --score-reference "*) measure=common.likelihood ;; esac
-[[ ${DRY_RUN:-} ]] || "$PYTHON" -m "$measure" "$DATA/binary" "$results" "$@"
+[[ ${DRY_RUN:-} ]] || "$PYTHON" -m common.bleu "$DATA/binary" "$results" "$@"
