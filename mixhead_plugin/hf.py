@@ -22,7 +22,7 @@ NAME = "mixhead"  # of the implementation, of the options in a config, and of wh
 REFUSED = {"attn_implementation": NAME, "experts_implementation": "mixed heads, load by mixhead_plugin.hf.load"}
 
 
-class Names(NamedTuple):
+class Layout(NamedTuple):
     """The attributes of an attention of `transformers`."""
 
     queries: tuple[str, ...]  # the first one that is there projects to the queries of all heads, before any rotation
@@ -31,13 +31,13 @@ class Names(NamedTuple):
 
 
 _LAYOUTS = {
-    "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf ElectraCross": Names(
+    "BertSelf BertCross RobertaSelf RobertaCross XLMRobertaSelf XLMRobertaCross ElectraSelf ElectraCross": Layout(
         ("query",), "num_attention_heads", "attention_head_size"
     ),
-    "GPT2": Names(("q_attn", "c_attn"), "num_heads", "head_dim"),
-    "Llama Mistral Qwen2": Names(("q_proj",), "num_attention_heads", "head_dim"),
-    "Marian Bart MBart": Names(("q_proj",), "num_heads", "head_dim"),
-    "T5 MT5": Names(("q",), "n_heads", "key_value_proj_dim"),
+    "GPT2": Layout(("q_attn", "c_attn"), "num_heads", "head_dim"),
+    "Llama Mistral Qwen2": Layout(("q_proj",), "num_attention_heads", "head_dim"),
+    "Marian Bart MBart": Layout(("q_proj",), "num_heads", "head_dim"),
+    "T5 MT5": Layout(("q",), "n_heads", "key_value_proj_dim"),
 }
 LAYOUTS = {f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()}
 
