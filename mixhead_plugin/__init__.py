@@ -17,8 +17,10 @@ if sys.version_info < (3, 11):  # noqa: UP036 (a --user-dir is imported without 
 
 def register() -> None:
     """Register the architectures and criteria with fairseq, and apply the repairs that MIXHEAD_REPAIRS names."""
-    from mixhead_plugin import repairs
+    from mixhead_plugin import errors, repairs
 
+    if _user_dirs():  # a command
+        errors.end_in_one_line()
     repairs.apply()
     register_names()
 
@@ -26,6 +28,12 @@ def register() -> None:
 def register_names() -> None:
     """Register the architectures and criteria alone."""
     from mixhead_plugin import criterions, models  # noqa: F401 (each registers its names when imported)
+
+
+def _user_dirs() -> Iterable[str]:
+    """Return the folders that fairseq was given as --user-dir in this process."""
+    import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
+    return getattr(import_user_module, "memo", ())
 
 
 class UserDir(list):
@@ -45,11 +53,7 @@ class UserDir(list):
 
     def register_if_asked(self) -> None:
         """Register if fairseq was given this folder; it notes the path before it imports the folder."""
-        import_user_module = getattr(sys.modules.get("fairseq.utils"), "import_user_module", None)
-        if any(map(self._is_this_folder, getattr(import_user_module, "memo", ()))):
-            from mixhead_plugin.errors import end_in_one_line
-
-            end_in_one_line()
+        if any(map(self._is_this_folder, _user_dirs())):
             self.register()
 
     def __contains__(self, path: object) -> bool:

@@ -156,8 +156,6 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
 @pytest.mark.parametrize(
     "arch, flags, problem",
     [
-        (TRANSLATION, {"attention_normalizer": "relu2"}, "normalizer"),
-        (TRANSLATION, {"head_dim": 300}, "head size 300"),
         (TRANSLATION, {"encoder_attention_heads": 128, "encoder_embed_dim": 512}, "heads"),
         (TRANSLATION, {"relative_position": "t5"}, "relative"),
         (TRANSLATION, {"relative_gain": 4}, "gain"),

@@ -17,7 +17,6 @@ def test_a_fault_changes_one_expression_of_its_file(tmp_path):
         "return (x.t() - 2) if not x else g(x, a=-1)",
         "return (x) + 2 if not x else g(x, a=-1)",
         "return x.t() + (3) if not x else g(x, a=-1)",
-        "return (x.t() + 2 if False else g(x, a=-1))",
         "return x.t() + 2 if (x) else g(x, a=-1)",
         "return x.t() + 2 if not x else (g(x))",
         "return x.t() + 2 if not x else g(x, a=(1))",
