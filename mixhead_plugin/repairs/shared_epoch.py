@@ -77,7 +77,7 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
         return number
     elif not saved:
         reason = "its checkpoint does not say how many workers there were"
-    # Some tasks (truncated_bptt_lm) and iterators give each worker its own data, or order them by the number of workers.
+    # Some tasks (truncated_bptt_lm) and iterators give each worker its own data, or an order by the number of workers.
     elif workers != epochs.num_shards or type(epochs) is not EpochBatchIterator:
         reason = f"the task binds data to workers, of which there were {then}, now {workers}"
     elif epochs._supports_prefetch or epochs.grouped_shuffling:

@@ -60,7 +60,7 @@ def test_a_requeued_job_keeps_its_log_and_ends_as_an_undisturbed_one(cluster, co
 
 def test_the_time_limit_saves_and_requeues(cluster, command, tmp_path):
     """SLURM sends the signal up to a minute early."""
-    flags = ("--time=2", "--signal=USR1@60")
+    flags = ("--time=3", "--signal=USR1@60")
     job = Job(cluster, tmp_path, *command, "--max-update", 10**6, "--save-dir", tmp_path / "save", flags=flags)
     job.until(lambda: int(job.fact("Restarts")) == 1)
     cluster.ask("scancel", job.number)
