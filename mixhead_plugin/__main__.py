@@ -1,7 +1,7 @@
 """`mixhead [path | repairs | check]`, also `python -m mixhead_plugin`"""
 
 import argparse
-import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,15 +22,8 @@ def main() -> int:
     check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--version", action="version", version=f"mixhead {__version__}")
-    try:
-        return run(parser.parse_args())
-    except BrokenPipeError:  # as in `mixhead repairs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
-        return 1
-
-
-def run(args: argparse.Namespace) -> int:
-    """Run a command; return the exit status."""
+    args = parser.parse_args()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
     if args.command == "repairs":
         from mixhead_plugin.repairs import table
 
@@ -41,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
         return report(args.device, args.heads, args.head_dim, args.json)
     else:
         print(Path(__file__).resolve().parent)
-    sys.stdout.flush()
     return 0
 
 

@@ -40,10 +40,9 @@ def changed_record(path: str) -> str | None:
         except (zipfile.BadZipFile, ValueError, OSError):  # of torch before 1.6, or cut: torch finds that
             return None
         with memoryview(content) as view:
-            return next((record.filename for record in records if not _is_whole(record, view)), None)
-
-
-def _is_whole(record: zipfile.ZipInfo, view: memoryview) -> bool:
-    head = record.header_offset + 26  # two numbers, then the name and the extra field whose lengths they are
-    begin = head + 4 + sum(int.from_bytes(view[at : at + 2], "little") for at in (head, head + 2))
-    return zlib.crc32(view[begin : begin + record.compress_size]) == record.CRC or record.compress_type != 0
+            for record in records:
+                head = record.header_offset + 26  # two lengths, then the name and the extra field
+                begin = head + 4 + sum(int.from_bytes(view[at : at + 2], "little") for at in (head, head + 2))
+                if zlib.crc32(view[begin : begin + record.file_size]) != record.CRC:
+                    return record.filename
+    return None

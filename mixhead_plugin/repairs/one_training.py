@@ -25,13 +25,12 @@ logger = logging.getLogger(__name__)
 
 NAME = ".lock"
 WAIT = 10.0  # seconds; the workers of a training that was killed may take some to end
-_held: dict[str, IO[str]] = {}  # by folder; the system drops a lock when its process ends, however it ends
+_held: dict[str, IO[str]] = {}  # by path; the system drops a lock when its process ends, however it ends
 
 
 @replaces(checkpoint_utils, "load_checkpoint")  # only a training calls this, before it reads and writes checkpoints
 def _load(original, cfg, trainer, **kwargs):
-    writes = isinstance(trainer, Trainer) and not cfg.no_save and utils.is_master(trainer.cfg.distributed_training)
-    if writes:
+    if isinstance(trainer, Trainer) and not cfg.no_save and utils.is_master(trainer.cfg.distributed_training):
         lock(cfg.save_dir)
     return original(cfg, trainer, **kwargs)
 
@@ -44,22 +43,19 @@ def lock(folder: str) -> None:
         try:
             # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
-                return
-            if time.monotonic() > deadline:
-                file.seek(0)
-                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder") from error
-            file.close()
-            time.sleep(0.2)
-            continue
-        with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(path), os.fstat(file.fileno())):  # or the first has just removed it
                 file.truncate(0)
                 print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
                 _held[path] = file
                 Finalize(None, _remove, [path], exitpriority=0)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.ENOENT):
+                logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
+                return
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder") from error
+            time.sleep(0.2)
 
 
 def _remove(path: str) -> None:

@@ -121,6 +121,16 @@ class Job:
         words = self.cluster.ask("scontrol", "show", "job", self.number).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
+    def starts_again(self, number: int) -> None:
+        """Wait for a requeue; without the two minutes that SLURM lets pass."""
+        self.until(lambda: int(self.fact("Restarts")) == number)
+
+        def is_running() -> bool:
+            words = ("scontrol", "update", f"JobId={self.number}", "StartTime=now")
+            return self.fact("JobState") == "RUNNING" or self.cluster.ask(*words, check=False) is None
+
+        self.until(is_running)
+
     def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from fairseq import options
 from fairseq.data import Dictionary
+from fairseq.dataclass.configs import DistributedTrainingConfig
 from fairseq.distributed import utils
 
 from mixhead_plugin.errors import OptionError
@@ -41,9 +42,7 @@ def missing_set():
     ids=["dictionary", "set"],
 )
 def test_a_missing_file_is_one_line(fault, line):
-    workers = SimpleNamespace(
-        distributed_world_size=1, distributed_init_method=None, distributed_no_spawn=True, tpu=False
-    )
+    workers = DistributedTrainingConfig(tpu=False, distributed_world_size=1)
     cfg = SimpleNamespace(distributed_training=workers, common=SimpleNamespace(tpu=False))
     cfg.common_eval = SimpleNamespace(path="model.pt")
     cfg.checkpoint = SimpleNamespace(write_checkpoints_asynchronously=False)
