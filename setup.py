@@ -29,7 +29,8 @@ setup(
     author="the mixhead_plugin authors",
     license="MIT",
     packages=find_packages(include=["mixhead_plugin", "mixhead_plugin.*"]),
-    package_data={"mixhead_plugin": ["**/*.md"]},  # derivations stand beside the code that cites them
+    # Derivations stand beside the code that cites them; analysis/page.* make the page of `view`.
+    package_data={"mixhead_plugin": ["**/*.md", "analysis/page.*"]},
     python_requires=">=3.11",
     # mixhead_plugin.ops and mixhead_plugin.nn need nothing but torch.
     install_requires=["torch>=2.6"],

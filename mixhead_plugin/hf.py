@@ -145,6 +145,15 @@ def unmix(model: PreTrainedModel, attn_implementation: Optional[str] = None) -> 
     return model
 
 
+def view(
+    model: PreTrainedModel, tokenizer: Any, text: Any, file: str | PathLike[str], target: Optional[str] = None
+) -> None:
+    """Write one HTML file that shows the heads of `model`, mixed or not, on a text; see `analysis.view_hf.view`."""
+    from mixhead_plugin.analysis import view_hf  # it imports this module
+
+    view_hf.view(model, tokenizer, text, file, target)
+
+
 def _listen(module: nn.Module, args: tuple[Any, ...]) -> None:
     getattr(module, getattr(module, NAME).queries).kept = None
 
