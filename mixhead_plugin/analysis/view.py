@@ -123,7 +123,10 @@ def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, f
     if args.sentencepiece is not None:
         import sentencepiece
 
-        pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(text, out_type=str)
+        try:
+            pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(text, out_type=str)
+        except RuntimeError as error:  # the file is missing, or none of sentencepiece
+            raise OptionError(f"--sentencepiece {args.sentencepiece}: {error}") from error
     if not pieces:
         raise OptionError(f"{flag} {text!r}: has no words")
     if unknown := [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]:

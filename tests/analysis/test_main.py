@@ -48,7 +48,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
 
 PICTURES = {
     "spectrum": ["spectrum", "effective_rank", "log_and_heads"],
-    "mixing": ["mixing", "mixing_distances"],
+    "mixing": ["mixing", "mixing_distances", "mixing_spread"],
     "importance": ["importance"],
     "ablate": ["ablate-single-loss", "ablate-only-loss"],
     "prune": ["prune"],
