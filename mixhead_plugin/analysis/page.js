@@ -1,7 +1,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const SITES = { "encoder-self": "Encoder", "decoder-self": "Decoder", cross: "Cross" };
 const KINDS = { mixed: "Mixed head", source: "Source head", part: "Contribution" };
-const state = { sentence: 0, site: "", layer: 0, kind: "mixed", head: 0, from: 0, token: 0, minus: false };
+const state = { sentence: 0, site: "cross", layer: -1, kind: "mixed", head: 0, from: 0, token: 1, minus: false };
 let sentences; // with all weights unpacked
 
 const find = (query, inside = document) => inside.querySelector(query);
@@ -135,7 +135,7 @@ function heat(target, { values, rows, columns, peak, cell: [width, height], mark
 function nameOf(attention) {
   if (!attention.mixing) return `head ${state.head}`;
   const { kind, from, head } = state;
-  return kind === "part" ? `source head ${from} in mixed head ${head}` : `${kind} head ${head}`;
+  return kind === "part" ? `source head ${from} as part of mixed head ${head}` : `${kind} head ${head}`;
 }
 
 function asker({ queries, next }) {
@@ -160,7 +160,7 @@ function drawWords(attention, values) {
     more = `It is ${terms.join(" + ").replaceAll("+ −", "− ")}${recipe.length > 4 ? " and smaller parts." : "."}`;
   }
   if (kind === "part") more = `Its factor is M[${from}, ${head}] = ${number(attention.factor(token, from, head), 3)}.`;
-  const verb = kind === "part" ? "changes most at" : "looks most at";
+  const verb = kind === "part" ? "adds most at" : "looks most at";
   const rest = ` ${verb} ${looks || "nothing"}. ${more}`;
   find("#says").replaceChildren(`At ${asker(attention)}, `, make("b", nameOf(attention)), rest);
   const { encoder, decoder, written } = sentences[state.sentence];
@@ -187,7 +187,7 @@ function drawLines(attention, values) {
   read.append(...names(queries, state.token, (token) => choose({ token })));
   find("#lines").style = `--height: ${between(19, 420 / height, 34)}px; --rows: ${height}`;
   find("#lines").replaceChildren(read, svg, weights);
-  find("#lines-card h2").textContent = `Where ${nameOf(attention)} looks`;
+  find("#lines-card h2").textContent = `Token by token, ${nameOf(attention)}`;
 }
 
 function drawMatrix({ queries, keys }, values, name) {
@@ -198,7 +198,7 @@ function drawMatrix({ queries, keys }, values, name) {
     say: (row, column, x) => `${queries[row]} → ${keys[column]}: ${x}`,
     pick: (token) => choose({ token }), label: `Weights of ${name}`,
   });
-  legend(find("#matrix-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight in this head");
+  legend(find("#matrix-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight");
   find("#matrix-card h2").textContent = `All tokens, ${name}`;
 }
 
@@ -248,7 +248,7 @@ function drawAll() {
       const button = make("button", "", { title: `layer ${attention.layer}, head ${head}` });
       button.ariaPressed = attention.layer === state.layer && head === state.head;
       button.onclick = () => choose({ layer: attention.layer, head, kind });
-      button.append(canvas);
+      button.append(canvas, make("small", String(head)));
       return button;
     }));
     return row;
@@ -260,7 +260,7 @@ function drawAll() {
 
 function draw() {
   if (!inSite().length) state.site = sentences[state.sentence].attentions[0].site;
-  if (!current()) state.layer = inSite()[0].layer;
+  if (!current()) state.layer = inSite().at(-1).layer;
   const attention = current();
   if (!attention.mixing) state.kind = "mixed";
   state.head = Math.min(state.head, attention[state.kind === "source" ? "source" : "mixed"].length - 1);

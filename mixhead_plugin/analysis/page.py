@@ -39,80 +39,50 @@ class Sentence(NamedTuple):
     attentions: Sequence[Attention]
 
 
-class Blob:
-    """Collect arrays of bytes; each is found again by its place."""
+def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
+    """Append a tensor in float32 to the blob, and return its place."""
+    place = {"at": len(blob), "shape": list(tensor.shape)}
+    blob += tensor.contiguous().numpy().tobytes()
+    return place
 
-    def __init__(self) -> None:
-        self.content = bytearray()
 
-    def floats(self, tensor: Tensor) -> dict[str, Any]:
-        """Append a tensor in float32."""
-        return self._append(tensor.float(), {})
+def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
+    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step, and 0 stays 0.
 
-    def weights(self, weights: Tensor) -> dict[str, Any]:
-        """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step, and 0 stays 0.
-
-        The error is at most half a step: 1/510 of a head's largest weight, or 1/508 of its range if some are negative.
-        """
-        weights = weights.double()
-        low, high = weights.amin((1, 2)).clamp(max=0), weights.amax((1, 2)).clamp(min=0)  # [H]
-        step = (high - low) / torch.where(low < 0, 254, 255)
-        step = torch.where(step > 0, step, 1)
-        zero = (-low / step).round()
-        codes = (weights / step[:, None, None]).round() + zero[:, None, None]
-        return self._append(codes.to(torch.uint8), {"step": step.tolist(), "zero": zero.tolist()})
-
-    def _append(self, tensor: Tensor, notes: dict[str, Any]) -> dict[str, Any]:
-        place = {"at": len(self.content), "shape": list(tensor.shape), **notes}
-        self.content += tensor.contiguous().cpu().numpy().tobytes()
-        return place
-
-    def packed(self) -> str:
-        """Return all as deflated bytes in base64."""
-        return base64.b64encode(zlib.compress(bytes(self.content), 9, -zlib.MAX_WBITS)).decode()
+    The error is at most half a step: 1/510 of a head's largest weight, or 1/508 of its range if some are negative.
+    """
+    weights = weights.double()
+    low, high = weights.amin((1, 2)).clamp(max=0), weights.amax((1, 2)).clamp(min=0)  # [H]
+    step = (high - low) / torch.where(low < 0, 254, 255)
+    step = torch.where(step > 0, step, 1)
+    zero = (-low / step).round()
+    codes = (weights / step[:, None, None]).round() + zero[:, None, None]
+    place = {"at": len(blob), "shape": list(weights.shape), "step": step.tolist(), "zero": zero.tolist()}
+    blob += codes.to(torch.uint8).contiguous().numpy().tobytes()
+    return place
 
 
 def write_page(file: str | PathLike[str], title: str, facts: str, sentences: Sequence[Sentence]) -> None:
     """Write the page.
 
-    Args:
-        file: the HTML file
-        title: the name of the model
-        facts: a line on its attention, such as the head mixing and normalizer
-        sentences: what to show; all of one model
-
-    Raises:
-        ValueError: a weight is not finite
+    `title` names the model, and `facts` are a line on its attention. Raise ValueError if a weight is not finite.
     """
-    blob = Blob()
-    shown = [
-        {
-            "encoder": list(sentence.encoder),
-            "decoder": list(sentence.decoder),
-            "written": list(sentence.written),
-            "attentions": [_attention(blob, attention) for attention in sentence.attentions],
-        }
-        for sentence in sentences
-    ]
-    data = json.dumps({"sentences": shown, "blob": blob.packed()}, ensure_ascii=False, allow_nan=False)
+    blob = bytearray()
+    shown = [one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]} for one in sentences]
+    packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
+    data = json.dumps({"sentences": shown, "blob": packed}, ensure_ascii=False, allow_nan=False)
     template, style, script = (Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS)
-    filled = string.Template(template).substitute(
-        title=html.escape(title),
-        facts=html.escape(facts),
-        style=style,
-        script=script,
-        data=data.replace("<", "\\u003c"),  # so that no token ends the element
-    )
-    Path(file).write_text(filled, encoding="utf-8")
+    data = data.replace("<", "\\u003c")  # so that no token ends the element
+    texts = {"title": html.escape(title), "facts": html.escape(facts), "style": style, "script": script, "data": data}
+    Path(file).write_text(string.Template(template).substitute(texts), encoding="utf-8")
 
 
-def _attention(blob: Blob, attention: Attention) -> dict[str, Any]:
-    source, mixing = attention.source.detach().cpu().float(), attention.mixing
+def _packed(blob: bytearray, attention: Attention) -> dict[str, Any]:
+    source, mixing = (None if x is None else x.detach().cpu().float() for x in attention[2:])
     if not source.isfinite().all() or not (mixing is None or mixing.isfinite().all()):
         raise ValueError(f"the weights of {attention.site} {attention.layer} are not finite")
-    found = {"site": attention.site, "layer": attention.layer, "source": blob.weights(source)}
+    found = {"site": attention.site, "layer": attention.layer, "source": pack_weights(blob, source)}
     if mixing is not None:
-        mixing = mixing.detach().cpu().float()
         mixed = mix_heads(source[None], mixing if mixing.dim() == 2 else mixing[None])[0]  # [H', Nq, Nk]
-        found |= {"mixing": blob.floats(mixing), "mixed": blob.weights(mixed)}
+        found |= {"mixing": pack_floats(blob, mixing), "mixed": pack_weights(blob, mixed)}
     return found

@@ -232,8 +232,10 @@ def draw_logs(measured: list[Measured]) -> Any:
     figure, axes = figures.subplots(2, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.0))
     lines = figures.lines(m.checkpoint for m in measured)
     for (above, below), site in zip(axes.T, sites, strict=True):
+        heads = 1
         for m in measured:
             layers = m.spectra.get(site, {})
+            heads = max([heads, *(len(spectrum.rank) for spectrum in layers.values())])
             look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {}) | {"label": m.label}
             for layer, spectrum in layers.items():
                 first = look if layer == min(layers) else look | {"label": None}
@@ -244,7 +246,7 @@ def draw_logs(measured: list[Measured]) -> Any:
                 0.5, 0.5, "hidden, zero or negative weights\nhave no logarithm", ha="center", transform=above.transAxes
             )
         above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))
-        below.set(xlabel="layer", ylim=(1, None))
+        below.set(xlabel="layer", ylim=(1, heads))
         figures.integer_axis(below.xaxis)
     axes[0, 0].set_ylabel("singular value of log P\n(largest = 1)")
     axes[1, 0].set_ylabel("effective rank of\n{P_j[t]} over heads j")

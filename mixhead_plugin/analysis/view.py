@@ -12,7 +12,7 @@ Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from fairseq.data import Dictionary
@@ -58,10 +58,10 @@ def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
     found = attentions(loaded.model).values()
     kinds = {f"{a.head_mixing_kind} head mixing, {a.normalizer}, {a.num_heads} heads of {a.head_dim}" for a in found}
-    return f"{loaded.cfg.model._name if loaded.cfg.model else loaded.name}: {'; '.join(sorted(kinds))}"
+    return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
 
 
-def see(loaded: Loaded, net_input: dict[str, Tensor], written: Optional[Tensor], length: int) -> Sentence:
+def see(loaded: Loaded, net_input: dict[str, Tensor], written: Tensor, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
     found: list[Attention] = []
 
@@ -79,15 +79,10 @@ def see(loaded: Loaded, net_input: dict[str, Tensor], written: Optional[Tensor],
     with torch.no_grad(), hooked(loaded.model, keep):
         loading.forward(loaded, net_input)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary or loaded.task.source_dictionary
-    read = words(source, net_input["src_tokens"][0])
-    after = [] if written is None else words(target, written[:length])
+    read, after = [source[token] for token in net_input["src_tokens"][0]], [target[token] for token in written[:length]]
     if "prev_output_tokens" in net_input:
-        return Sentence(read, words(target, net_input["prev_output_tokens"][0]), after, found)
+        return Sentence(read, [target[token] for token in net_input["prev_output_tokens"][0]], after, found)
     return Sentence(read, [], [], found) if found[0].site == "encoder-self" else Sentence([], read, after, found)
-
-
-def words(dictionary: Dictionary, tokens: Tensor) -> list[str]:
-    return [dictionary[token] for token in tokens.tolist()]
 
 
 def from_data(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
@@ -96,7 +91,7 @@ def from_data(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tenso
         yield batch["net_input"], batch["target"][0]
 
 
-def from_text(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Optional[Tensor]]]:
+def from_text(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
     """Yield the inputs for each --text, and the tokens that the decoder writes."""
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     for number, text in enumerate(args.text):

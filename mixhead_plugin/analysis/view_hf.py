@@ -29,28 +29,25 @@ def view(
     sentences = []
     for one in [text] if isinstance(text, str) else text:
         inputs = tokenizer(one, return_tensors="pt").to(model.device)
-        written = inputs["input_ids"]
+        read, written = _words(tokenizer, inputs["input_ids"]), []
         if model.config.is_encoder_decoder:
             if target is None:
-                written = model.generate(**inputs)[:, 1:]
+                output = model.generate(**inputs)[:, 1:]
             else:
-                written = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
-            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=written)
-        names = ("input_ids", "decoder_input_ids")
-        tokens = {name: _words(tokenizer, inputs[name][0]) for name in names if name in inputs}
+                output = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=output)
+            written = _words(tokenizer, inputs["decoder_input_ids"]), _words(tokenizer, output)
         found = _heads(model, inputs)
-        read, output = tokens["input_ids"], _words(tokenizer, written[0])
-        if model.config.is_encoder_decoder:
-            sentences.append(Sentence(read, tokens["decoder_input_ids"], output, found))
-        elif found[0].site == "encoder-self":
-            sentences.append(Sentence(read, [], [], found))
-        else:
-            sentences.append(Sentence([], read, output[1:], found))
+        sides = (
+            (read, *written) if written else (read, [], []) if found[0].site == "encoder-self" else ([], read, read[1:])
+        )
+        sentences.append(Sentence(*sides, found))
     write_page(file, model.config.name_or_path or type(model).__name__, type(model).__name__, sentences)
 
 
 def _words(tokenizer: Any, tokens: Tensor) -> list[str]:
-    return [tokenizer.decode([token]).strip() or tokenizer.convert_ids_to_tokens(token) for token in tokens.tolist()]
+    """Return the words of the first sentence of tokens [1, N]."""
+    return [tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t) for t in tokens[0].tolist()]
 
 
 def _heads(model: PreTrainedModel, inputs: Any) -> list[Attention]:
