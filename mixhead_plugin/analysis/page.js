@@ -33,6 +33,7 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
 
 const inSite = () => sentences[state.sentence].attentions.filter(({ site }) => site === state.site);
 const current = () => inSite().find(({ layer }) => layer === state.layer);
+const sites = () => [...new Set(sentences[state.sentence].attentions.map(({ site }) => site))];
 const rowOf = (values, { keys }) => values.slice(state.token * keys.length, (state.token + 1) * keys.length);
 
 // Return the weights drawn large: the chosen head, or what the chosen source head adds to the chosen mixed head.
@@ -121,7 +122,7 @@ function heat(target, { values, rows, columns, peak, cell: [width, height], mark
     const [column, row] = [Math.floor((event.clientX - left) / width), Math.floor((event.clientY - above) / height)];
     return [between(0, row, rows.length - 1), between(0, column, columns.length - 1)];
   };
-  field.onpointermove = (event) => {
+  field.onpointermove = field.onpointerdown = (event) => {
     const [row, column] = place(event);
     tip(event, say(row, column, number(values[row * columns.length + column], 3)));
   };
@@ -170,11 +171,11 @@ function drawWords(attention, values) {
 
 function drawLines(attention, values) {
   const { queries, keys } = attention;
-  const [height, row] = [Math.max(queries.length, keys.length), rowOf(values, attention)];
+  const [height, row, peak] = [Math.max(queries.length, keys.length), rowOf(values, attention), largest(values) || 1];
   const svg = makeSvg("svg", { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none" });
   values.forEach((weight, at) => {
     const [query, key] = [Math.floor(at / keys.length), at % keys.length];
-    const x = (Math.abs(weight) / (largest(values) || 1)) ** 0.75;
+    const x = (Math.abs(weight) / peak) ** 0.75;
     const [thick, opaque] = query === state.token ? [0.5 + 6 * x, 0.15 + 0.8 * x] : [0.5 + 1.5 * x, 0.18 * x];
     svg.append(makeSvg("line", {
       x1: 1, y1: query + 0.5, x2: 99, y2: key + 0.5, class: weight < 0 ? "less" : "plus",
@@ -254,21 +255,21 @@ function drawAll() {
     return row;
   });
   find("#all").replaceChildren(...rows);
-  const which = current().mixing ? `${kind} heads` : "heads";
-  find("#all-card h2").textContent = `All ${which}: ${SITES[state.site].toLowerCase()}`;
+  find("#all-card h2").textContent = `All ${current().mixing ? kind : ""} heads: ${SITES[state.site].toLowerCase()}`;
 }
 
 function draw() {
-  if (!inSite().length) state.site = sentences[state.sentence].attentions[0].site;
+  if (!inSite().length) state.site = sites()[0];
   if (!current()) state.layer = inSite().at(-1).layer;
   const attention = current();
   if (!attention.mixing) state.kind = "mixed";
-  state.head = Math.min(state.head, attention[state.kind === "source" ? "source" : "mixed"].length - 1);
+  const heads = attention[state.kind === "source" ? "source" : "mixed"].map((_, head) => [head, String(head)]);
+  state.head = Math.min(state.head, heads.length - 1);
   state.from = Math.min(state.from, attention.source.length - 1);
   state.token = Math.min(state.token, attention.queries.length - 1);
-  const there = new Set(sentences[state.sentence].attentions.map(({ site }) => site));
-  choice(find("#sites"), Object.entries(SITES).filter(([site]) => there.has(site)), "site");
+  choice(find("#sites"), sites().map((site) => [site, SITES[site]]), "site");
   choice(find("#layers"), inSite().map(({ layer }) => [layer, String(layer)]), "layer");
+  choice(find("#heads"), heads, "head");
   choice(find("#kinds"), attention.mixing ? Object.entries(KINDS) : [], "kind");
   const values = chosen(attention);
   drawWords(attention, values);
@@ -289,7 +290,7 @@ function press(event) {
     ArrowRight: () => move("head", heads, 1),
     ArrowUp: () => move("token", tokens, -1),
     ArrowDown: () => move("token", tokens, 1),
-    a: () => move("site", [...new Set(sentences[state.sentence].attentions.map(({ site }) => site))], 1),
+    a: () => move("site", sites(), 1),
     m: () => ({ kind: state.kind === "mixed" ? "source" : "mixed" }),
     i: () => ({ minus: !state.minus }),
     Escape: () => ({ kind: "mixed" }),

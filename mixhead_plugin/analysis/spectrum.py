@@ -70,10 +70,10 @@ def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, 
 class Spectrum(NamedTuple):
     """The means of one attention over the windows."""
 
-    curve: Tensor  # [n], mean also over the heads
-    rank: Tensor  # [H]
+    cumulative: Tensor  # [n], mean also over the heads
+    effective_rank: Tensor  # [H]
     log: Tensor  # [n], of log P, mean also over the heads that have one; NaN if none has
-    over_heads: Tensor  # effective rank over the heads, mean over the tokens
+    rank_over_heads: Tensor  # mean over the tokens
 
 
 class Measured(NamedTuple):
@@ -90,7 +90,7 @@ class Measured(NamedTuple):
 
     def mean_rank(self, site: str) -> float:
         """Return the mean over the layers of the mean over their heads."""
-        return float(np.mean([spectrum.rank.mean().item() for spectrum in self.spectra[site].values()]))
+        return float(np.mean([spectrum.effective_rank.mean().item() for spectrum in self.spectra[site].values()]))
 
 
 def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
@@ -165,16 +165,8 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "places": {
             site: {
                 "mean_effective_rank": measured.mean_rank(site),
-                "mean_cumulative": torch.stack([s.curve for s in layers.values()]).mean(0),
-                "layers": {
-                    layer: {
-                        "effective_rank": s.rank,
-                        "cumulative": s.curve,
-                        "log": s.log,
-                        "rank_over_heads": s.over_heads,
-                    }
-                    for layer, s in layers.items()
-                },
+                "mean_cumulative": torch.stack([s.cumulative for s in layers.values()]).mean(0),
+                "layers": {layer: spectrum._asdict() for layer, spectrum in layers.items()},
             }
             for site, layers in measured.spectra.items()
         },
@@ -189,7 +181,7 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
     lines = figures.lines(m.checkpoint for m in measured)
     for axis, site in zip(axes[0], sites, strict=True):
         for m in measured:
-            curves = [s.curve.numpy() for s in m.spectra.get(site, {}).values()]
+            curves = [s.cumulative.numpy() for s in m.spectra.get(site, {}).values()]
             look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {})
             for curve in curves:
                 axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
@@ -212,7 +204,7 @@ def draw_ranks(measured: list[Measured]) -> Any:
     def panel(m: Measured, site: str) -> tuple[str, Any] | None:
         if site not in m.spectra:
             return None
-        ranks = [s.rank.tolist() for s in m.spectra[site].values()]
+        ranks = [s.effective_rank.tolist() for s in m.spectra[site].values()]
         return f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}", ranks
 
     panels = [[panel(m, site) for site in sites] for m in measured]
@@ -235,12 +227,12 @@ def draw_logs(measured: list[Measured]) -> Any:
         heads = 1
         for m in measured:
             layers = m.spectra.get(site, {})
-            heads = max([heads, *(len(spectrum.rank) for spectrum in layers.values())])
+            heads = max([heads, *(len(spectrum.effective_rank) for spectrum in layers.values())])
             look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {}) | {"label": m.label}
             for layer, spectrum in layers.items():
                 first = look if layer == min(layers) else look | {"label": None}
                 above.plot(np.arange(1, len(spectrum.log) + 1), spectrum.log.clamp(min=1e-7), **first, alpha=0.7)
-            below.plot(list(layers), [spectrum.over_heads for spectrum in layers.values()], **look, marker="o")
+            below.plot(list(layers), [spectrum.rank_over_heads for spectrum in layers.values()], **look, marker="o")
         if all(spectrum.log.isnan().all() for m in measured for spectrum in m.spectra.get(site, {}).values()):
             above.text(
                 0.5, 0.5, "hidden, zero or negative weights\nhave no logarithm", ha="center", transform=above.transAxes
