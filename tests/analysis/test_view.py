@@ -6,13 +6,14 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
 
 from mixhead_plugin.analysis.loading import load
 from mixhead_plugin.analysis.page import Attention, Sentence, write_page
 from tests.analysis.pages import assert_shows, by_definition, read_page
-from tests.commands import LM_SIZES, ROBERTA_SIZES, SIZES
+from tests.commands import LM_SIZES, ROBERTA_SIZES, ROOT, SIZES
 
 WORDS = "der hund sieht"
 
@@ -231,3 +232,12 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
             expected += [mixing[2, 1, 3], mixing[2, 1, 3] * source[1, 2, 1]]
     numbers = [float(tip.split()[-1].replace("\N{MINUS SIGN}", "-")) for tip in seen["tips"]]
     torch.testing.assert_close(torch.tensor(numbers), torch.stack(expected), rtol=0, atol=0.005)
+
+
+def test_the_checkpoint_of_the_demo_translates_and_is_shown(analysis, tmp_path):
+    folder, page = ROOT / "examples" / "demo" / "pretrained", tmp_path / "page.html"
+    text = "mein Bruder hat am Wochenende das Wohnzimmer gestrichen ."
+    assert analysis("view", folder / "translator.pt", "--data", folder, "--text", text, "--output", page)[0] == 0
+    (sentence,) = read_page(page)
+    assert " ".join(sentence["written"]) == "my brother painted the living room at the weekend . </s>"
+    assert all(abs(found["mixing"] - np.eye(8)).max() > 0.1 for found in sentence["attentions"])
