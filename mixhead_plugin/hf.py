@@ -189,6 +189,15 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     return model
 
 
+def view(
+    model: PreTrainedModel, tokenizer: Any, text: Any, file: str | PathLike[str], target: str | None = None
+) -> None:
+    """Write one HTML file that shows the heads of `model`, mixed or not, on a text; see `analysis.view_hf.view`."""
+    from mixhead_plugin.analysis import view_hf  # it imports this module
+
+    view_hf.view(model, tokenizer, text, file, target)
+
+
 def mixed_attention(
     module: nn.Module,
     query: Tensor,

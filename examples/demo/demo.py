@@ -25,6 +25,8 @@ from tqdm import tqdm
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from mixhead_plugin.analysis.figures import VARIANTS
+
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "mixhead_plugin"
 CORPUS = ROOT / "examples" / "demo" / "corpus"
@@ -251,7 +253,9 @@ def record(results: list[Result], metric: str, flags: list[str], args: argparse.
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
     for r in results:
-        axes.plot(*zip(*r.validation, strict=True), marker=".", label=f"{r.arch}: {r.score:.2f} {metric}")
+        colour = VARIANTS["B" if r.arch.startswith("mixhead") else "fairseq"]
+        label = f"{r.arch}: {r.score:.2f} {metric}"
+        axes.plot(*zip(*r.validation, strict=True), marker=".", color=colour, label=label)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()

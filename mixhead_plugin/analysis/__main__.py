@@ -13,7 +13,7 @@ from mixhead_plugin.errors import OptionError, end_in_one_line
 
 PROGRAM = "python -m mixhead_plugin.analysis"
 # Each is a module of this package; the first line of its docstring is the command's summary.
-COMMANDS = ("spectrum", "mixing", "curves", "importance", "ablate", "prune")
+COMMANDS = ("view", "spectrum", "mixing", "curves", "importance", "ablate", "prune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,8 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     mixhead_plugin.register()
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="See and cut the attention heads of a trained model. Each command writes PNG, SVG and JSON into "
-        "--output. Checkpoints are those of fairseq-train, of the plugin's and of fairseq's own architectures.",
+        description="See and cut the attention heads of a trained model. view writes one HTML file, each other command "
+        "PNG, SVG and JSON into --output. Checkpoints are those of fairseq-train, of the plugin's and of fairseq's own "
+        "architectures.",
         epilog="<command> --help explains one.",
     )
     commands = parser.add_subparsers(required=True, metavar="<command>")
@@ -36,14 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
+        subparser.set_defaults(run=module.run, draws=name != "view")
     args = parser.parse_args(arguments)
-    if find_spec("matplotlib") is None:
+    if args.draws and find_spec("matplotlib") is None:
         raise OptionError("pictures need matplotlib: pip install matplotlib")
     try:
         args.run(args)
     except OSError as error:  # a file is missing, or cannot be read or written
-        raise OptionError(str(error)) from error
+        raise OptionError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 if __name__ == "__main__":

@@ -115,7 +115,11 @@ def run(args: Namespace) -> None:
     subsets = args.subset.split(",")
     if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
-    title = "importance, mean |dL/dξ|" if args.normalize == "none" else "importance, l2 norm 1 in each layer"
+    title = (
+        "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
+        if args.normalize == "none"
+        else "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
+    )
     results: dict[str, Any] = {"sets": []}
     shown, pictures = {}, {}
     for folder in folders:

@@ -1,13 +1,14 @@
 """Show the matrices that mix the heads, and their distances from the identity and orthogonality (mixhead section 3).
 
-M[j, i] is the weight of source head j in mixed head i. The first figure shows M of every layer. Where M depends on the
-position (Mixhead B), it shows the mean over the tokens.
+M[j, i] is the weight of source head j in mixed head i. The first figure shows M - I of every layer, because the ones of
+the diagonal would hide what was learned. Where M depends on the position (Mixhead B), it shows the mean over the
+tokens, and another figure the standard deviation over the tokens.
 
 The second figure shows the Frobenius norms ||M - I|| and ||M^T M - I||. The first says how much the heads are mixed.
 The orthogonal_* criteria penalise the square of the second. Where M depends on the position, the norms are means over
 the tokens: the mean of M can be near the identity although no token's M is.
 
-A pruned model's M is rectangular, [source heads, mixed heads], and has no distance from the identity.
+A pruned model's M is rectangular, [source heads, mixed heads]. It has no distance from the identity and is drawn whole.
 
 Example: mixing mixhead/checkpoint_best.pt --limit 20
 """
@@ -48,19 +49,21 @@ class Layer(NamedTuple):
     from_identity: float
     from_orthogonal: float
     tokens: int | None = None
+    spread: Tensor | None = None  # standard deviation of M over the tokens, [Hs, Hm]
 
 
 def over_tokens(loaded: Loaded, args: Namespace) -> dict[str, Layer]:
     """Return the mixing of all attentions of a model, where M depends on the position, over the tokens of a set."""
     real: dict[str, Tensor] = {}  # the tokens of the batch that are not padding, by side, bool [B, Nq]
-    sums: dict[str, tuple[int, Tensor, Tensor]] = {}  # by attention: number of tokens, sums of M and of its distances
+    sums: dict[str, tuple[int, Tensor, Tensor, Tensor]] = {}  # by attention: tokens, sums of M, of M^2, of distances
 
     def see(name: str, attention: MixheadAttention, heads: Heads) -> None:
         if heads.mixing is not None:
             side = "encoder" if where(name).site == "encoder-self" else "decoder"
             mixing = heads.mixing[real[side]].double().cpu()  # [tokens, Hs, Hm]
-            tokens, matrix, far = sums.get(name, (0, 0, 0))
-            sums[name] = tokens + len(mixing), matrix + mixing.sum(0), far + distances(mixing).sum(0)
+            tokens, *before = sums.get(name, (0, 0, 0, 0))
+            added = (x.sum(0) for x in (mixing, mixing.square(), distances(mixing)))
+            sums[name] = tokens + len(mixing), *(old + new for old, new in zip(before, added, strict=True))
 
     pad = loaded.task.source_dictionary.pad()
     target_pad = (loaded.task.target_dictionary or loaded.task.source_dictionary).pad()
@@ -71,10 +74,12 @@ def over_tokens(loaded: Loaded, args: Namespace) -> dict[str, Layer]:
             real.update(encoder=source.ne(pad), decoder=source.ne(pad) if read is None else read.ne(target_pad))
             loading.forward(loaded, batch["net_input"])
     found = attentions(loaded.model)
-    return {
-        name: Layer(*where(name), found[name].kinds["head_mixing"], matrix / tokens, *(far / tokens).tolist(), tokens)
-        for name, (tokens, matrix, far) in sums.items()
-    }
+    layers = {}
+    for name, (tokens, *totals) in sums.items():
+        mean, square, far = (total / tokens for total in totals)
+        spread = (square - mean.square()).clamp(min=0).sqrt()
+        layers[name] = Layer(*where(name), found[name].kinds["head_mixing"], mean, *far.tolist(), tokens, spread)
+    return layers
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -103,15 +108,27 @@ def run(args: Namespace) -> None:
     sites = {site: [layers[name] for name in names] for site, names in by_site(layers).items()}
     with figures.style():
         pictures = {"mixing": draw_matrices(sites), "mixing_distances": draw_distances(sites)}
+        if HEAD_MIXINGS[kind].reads:
+            pictures["mixing_spread"] = draw_matrices(sites, spread=True)
     output.write(args, "mixing", {"attentions": results}, pictures)
 
 
-def draw_matrices(sites: dict[str, list[Layer]]) -> Any:
-    """Draw M of each layer: a row of panels for each site and eight of its layers."""
+def draw_matrices(sites: dict[str, list[Layer]], spread: bool = False) -> Any:
+    """Draw M - I or the spread of M of each layer: a row of panels for each site and eight of its layers."""
+
+    def panel(layer: Layer) -> tuple[str, Any]:
+        title, (sources, mixed) = f"{layer.place} {layer.layer}", layer.mixing.shape
+        if spread:
+            return title, layer.spread.tolist()
+        if sources != mixed:
+            return f"{title}: M", layer.mixing.tolist()
+        return title, (layer.mixing - torch.eye(sources)).tolist()
+
     rows = [there[i : i + 8] for there in sites.values() for i in range(0, len(there), 8)]
-    panels = [[(f"{layer.place} {layer.layer}", layer.mixing.tolist()) for layer in row] for row in rows]
+    panels = [[panel(layer) for layer in row] for row in rows]
     labels = {"xlabel": "mixed head i", "ylabel": "source head j"}
-    return figures.heat_maps(panels, (2.0, 2.3), "mean of M[j, i]", "RdBu_r", square=True, **labels)
+    label = "standard deviation of M[j, i] over tokens" if spread else "(M - I)[j, i]"
+    return figures.heat_maps(panels, (2.0, 2.3), label, figures.SEQUENTIAL if spread else "PuOr", square=True, **labels)
 
 
 def draw_distances(sites: dict[str, list[Layer]]) -> Any:

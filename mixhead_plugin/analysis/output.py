@@ -37,6 +37,14 @@ def writable_folder(path: str) -> str:
     return path
 
 
+def writable_file(path: str) -> str:
+    """Parse a file for argparse; refuse one that cannot be written."""
+    writable_folder(str(Path(path).absolute().parent))
+    if os.path.isdir(path):
+        raise argparse.ArgumentTypeError(f"{path}: is a folder, must be a file")
+    return path
+
+
 def name_of(path: str) -> str:
     """Return the name of a file without its suffix, or of its folder if the file has one of the USUAL_NAMES."""
     folder = Path(path).resolve().parent.name

@@ -37,7 +37,11 @@ from mixhead_plugin.modules.pruning import refuse_uncut
 
 STEP = 0.1
 TIMED_BATCHES = 4
-TITLES = {**scores.METRICS, "forward_s": "scoring of 4 batches at most (s)", "decoding_s": "decoding of a batch (s)"}
+TITLES = {
+    **scores.METRICS,
+    "forward_s": "scoring of 4 batches at most (s)",
+    "decoding_ms": "decoding of a batch (ms a token)",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -166,13 +170,14 @@ def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
         lines = figures.lines(found)
         for label, steps in found.items():
             y = worse_by(steps, metric) if several else [step.score for step in steps]
-            look = {**lines[label], "marker": "o", "markersize": 3, "label": f"{label} [{steps[0].score:.2f}]"}
+            legend = f"{label} ({steps[0].score:.2f} with all heads)"
+            look = {**lines[label], "marker": "o", "markersize": 3, "label": legend}
             panel.plot([100 * step.fraction for step in steps], y, **look)
         panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
         if several:
             change = "increase" if metric == "loss" else "decrease"
             panel.set_ylabel(f"{change} of {title.partition(' (')[0]} (%)")
-            panel.legend(title=f"[{title} of the whole model]", title_fontsize=8)
+            panel.legend(title=title, title_fontsize=8)
         else:
             panel.set(ylabel=title, title=label)
         panel.set(xlabel="heads removed (%)", xlim=(-2, 102))
@@ -203,7 +208,9 @@ def cut_off(args: Namespace) -> None:
         report[name] = {**sizes(model), **scores.score(model, batches, args, metrics)}
         report[name]["forward_s"] = seconds(partial(scores.criterion_averages, model, some))
         if scores.translates(model):
-            report[name]["decoding_s"] = seconds(partial(scores.translate, model, some[:1], flags))
+            translate = partial(scores.translate, model, some[:1], flags)
+            tokens = sum(map(len, translate()[0]))  # the outputs of both have different lengths
+            report[name]["decoding_ms"] = 1000 * seconds(translate) / tokens
     with without(found, removed):
         report["masked"] = scores.score(whole, batches, args, metrics)
     print(comparison(report))

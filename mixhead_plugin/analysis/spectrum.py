@@ -9,6 +9,13 @@ The second figure shows the effective rank of each head, exp(-sum_k p_k ln p_k) 
 singular values are equal, and 1 if only one is not 0. Where heads mix, it shows the source heads beside the mixed
 ones. Mixing raises the effective rank mechanically: a random mixing does too.
 
+The third figure has two rows. Above are the singular values of log P minus the mean of each row. Softmax of queries and
+keys of size D gives at most D of them, whatever the rank of P is, and a mixture of heads can have more. They do not
+show whether a model needs more. Hidden, zero and negative weights have no logarithm, so causal attention is left out.
+Below is the effective rank of the rows {P_j[t]} over the heads j, a mean over the tokens t: 1 if all heads look alike.
+M is linear and adds no row outside their span; it makes rows more even or more alike. It does not show what heads are
+good for.
+
 A window is the first --length tokens of a sentence (of a block, for language models), on both sides of a translation.
 Shorter sentences are left out. Checkpoints are only comparable on the same data.
 
@@ -26,31 +33,12 @@ from torch import Tensor
 from mixhead_plugin.analysis import figures, loading, output
 from mixhead_plugin.analysis.attentions import SITES, hooked, where
 from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.analysis.ranks import cumulative, effective_rank, log_spectrum, rank_over_heads, singular_values
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.reference import mix_heads
 
-CHUNK_BYTES = 256 * 2**20  # size of the float64 matrices that are decomposed at once
 NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
-
-
-def singular_values(matrices: Tensor) -> Tensor:
-    """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64 on the CPU."""
-    flat = matrices.flatten(0, -3)  # [matrices, n, m]
-    size = max(1, CHUNK_BYTES // (8 * flat.shape[-2] * flat.shape[-1]))
-    values = [torch.linalg.svdvals(chunk.cpu().double()) for chunk in flat.split(size)]
-    return torch.cat(values).unflatten(0, matrices.shape[:-2])
-
-
-def cumulative(values: Tensor) -> Tensor:
-    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k (mixhead figure 1): [..., n] -> [..., n]."""
-    return values.cumsum(-1) / values.sum(-1, keepdim=True)
-
-
-def effective_rank(values: Tensor) -> Tensor:
-    """Return exp of the entropy of s_k / sum s (Roy and Vetterli 2007): [..., n] -> [...]; NaN for zeros."""
-    shares = values / values.sum(-1, keepdim=True)
-    return torch.special.entr(shares).sum(-1).exp()
 
 
 def usual_length(loaded: Loaded, subset: str) -> int:
@@ -82,8 +70,10 @@ def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, 
 class Spectrum(NamedTuple):
     """The means of one attention over the windows."""
 
-    curve: Tensor  # [n], mean also over the heads
-    rank: Tensor  # [H]
+    cumulative: Tensor  # [n], mean also over the heads
+    effective_rank: Tensor  # [H]
+    log: Tensor  # [n], of log P, mean also over the heads that have one; NaN if none has
+    rank_over_heads: Tensor  # mean over the tokens
 
 
 class Measured(NamedTuple):
@@ -100,7 +90,7 @@ class Measured(NamedTuple):
 
     def mean_rank(self, site: str) -> float:
         """Return the mean over the layers of the mean over their heads."""
-        return float(np.mean([spectrum.rank.mean().item() for spectrum in self.spectra[site].values()]))
+        return float(np.mean([spectrum.effective_rank.mean().item() for spectrum in self.spectra[site].values()]))
 
 
 def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
@@ -114,7 +104,8 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
         for source, matrices in ((False, mix_heads(weights, heads.mixing)), (True, weights)):
             if not source or heads.mixing is not None:
                 values = singular_values(matrices)[0]  # [H, n]
-                spectrum = Spectrum(cumulative(values).mean(0), effective_rank(values))
+                measures = cumulative(values).mean(0), effective_rank(values), log_spectrum(matrices[0]).nanmean(0)
+                spectrum = Spectrum(*measures, rank_over_heads(matrices[0]).mean())
                 found.setdefault((source, *where(name)), []).append(spectrum)
 
     number = 0
@@ -130,7 +121,7 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
         raise OptionError(f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}")
     means: dict[bool, dict[str, dict[int, Spectrum]]] = {False: {}, True: {}}
     for (source, site, layer), spectra in found.items():
-        mean = Spectrum(*(torch.stack(values).mean(0) for values in zip(*spectra, strict=True)))
+        mean = Spectrum(*(torch.stack(values).nanmean(0) for values in zip(*spectra, strict=True)))
         means[source].setdefault(site, {})[layer] = mean
     return [Measured(loaded.name, source, number, sites) for source, sites in means.items() if sites]
 
@@ -164,6 +155,7 @@ def run(args: Namespace) -> None:
     with figures.style():
         drawn = [m for m in measured if args.source or not m.source]
         pictures = {"spectrum": draw_curves(drawn, length), "effective_rank": draw_ranks(measured)}
+        pictures["log_and_heads"] = draw_logs(measured)
     output.write(args, "spectrum", results, pictures)
 
 
@@ -173,8 +165,8 @@ def as_json(measured: Measured) -> dict[str, Any]:
         "places": {
             site: {
                 "mean_effective_rank": measured.mean_rank(site),
-                "mean_cumulative": torch.stack([s.curve for s in layers.values()]).mean(0),
-                "layers": {layer: {"effective_rank": s.rank, "cumulative": s.curve} for layer, s in layers.items()},
+                "mean_cumulative": torch.stack([s.cumulative for s in layers.values()]).mean(0),
+                "layers": {layer: spectrum._asdict() for layer, spectrum in layers.items()},
             }
             for site, layers in measured.spectra.items()
         },
@@ -189,7 +181,7 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
     lines = figures.lines(m.checkpoint for m in measured)
     for axis, site in zip(axes[0], sites, strict=True):
         for m in measured:
-            curves = [s.curve.numpy() for s in m.spectra.get(site, {}).values()]
+            curves = [s.cumulative.numpy() for s in m.spectra.get(site, {}).values()]
             look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {})
             for curve in curves:
                 axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
@@ -212,7 +204,7 @@ def draw_ranks(measured: list[Measured]) -> Any:
     def panel(m: Measured, site: str) -> tuple[str, Any] | None:
         if site not in m.spectra:
             return None
-        ranks = [s.rank.tolist() for s in m.spectra[site].values()]
+        ranks = [s.effective_rank.tolist() for s in m.spectra[site].values()]
         return f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}", ranks
 
     panels = [[panel(m, site) for site in sites] for m in measured]
@@ -223,4 +215,32 @@ def draw_ranks(measured: list[Measured]) -> Any:
     figure = figures.heat_maps(panels, size, "effective rank", xlabel="head", ylabel="layer")
     if any(m.source for m in measured):
         figure.supxlabel(NOTE, fontsize=8)
+    return figure
+
+
+def draw_logs(measured: list[Measured]) -> Any:
+    """Draw the singular values of log P, and below the rank over the heads of each layer; a column for each site."""
+    sites = [site for site in SITES if any(site in m.spectra for m in measured)]
+    figure, axes = figures.subplots(2, len(sites), (3.6 if len(sites) > 1 else 4.8, 3.0))
+    lines = figures.lines(m.checkpoint for m in measured)
+    for (above, below), site in zip(axes.T, sites, strict=True):
+        heads = 1
+        for m in measured:
+            layers = m.spectra.get(site, {})
+            heads = max([heads, *(len(spectrum.effective_rank) for spectrum in layers.values())])
+            look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {}) | {"label": m.label}
+            for layer, spectrum in layers.items():
+                first = look if layer == min(layers) else look | {"label": None}
+                above.plot(np.arange(1, len(spectrum.log) + 1), spectrum.log.clamp(min=1e-7), **first, alpha=0.7)
+            below.plot(list(layers), [spectrum.rank_over_heads for spectrum in layers.values()], **look, marker="o")
+        if all(spectrum.log.isnan().all() for m in measured for spectrum in m.spectra.get(site, {}).values()):
+            above.text(
+                0.5, 0.5, "hidden, zero or negative weights\nhave no logarithm", ha="center", transform=above.transAxes
+            )
+        above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))
+        below.set(xlabel="layer", ylim=(1, heads))
+        figures.integer_axis(below.xaxis)
+    axes[0, 0].set_ylabel("singular value of log P\n(largest = 1)")
+    axes[1, 0].set_ylabel("effective rank of\n{P_j[t]} over heads j")
+    figures.legend_below(figure, axes)
     return figure

@@ -8,7 +8,7 @@ import torch
 
 from mixhead_plugin.analysis.attentions import attentions
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.mixing import distances
+from mixhead_plugin.analysis.mixing import Layer, distances, draw_matrices
 from tests.commands import LM_SIZES, SIZES
 
 
@@ -76,7 +76,17 @@ def test_a_mixing_by_position_is_averaged_over_real_tokens(
         np.testing.assert_allclose(entry["mixing"], mixing.mean(0), rtol=1e-4, atol=1e-5)
         assert entry["from_identity"] == pytest.approx(identity.mean(), rel=1e-4)
         assert entry["from_orthogonal"] == pytest.approx(orthogonal.mean(), rel=1e-4)
-    assert numbers_alone == ["mixing", "mixing_distances"]
+        np.testing.assert_allclose(entry["spread"], mixing.std(0), rtol=1e-3, atol=1e-5)
+    assert numbers_alone == ["mixing", "mixing_distances", "mixing_spread"]
+
+
+def test_the_picture_shows_what_the_ones_of_the_diagonal_would_hide():
+    mixing = torch.eye(3).double() + 0.1 * torch.randn(3, 3).double()
+    layers = {"cross": [Layer("cross", 0, "position-wise", m, 0.0, 0.0, 5, m / 2) for m in (mixing, mixing[:, :2])]}
+    square, whole = (axes.images[0] for axes in draw_matrices(layers).axes[:2])
+    np.testing.assert_allclose(square.get_array(), mixing - torch.eye(3))
+    np.testing.assert_allclose(whole.get_array(), mixing[:, :2])
+    np.testing.assert_allclose(draw_matrices(layers, spread=True).axes[0].images[0].get_array(), mixing / 2)
 
 
 def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analysis, tmp_path, numbers_alone):

@@ -11,43 +11,8 @@ import torch
 
 from mixhead_plugin.analysis import loading
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.analysis.spectrum import (
-    NOTE,
-    cumulative,
-    effective_rank,
-    singular_values,
-    windows,
-)
+from mixhead_plugin.analysis.spectrum import NOTE, windows
 from tests.helpers import task
-
-
-def test_equal_singular_values_are_a_straight_line_and_the_full_rank():
-    values = singular_values(torch.eye(5).repeat(2, 3, 1, 1))
-    torch.testing.assert_close(cumulative(values), (torch.arange(1, 6) / 5).double().expand(2, 3, 5))
-    torch.testing.assert_close(effective_rank(values), torch.full((2, 3), 5.0, dtype=torch.float64))
-
-
-def test_one_dimension_is_rank_one():
-    values = singular_values(torch.outer(torch.rand(4), torch.rand(6))[None])
-    assert values.shape == (1, 4)
-    torch.testing.assert_close(cumulative(values), torch.ones(1, 4, dtype=torch.float64))
-    assert effective_rank(values).item() == pytest.approx(1, abs=1e-5)
-
-
-def test_the_definitions_at_known_singular_values():
-    values = torch.tensor([3.0, 1.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(cumulative(values), torch.tensor([0.75, 1.0, 1.0], dtype=torch.float64))
-    expected = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    assert effective_rank(values).item() == pytest.approx(expected)
-    assert effective_rank(torch.zeros(3)).isnan()
-
-
-def test_chunks_do_not_matter(monkeypatch):
-    matrices = torch.rand(3, 4, 6, 5)
-    whole = singular_values(matrices)
-    monkeypatch.setattr("mixhead_plugin.analysis.spectrum.CHUNK_BYTES", 8 * 6 * 5 * 5)  # five at once
-    assert torch.equal(singular_values(matrices), whole)
-    np.testing.assert_allclose(whole, np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12)
 
 
 def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_sides(monkeypatch):
@@ -131,4 +96,4 @@ def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, analys
     assert mixed != pytest.approx(source, rel=1e-3)
     assert f"mixhead_translation, before mixing: cross: mean effective rank {source:.2f} of 4" in printed
     assert NOTE in printed and found["note"] == NOTE
-    assert numbers_alone == ["spectrum", "effective_rank"]
+    assert numbers_alone == ["spectrum", "effective_rank", "log_and_heads"]

@@ -1,0 +1,88 @@
+"""Write one HTML file that shows source heads, M and mixed heads of a model on some sentences.
+
+The file needs no network. It holds the weights in 8 bits and M in float32, compressed. This module needs torch alone.
+"""
+
+import base64
+import html
+import json
+import string
+import zlib
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mixhead_plugin.ops.reference import mix_heads
+
+PARTS = ("html", "css", "js")
+
+
+class Attention(NamedTuple):
+    """Hold the heads of one attention on one sentence."""
+
+    site: str  # encoder-self, decoder-self or cross
+    layer: int
+    source: Tensor  # P [H, Nq, Nk], before mixing
+    mixing: Tensor | None = None  # M [H, H'] or [Nq, H, H']
+
+
+class Sentence(NamedTuple):
+    """Hold one sentence, as the model reads it."""
+
+    encoder: Sequence[str]  # tokens; empty if the model has no encoder
+    decoder: Sequence[str]  # tokens that the decoder reads; empty if the model has none
+    written: Sequence[str]  # the token that follows each of the decoder's, empty if unknown
+    attentions: Sequence[Attention]
+
+
+def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
+    """Append a tensor in float32 to the blob, and return its place."""
+    place = {"at": len(blob), "shape": list(tensor.shape)}
+    blob += tensor.contiguous().numpy().tobytes()
+    return place
+
+
+def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
+    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step, and 0 stays 0.
+
+    The error is at most half a step: 1/510 of a head's largest weight, or 1/508 of its range if some are negative.
+    """
+    weights = weights.double()
+    low, high = weights.amin((1, 2)).clamp(max=0), weights.amax((1, 2)).clamp(min=0)  # [H]
+    step = (high - low) / torch.where(low < 0, 254, 255)
+    step = torch.where(step > 0, step, 1)
+    zero = (-low / step).round()
+    codes = (weights / step[:, None, None]).round() + zero[:, None, None]
+    place = {"at": len(blob), "shape": list(weights.shape), "step": step.tolist(), "zero": zero.tolist()}
+    blob += codes.to(torch.uint8).contiguous().numpy().tobytes()
+    return place
+
+
+def write_page(file: str | PathLike[str], title: str, facts: str, sentences: Sequence[Sentence]) -> None:
+    """Write the page.
+
+    `title` names the model, and `facts` are a line on its attention. Raise ValueError if a weight is not finite.
+    """
+    blob = bytearray()
+    shown = [one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]} for one in sentences]
+    packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()
+    data = json.dumps({"sentences": shown, "blob": packed}, ensure_ascii=False, allow_nan=False)
+    template, style, script = (Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS)
+    data = data.replace("<", "\\u003c")  # so that no token ends the element
+    texts = {"title": html.escape(title), "facts": html.escape(facts), "style": style, "script": script, "data": data}
+    Path(file).write_text(string.Template(template).substitute(texts), encoding="utf-8")
+
+
+def _packed(blob: bytearray, attention: Attention) -> dict[str, Any]:
+    source, mixing = (None if x is None else x.detach().cpu().float() for x in attention[2:])
+    if not source.isfinite().all() or not (mixing is None or mixing.isfinite().all()):
+        raise ValueError(f"the weights of {attention.site} {attention.layer} are not finite")
+    found = {"site": attention.site, "layer": attention.layer, "source": pack_weights(blob, source)}
+    if mixing is not None:
+        mixed = mix_heads(source[None], mixing if mixing.dim() == 2 else mixing[None])[0]  # [H', Nq, Nk]
+        found |= {"mixing": pack_floats(blob, mixing), "mixed": pack_weights(blob, mixed)}
+    return found

@@ -1,0 +1,132 @@
+"""Show source heads, M and mixed heads on sentences, in one HTML file that needs no network.
+
+The page has all attentions of the model: lines between tokens, matrices, M of each token, and what a source head adds
+to a mixed head. It works for translation, language models and masked language models.
+
+--text is cut into tokens at spaces, as it was for fairseq-preprocess, or by --sentencepiece. A translation of it is
+given by --target; without, the page shows the best hypothesis. Without --text, the page shows sentences of --subset
+with their references.
+
+Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from fairseq.data import Dictionary
+from torch import Tensor
+
+from mixhead_plugin.analysis import loading, output, scores
+from mixhead_plugin.analysis.attentions import attentions, hooked, where
+from mixhead_plugin.analysis.loading import Loaded
+from mixhead_plugin.analysis.page import Attention, Sentence, write_page
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules.attention import Heads, MixheadAttention
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    loading.add_arguments(parser, batching=False)
+    parser.add_argument("--text", action="append", metavar="WORDS", help="a sentence; may be given several times")
+    parser.add_argument("--target", action="append", metavar="WORDS", help="its translation; one for each --text")
+    parser.add_argument("--sentencepiece", metavar="FILE", help="model of sentencepiece that cuts --text and --target")
+    text = "sentences of --subset, from random places, without --text (default: %(default)s)"
+    parser.add_argument("--sentences", type=loading.positive, default=3, metavar="N", help=text)
+    text = "tokens of a sentence to show (default: the first %(default)s)"
+    parser.add_argument("--length", type=loading.positive, default=64, metavar="N", help=text)
+    text = "the page (default: %(default)s)"
+    parser.add_argument("--output", type=output.writable_file, default="heads.html", metavar="FILE", help=text)
+
+
+def run(args: Namespace) -> None:
+    if args.target and len(args.target) != len(args.text or ()):
+        raise OptionError(f"--target: must be given once for each --text, {len(args.text or ())} times")
+    loaded = loading.load_from(args, args.checkpoint)
+    if args.target and not scores.translates(loaded):
+        raise OptionError(f"--target: {args.checkpoint} does not translate")
+    inputs = from_text(args, loaded) if args.text else from_data(args, loaded)
+    sentences = [see(loaded, *each, args.length) for each in inputs]
+    try:
+        write_page(args.output, loaded.name, facts(loaded), sentences)
+    except ValueError as error:
+        raise OptionError(f"{args.checkpoint}: {error}; are its parameters damaged?") from error
+    print(f"wrote {args.output}")
+
+
+def facts(loaded: Loaded) -> str:
+    """Return a line on the attentions of a model."""
+    found = attentions(loaded.model).values()
+    kinds = {
+        f"{one.kinds['head_mixing']} head mixing, {one.normalizer}, {one.num_heads} heads of {one.head_dim}"
+        for one in found
+    }
+    return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
+
+
+def see(loaded: Loaded, net_input: dict[str, Tensor], written: Tensor, length: int) -> Sentence:
+    """Pass one sentence through the model, and return it with the heads of all attentions."""
+    found: list[Attention] = []
+
+    def keep(name: str, attention: MixheadAttention, heads: Heads) -> None:
+        mixing = heads.mixing
+        mixing = mixing[0] if mixing is not None and mixing.dim() == 4 else mixing
+        found.append(Attention(*where(name), heads.weights()[0], mixing))
+
+    net_input = {name: x if x.dim() == 1 else x[:, :length] for name, x in net_input.items()}
+    if "src_lengths" in net_input:
+        net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
+    for module in loaded.model.modules():
+        if hasattr(module, "reset_memory"):  # the sentences do not follow each other
+            module.reset_memory()
+    with torch.no_grad(), hooked(loaded.model, keep):
+        loading.forward(loaded, net_input)
+    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary or loaded.task.source_dictionary
+    read, after = [source[token] for token in net_input["src_tokens"][0]], [target[token] for token in written[:length]]
+    if "prev_output_tokens" in net_input:
+        return Sentence(read, [target[token] for token in net_input["prev_output_tokens"][0]], after, found)
+    return Sentence(read, [], [], found) if found[0].site == "encoder-self" else Sentence([], read, after, found)
+
+
+def from_data(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield the inputs of some sentences of --subset, and the tokens to predict."""
+    for batch in loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences):
+        yield batch["net_input"], batch["target"][0]
+
+
+def from_text(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+    """Yield the inputs for each --text, and the tokens that the decoder writes."""
+    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    for number, text in enumerate(args.text):
+        tokens = encode(args, loaded, source, text, "--text")
+        if not scores.translates(loaded):
+            masked = any(where(name).site == "encoder-self" for name in attentions(loaded.model))
+            first = tokens.new_tensor([source.bos() if masked else source.eos()])
+            read = torch.cat([first, tokens if masked else tokens[:-1]])
+            yield {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}, tokens
+            continue
+        net_input: dict[str, Any] = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
+        if args.target:
+            written = encode(args, loaded, target, args.target[number], "--target")
+        else:
+            batch = {"id": tokens.new_tensor([0]), "net_input": net_input}
+            ((written,),) = scores.translate(loaded, [batch], Namespace(beam=5))
+        read = torch.cat([written.new_tensor([target.eos()]), written[:-1]])
+        yield {**net_input, "prev_output_tokens": read[None]}, written
+
+
+def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str) -> Tensor:
+    """Return the tokens of a text [N], on the model's device; name those that the dictionary lacks."""
+    pieces = text.split()
+    if args.sentencepiece is not None:
+        import sentencepiece
+
+        try:
+            pieces = sentencepiece.SentencePieceProcessor(model_file=args.sentencepiece).encode(text, out_type=str)
+        except RuntimeError as error:  # the file is missing, or none of sentencepiece
+            raise OptionError(f"--sentencepiece {args.sentencepiece}: {error}") from error
+    if not pieces:
+        raise OptionError(f"{flag} {text!r}: has no words")
+    if unknown := [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]:
+        print(f"{flag}: the dictionary lacks {', '.join(unknown)}")
+    return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device)

@@ -1,0 +1,65 @@
+"""Test that the page shows the heads of models of `transformers`, mixed or not."""
+
+import pytest
+import torch
+
+from tests.analysis.pages import assert_shows, read_page
+from tests.test_hf import build, hf
+
+
+class Letters:
+    """Cut text into letters, as a tokenizer of `transformers` would be called."""
+
+    def __call__(self, text=None, text_target=None, return_tensors="pt"):
+        return Inputs(input_ids=torch.tensor([[3 + ord(letter) % 28 for letter in text or text_target]]))
+
+    def decode(self, tokens):
+        return f" <{tokens[0]}>"
+
+
+class Inputs(dict):
+    def to(self, device):
+        return self
+
+
+@pytest.mark.parametrize("mixing", ["position-wise", "position-independent", "differential", None])
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path):
+    model, _ = build(name, **({} if mixing is None else {"head_mixing": mixing}))
+    implementation = model.train().config._attn_implementation
+    hf.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target="welt")
+    assert model.training and model.config._attn_implementation == implementation
+    sentence, second = read_page(tmp_path / "page.html")
+    tokens = Letters()("hello")["input_ids"]
+    inputs, translates = {"input_ids": tokens}, name.startswith("T5")
+    if translates:
+        labels = Letters()("welt")["input_ids"]
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        assert sentence["written"] == [f"<{token}>" for token in labels[0]]
+    side = "decoder" if name.startswith("GPT2") else "encoder"
+    assert sentence[side] == [f"<{token}>" for token in tokens[0]] and len(second[side]) == 3
+    if mixing is None:
+        model.set_attn_implementation("eager")
+    elif name.startswith("GPT2"):
+        return  # it returns no weights of mixed heads; what is below would compare nothing
+    with torch.no_grad():
+        outputs = model.eval()(**inputs, output_attentions=True)
+    names = {"encoder-self": "encoder_attentions", "decoder-self": "decoder_attentions", "cross": "cross_attentions"}
+    assert len(sentence["attentions"]) == (6 if translates else 2)
+    for found in sentence["attentions"]:
+        weights = getattr(outputs, names[found["site"]] if translates else "attentions")[found["layer"]][0].float()
+        if mixing is None:
+            assert_shows(found, weights, None, weights)
+            continue
+        product = "jqk,ji->iqk" if found["mixing"].ndim == 2 else "jqk,qji->iqk"
+        source, matrix = torch.tensor(found["source"]), torch.tensor(found["mixing"]).double()
+        error = (torch.einsum(product, source, matrix) - weights).abs().max()
+        assert error <= matrix.abs().sum(-2).max() * source.max() / 500  # M and P of the page give the model's weights
+        assert_shows(found, source, torch.tensor(found["mixing"]), weights)
+
+
+def test_a_model_without_known_attentions_is_refused(tmp_path):
+    model, _ = build("BertForMaskedLM")
+    model.bert.encoder.layer = torch.nn.ModuleList()
+    with pytest.raises(ValueError, match="none of the attentions of hf"):
+        hf.view(model, Letters(), "hello", tmp_path / "page.html")
