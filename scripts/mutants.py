@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-DEFAULT, SLOW = ("-m", "not slow"), ("-m", "slow")
 NO_TESTS = 5  # pytest's status where nothing is selected
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 # Files whose tests have other names.
@@ -171,10 +170,10 @@ def write(path: Path, content: bytes) -> None:
         compiled.unlink()
 
 
-def failing_test(tree: Path, tests: Sequence[str], marks: Sequence[str], limit: float) -> str | None:
+def failing_test(tree: Path, tests: Sequence[str], limit: float) -> str | None:
     """Return the first test that fails, 'timeout', or None if all pass."""
     own = ROOT / ".venv" / "bin" / "python"
-    command = [str(own if own.exists() else sys.executable), "-m", "pytest", "-x", "-q", "-n", "0", *marks]
+    command = [str(own if own.exists() else sys.executable), "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not slow"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     process = subprocess.Popen(
         [*command, "-p", "no:cacheprovider", *tests], cwd=tree, env=environment, text=True, start_new_session=True,
@@ -209,18 +208,15 @@ def end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def noticed(fault: Fault, tree: Path, limit: float) -> dict[str, str]:
-    """Return which suite notices the fault, and by which test."""
-    path, tests = tree / fault.file, tests_of(fault.file)
+def noticed(fault: Fault, tree: Path, limit: float) -> str:
+    """Return the first test that notices the fault, or UNNOTICED."""
+    path = tree / fault.file
     whole = path.read_bytes()
     write(path, broken(fault, tree))
     try:
-        default = failing_test(tree, tests, DEFAULT, limit)
-        slow = None if default else failing_test(tree, tests, SLOW, limit)
+        return failing_test(tree, tests_of(fault.file), limit) or "UNNOTICED"
     finally:
         write(path, whole)
-    suite = "default" if default else "all" if slow else "UNNOTICED"
-    return {"fault": fault.name, "noticed by": suite, "test": default or slow or ""}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -243,17 +239,17 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     for stop in (signal.SIGINT, signal.SIGTERM):  # as an exception, so that the worktree is removed
         signal.signal(stop, lambda number, _: sys.exit(128 + number))
-    results = []
+    unnoticed = []
     with worktree() as tree:
         for tests in dict.fromkeys(tests_of(fault.file) for fault in chosen):
             print(f"without a fault: {' '.join(tests)}", flush=True)
-            if test := failing_test(tree, tests, DEFAULT, args.limit):
+            if test := failing_test(tree, tests, args.limit):
                 fail(f"{test}: fails without a fault")
         for number, fault in enumerate(chosen, 1):
-            results.append(noticed(fault, tree, args.limit))
-            print(f"[{number}/{len(chosen)}] {' '.join(results[-1].values())}", flush=True)
-    unnoticed = [row["fault"] for row in results if row["noticed by"] == "UNNOTICED"]
-    print(f"\n{len(unnoticed)} of {len(results)} unnoticed", *unnoticed, sep="\n")
+            test = noticed(fault, tree, args.limit)
+            print(f"[{number}/{len(chosen)}] {fault.name}: {test}", flush=True)
+            unnoticed += [fault.name] * (test == "UNNOTICED")
+    print(f"\n{len(unnoticed)} of {len(chosen)} unnoticed", *unnoticed, sep="\n")
     return int(bool(unnoticed))
 
 

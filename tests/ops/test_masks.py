@@ -69,7 +69,7 @@ def test_the_blocks_together_are_the_whole_mask(case, learned, size):
     expected = by_hand(call)
     found = torch.full_like(expected, -INF)
     for block in plan.blocks:
-        part = found[block.sentences, block.heads, block.queries, block.keys]
+        part = found[block.batch, block.heads, block.queries, block.keys]
         part.zero_()
         plan.masks.add_to(part, block)
     assert torch.equal(found, expected)
@@ -90,7 +90,7 @@ def test_padding_on_either_side_is_in_no_block():
     mask[0, 2:5] = mask[1, 3:7] = mask[2, 1:2] = False
     with blocks(1, 2 * H * 3 * NK, 3):  # two sentences in a block
         plan = Plan(inputs(n_queries=3, key_padding_mask=mask))
-    found = {(b.sentences.start, b.keys.start, b.keys.stop) for b in plan.blocks}
+    found = {(b.batch.start, b.keys.start, b.keys.stop) for b in plan.blocks}
     assert found == {(0, 2, 7), (2, 1, 5)}  # a span has 4 keys at least
 
 
@@ -102,7 +102,7 @@ def test_the_gradient_of_a_bias_is_the_sum_over_its_visible_scores(shape, size):
     d_scores = torch.randn(B, H, NQ, NK).masked_fill(by_hand(call) == -INF, 0.0)
     found = torch.zeros(plan.masks.attn_mask.shape)
     for block in plan.blocks:
-        add_mask_grad(found, d_scores[block.sentences, block.heads, block.queries, block.keys], block)
+        add_mask_grad(found, d_scores[block.batch, block.heads, block.queries, block.keys], block)
     torch.testing.assert_close(found, d_scores.sum_to_size(found.shape))
 
 
