@@ -4,6 +4,7 @@ fairseq answers an unknown --arch with all names that it knows, and a missing di
 """
 
 import difflib
+from collections.abc import Iterable, Iterator
 
 from fairseq import options
 from fairseq.distributed import utils
@@ -20,9 +21,15 @@ def _add_model_args(original, parser):
     return group
 
 
-class _Known(list):
+class _Known:
+    def __init__(self, names: Iterable[str]):
+        self.names = names  # of fairseq's registry: a --user-dir that is imported later adds to them
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
     def __contains__(self, name: object) -> bool:
-        if not super().__contains__(name):
+        if name not in self.names:
             near = " or ".join(difflib.get_close_matches(str(name), self)) or "mixhead_transformer"
             raise OptionError(f"--arch {name}: unknown; did you mean {near}?")
         return True

@@ -1,7 +1,9 @@
 """The table of repairs, and the variable that chooses among them."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -46,6 +48,15 @@ def test_an_unknown_name_is_refused(words):
 def test_a_command_refuses_an_unknown_name(text_data):
     command = ["fairseq-train", text_data, "--user-dir", PLUGIN]
     assert "MIXHEAD_REPAIRS 'savedir': must be" in refusal(*command, env={"MIXHEAD_REPAIRS": "savedir"})
+
+
+def test_a_broken_pipe_is_silent():
+    """As `mixhead path | true` may break it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-m", "mixhead_plugin", "path"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGPIPE, b"")
 
 
 def test_the_command_prints_every_repair(monkeypatch, capsys):

@@ -95,6 +95,20 @@ def test_a_copy_into_a_folder_that_is_gone_is_one_line(tmp_path):
         PathManager.copy(str(tmp_path / "a.pt"), str(tmp_path / "gone" / "b.pt"))
 
 
+@pytest.mark.parametrize("last", [b"", b"an earlier one"])
+def test_a_full_disk_at_the_first_save_leaves_a_last_checkpoint(last, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "checkpoint_1_3.pt").write_bytes(b"new")
+    if last:
+        (tmp_path / "checkpoint_last.pt").write_bytes(last)
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(OptionError, match=r"checkpoint \S+/checkpoint_best.pt: cannot be written: No space left"):
+        PathManager.copy(str(tmp_path / "checkpoint_1_3.pt"), str(tmp_path / "checkpoint_best.pt"), overwrite=True)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == (last or b"new")
+
+
 def test_a_checkpoint_has_the_counts_of_patience(tmp_path, monkeypatch):
     for name, value in {"best": 2.5, "num_runs": 2}.items():
         monkeypatch.setattr(train.should_stop_early, name, value, raising=False)
