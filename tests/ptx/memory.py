@@ -79,15 +79,6 @@ class Memory:
                     who.of(some),
                 )
 
-    def add(self, site: Any, address, value, who: Threads):
-        """Return the old numbers and add to them, one thread after the other; blocks may meet."""
-        old = np.empty_like(value)
-        for tensor, some, offset in self._places(site, address, value.itemsize, who):
-            view = tensor.views[BITS[value.itemsize]].view(value.dtype)
-            for lane, at in zip(np.arange(len(value))[some], (offset + tensor.low) // value.itemsize):
-                old[lane], view[at] = view[at], view[at] + value[lane]
-        return old
-
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""
         for tensor in self.tensors:

@@ -127,7 +127,8 @@ class _Coder:
                 value = self.new(f"{value}.view({self.name('t', kind)})")
             if guard != "None":
                 value = self.new(f"np.where({guard}, {value}, {self.read(part.name, kind)})")
-            self.write(part, value, kind)
+            if part != Symbol("_"):
+                self.write(part, value, kind)
 
     def argument(self, spec: str, operand, last: Optional[np.dtype]) -> str:
         """Return the expression of a source; `last` is the last type of the opcode."""
