@@ -33,7 +33,7 @@ FAULTS = [
         r"race: reads what warp 1 writes by instruction \d+ `st.shared.* without a barrier: byte 128 .*thread 0",
     ),
     (
-        PUT + BARRIER + GET_OTHER + PUT,
+        PUT + BARRIER + GET_OTHER + PUT.replace("10", "11"),
         r"race: writes what another warp touches without a barrier: byte 0 of shared .*`st.sh",
     ),
     ("st.shared.b32 [%r4], %r10;", r"race: two warps write different numbers at once: byte 0"),
