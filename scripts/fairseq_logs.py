@@ -14,8 +14,9 @@ RESUMED = re.compile(r"Loaded checkpoint .* @ (\d+) updates\)")
 class Progress:
     """Collects the points of a training from the lines of fairseq's log, one process after another.
 
-    A point has the update, the tokens so far, a loss in bits, and the CPU seconds so far, without start-up and
-    validations. After an interruption, updates after the last checkpoint are dropped.
+    A point has the update, the tokens so far, the loss in bits a token (without label smoothing), and the CPU
+    seconds so far, without start-up and validations. After an interruption, updates after the last checkpoint are
+    dropped.
     """
 
     def __init__(self, points: Sequence[dict[str, float]]):
@@ -56,8 +57,10 @@ class Progress:
         point = {"update": update, "tokens": round(last["tokens"] + (update - last["update"]) * per_update)}
         if cpu is not None:
             point["cpu_seconds"] = round(self.spent, 2)
-        loss = values.get(f"{prefix}nll_loss", values.get(f"{prefix}loss", "nan"))
-        point["train_loss" if series == "train_inner" else f"{series}_loss"] = float(loss)
+        name, loss = "train" if series == "train_inner" else series, values.get(f"{prefix}loss", "nan")
+        point[f"{name}_loss"] = float(values.get(f"{prefix}nll_loss", loss))
+        if series != "train_inner" and f"{prefix}nll_loss" in values:
+            point[f"{name}_objective"] = float(loss)  # of the criterion, label smoothing included
         self.points.append(point)
         return point
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published", "starts"}
+KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published", "rules", "starts"}
+ROLES = ("best", "mixed", "average", "gate", "time")  # of rows in rules; mixed is a list, the arm in question first
+NUMBERS = ("alpha", "margin", "size")  # level of the tests, margin of equivalence, head size for the figure
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
 EVALUATION = ("AVERAGE",)
@@ -45,6 +47,7 @@ class Grid:
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
     starts: Mapping[str, str]  # label -> the label of the same axis whose run it starts from
+    rules: Mapping[str, Mapping[str, Any]]  # regime -> the rows that scripts/verdicts.py compares
 
 
 def read_grid(path: Path) -> Grid:
@@ -86,7 +89,24 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         {label: text(published, label) for label in published},
         published_metrics,
         starts,
+        rules_of(content, axes),
     )
+
+
+def rules_of(content: Mapping[str, Any], axes: Mapping[str, Mapping[str, Point]]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the rules of each regime; every row that they name must be a point of the grid."""
+    rules = table(content, "rules") if "rules" in content else {}
+    points = {",".join(labels) for labels in itertools.product(*axes.values())}
+    for regime in rules:
+        found = table(rules, regime)
+        if not found.keys() <= {*ROLES, *NUMBERS} or not {"best", "mixed", "alpha", "size"} <= found.keys():
+            raise ValueError(f"rules.{regime!r}: has {', '.join(found)}; may have {', '.join((*ROLES, *NUMBERS))}")
+        rows = [found[role] for role in ROLES if role != "mixed" and role in found]
+        if wrong := [row for row in (*rows, *found["mixed"]) if row not in points]:
+            raise ValueError(f"rules.{regime!r}: {wrong[0]!r} is no point of the grid")
+        if wrong := [name for name in NUMBERS if not isinstance(found.get(name, 0), (int, float))]:
+            raise ValueError(f"rules.{regime!r}: {wrong[0]} must be a number")
+    return rules
 
 
 def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -141,9 +161,9 @@ class Run:
         return hashlib.sha256(json.dumps(flags, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
-    def depth(self) -> int:
-        """Return how many trainings come before this one."""
-        return self.start.depth + 1 if self.start else 0
+    def starts(self) -> "tuple[Run, ...]":
+        """Return the runs that come before this one."""
+        return (*self.start.starts, self.start) if self.start else ()
 
     @property
     def title(self) -> str:

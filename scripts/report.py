@@ -14,170 +14,23 @@ scipy's paired t-test. The paper's models and texts are larger, so its numbers a
 
 import argparse
 import itertools
-import json
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from grids import Grid, fail, read_grid, runs
+from grids import fail
 from matplotlib import pyplot as plt
 from matplotlib import ticker
-from scipy import stats
-from sweep import ROOT, grid_of
+from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
+from sweep import ROOT
+from verdicts import draw_regimes, verdicts
 
 from mixhead_plugin.analysis.figures import colours
 
 matplotlib.use("Agg")
-
-Row = tuple[str, ...]
-LOWER_IS_BETTER = {"perplexity", "loss", "bits per byte"}
-
-
-@dataclass(frozen=True)
-class Study:
-    """The runs of one grid."""
-
-    name: str
-    grid: Grid
-    source: str  # the grid's file
-    runs: Sequence[Mapping[str, Any]]
-    cost: Mapping[str, Any]  # speed and memory of small trainings, measured in turn; only some files have it
-
-    @property
-    def metrics(self) -> list[str]:
-        return [metric for metric in self.grid.metrics if any(metric in run["metrics"] for run in self.runs)]
-
-    @property
-    def metric(self) -> str:
-        """Return the metric that rows are compared by."""
-        return "test" if "test" in self.metrics else self.metrics[0]
-
-    @property
-    def measure(self) -> str:
-        return next(run["measure"] for run in self.runs if run["metrics"])
-
-    @property
-    def rows(self) -> list[Row]:
-        """Return the rows that have a run or a cost, in the grid's order."""
-        known = {tuple(run["labels"].values()) for run in self.runs}
-        known |= {tuple(row["labels"].values()) for row in self.cost.get("rows", [])}
-        return [row for row in itertools.product(*self.grid.axes.values()) if row in known]
-
-    def baseline(self, row: Row) -> Row | None:
-        """Return the row that differs from this one by having the baseline's label; None without one."""
-        for i, labels in enumerate(self.grid.axes.values()):
-            if self.grid.baseline in labels:
-                return (*row[:i], self.grid.baseline, *row[i + 1 :])
-        return None
-
-    def variant(self, row: Row) -> str:
-        """Return the label that the row is coloured by."""
-        axes = list(self.grid.axes.values())
-        return row[next((i for i, labels in enumerate(axes) if self.grid.baseline in labels), -1)]
-
-    def of(self, row: Row) -> list[Mapping[str, Any]]:
-        return [run for run in self.runs if tuple(run["labels"].values()) == row]
-
-    def values(self, row: Row, metric: str) -> dict[int, float]:
-        """Return a metric by seed."""
-        return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
-
-    def published(self, row: Row) -> str:
-        return self.grid.published.get("/".join(row), "")
-
-    def difference(self, value: float, base: float) -> float:
-        if self.measure == "perplexity":
-            return 100 * (math.log(base) - math.log(value))
-        return base - value if self.measure in LOWER_IS_BETTER else value - base
-
-    @property
-    def decimals(self) -> int:
-        return 4 if self.measure == "bits per byte" else 2
-
-    @property
-    def unit(self) -> str:
-        return "%" if self.measure == "perplexity" else self.measure
-
-    def published_gain(self, row: Row) -> float | None:
-        """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
-        base, metrics = self.baseline(row), list(self.grid.published_metrics)
-        cells = [self.published(r).split("/") for r in (row, base) if r]
-        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) or "" in cell for cell in cells):
-            return None
-        return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells))
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How much better a row is than the baseline, over the seeds that both have."""
-
-    values: Sequence[float]
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan
-
-
-def gain(study: Study, row: Row, base: Row | None = None) -> Gain | None:
-    """Return the gain over a row, usually the baseline, by the study's metric; None if no seed has both."""
-    base = base or study.baseline(row)
-    if base is None or base == row:
-        return None
-    ours, theirs = study.values(row, study.metric), study.values(base, study.metric)
-    values = [study.difference(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
-    if len(values) < 3 or len(set(values)) == 1:
-        return Gain(values) if values else None
-    test = stats.ttest_rel(values, [0.0] * len(values))
-    interval = test.confidence_interval(0.95)
-    return Gain(values, float(interval.low), float(interval.high), float(test.pvalue))
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
-def from_results(path: Path) -> Study:
-    """Read a file that --save wrote."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        grid, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        fail(f"{path}: is no file of report.py --save: {error}")
-    return Study(path.stem, read_grid(grid), content["grid"], found, cost)
-
-
-def from_runs(path: Path, folder: Path) -> Study:
-    """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
-    found = [json.loads(run.read_text(encoding="utf-8")) for run in sorted(folder.glob("*/run.json"))]
-    by_digest = {run["digest"]: run for run in found if run["metrics"]}
-    grid = grid_of(path)
-    chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
-    # another grid may have given the run other labels
-    mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
-    if not mine:
-        fail(f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the like as it had")
-    absolute = path.resolve()
-    source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
-    return Study(path.stem, grid, str(source), mine, {})
-
-
-def with_kept(study: Study, path: Path) -> Study:
-    """Add the runs that are only in the file that --save replaces, and its times, which the sweep does not measure."""
-    old, known = from_results(path), {run["digest"] for run in study.runs}
-    if old.cost:
-        print(f"report: {path}: keeps its times; sweep.py measures none", file=sys.stderr)
-    return replace(study, runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)], cost=old.cost)
-
-
-def save(study: Study, path: Path) -> None:
-    """Write all runs to one file, a line for each."""
-    lines = ",\n  ".join(json.dumps(run) for run in study.runs)
-    cost = f'"cost": {json.dumps(study.cost)},\n "' if study.cost else '"'
-    path.write_text(f'{{"grid": {json.dumps(study.source)},\n {cost}runs": [\n  {lines}\n ]}}\n', encoding="utf-8")
-
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
@@ -190,11 +43,12 @@ def spread(values: Iterable[float], decimals: int) -> str:
     return f"{statistics.fmean(values):.{decimals}f}{deviation} ({len(values)})"
 
 
-def gain_cells(study: Study, found: Gain | None) -> list[str]:
+def gain_cells(study: Study, found: Gain | None, metric: str = "") -> list[str]:
     """Return the mean with its interval, and p."""
     if found is None:
         return ["", ""]
-    mean, low, high = (f"{v:+.{study.decimals}f}" for v in (statistics.fmean(found.values), found.low, found.high))
+    decimals = study.decimals(metric or study.metric)
+    mean, low, high = (f"{v:+.{decimals}f}" for v in (statistics.fmean(found.values), found.low, found.high))
     return [mean, ""] if math.isnan(found.p) else [f"{mean} [{low}, {high}]", f"{found.p:.2g}"]
 
 
@@ -209,7 +63,7 @@ def comparison(study: Study, words: Sequence[str]) -> str:
         fail(f"--compare {' '.join(words)}: have no seed in common")
     mean, p = gain_cells(study, found)
     seeds = f"{len(found.values)} seeds" + (f", p {p}" if p else ", no interval")
-    return f"{words[0]} over {words[1]}: {mean} {study.unit}, {study.metric}; {seeds}"
+    return f"{words[0]} over {words[1]}: {mean} {study.unit(study.metric)}, {study.metric}; {seeds}"
 
 
 def time_cell(study: Study, row: Row) -> str:
@@ -223,20 +77,25 @@ def time_cell(study: Study, row: Row) -> str:
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     compared = any(study.baseline(row) for row in study.rows)
-    head = [*study.grid.axes, "paper", *(f"{metric}, {study.measure}" for metric in study.metrics)]
-    head += [f"gain in {study.metric}, {study.unit}", "p"] if compared else []
+    metrics, gained = study.metrics, [study.metric]
+    if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
+        metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
+    head = [*study.grid.axes, "paper", *(f"{metric}, {study.measure(metric)}" for metric in metrics)]
+    head += [word for metric in gained for word in (f"gain in {metric}, {study.unit(metric)}", "p")] if compared else []
     head += ["training time, ratio"] if study.cost else []
     lines = []
     for row in study.rows:
         cells = [*row, study.published(row)]
-        cells += [spread(study.values(row, metric).values(), study.decimals) for metric in study.metrics]
-        cells += gain_cells(study, gain(study, row)) if compared else []
+        cells += [spread(study.values(row, metric).values(), study.decimals(metric)) for metric in metrics]
+        for metric in gained if compared else []:
+            cells += gain_cells(study, gain(study, row, metric=metric), metric)
         cells += [time_cell(study, row)] if study.cost else []
         lines.append(cells)
     used = [i for i in range(len(head)) if any(line[i] for line in lines)]
     table = [head, ["---"] * len(head), *lines]
     text = "\n".join("| " + " | ".join(line[i] for i in used) + " |" for line in table)
-    return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n"
+    said = "".join(f"\n{verdict}\n" for verdict in verdicts(study))
+    return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n{said}"
 
 
 def facts(study: Study) -> str:
@@ -313,7 +172,11 @@ def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, 
         values = list(study.values(row, study.metric).values())
         panel.plot([at[row]] * len(values), values, "o", color=of[study.variant(row)], ms=3, alpha=0.5)
         panel.plot(at[row], statistics.fmean(values), "_", color=of[study.variant(row)], ms=12, mew=2)
-    panel.set(ylabel=f"{study.metric}, {study.measure}: seeds and mean", xticks=range(len(groups)), xticklabels=groups)
+    panel.set(
+        ylabel=f"{study.metric}, {study.measure(study.metric)}: seeds and mean",
+        xticks=range(len(groups)),
+        xticklabels=groups,
+    )
     panel.set_xlabel(", ".join(axis for axis, labels in study.grid.axes.items() if study.grid.baseline not in labels))
 
 
@@ -331,7 +194,7 @@ def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapp
     panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
     panel.xaxis.set_major_formatter(ticker.EngFormatter())
     panel.xaxis.set_minor_locator(ticker.NullLocator())
-    panel.set(ylabel=f"{study.metric}, {study.measure}: seeds and mean")
+    panel.set(ylabel=f"{study.metric}, {study.measure(study.metric)}: seeds and mean")
 
 
 def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping[str, str]) -> None:
@@ -343,7 +206,7 @@ def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping
         if (published := study.published_gain(row)) is not None:
             panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
     panel.axhline(0, color="grey", lw=0.8)
-    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit}\nwith 95% intervals")
+    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit(study.metric)}\nwith 95% intervals")
     panel.set(xticks=range(len(groups)), xticklabels=groups)
 
 
@@ -390,6 +253,7 @@ def main() -> None:
     for study in studies:
         text += f"\n{markdown(study)}\n![{study.grid.title}]({study.name}.svg)\n"
         draw(study, args.results / f"{study.name}.svg")
+    draw_regimes(studies, args.results / "does-it-help.svg")
     (args.results / "tables.md").write_text(text, encoding="utf-8")
     print(args.results / "tables.md")
 

@@ -147,6 +147,8 @@ class Runner:
             record["peak_memory_mib"] = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
         finally:
             record["points"] = progress.all()
+            validated = (point for point in reversed(record["points"]) if "valid_loss" in point)
+            record |= {name: value for name, value in next(validated, {}).items() if name.startswith("valid_")}
             job.save()
         if not record["trained"]:
             raise Failure(f"train.sh failed ({last_line(log)[:200]}); log: {log}")
@@ -160,7 +162,7 @@ class Runner:
             why = "failed" if used["status"] else "ended in a line without a number"
             raise Failure(f"evaluate.sh {why} ({last[:200]}); log: {log}")
         add_commit(job.record)
-        job.record["measure"] = re.split(r"[|=:]", last)[0].strip()
+        job.record.setdefault("measures", {})[metric] = re.split(r"[|=:]", last)[0].strip()
         job.record["metrics"][metric] = float(number[1])
         job.record["evaluate"][metric] = canonical(words)
         job.save()
@@ -339,6 +341,8 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser.add_argument("--metric", action="append", default=[], help="evaluate only this metric; may be repeated")
     jobs = "runs at a time, which share the GPUs, or the cores (default: 1)"
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
+    kept = "skip the runs that this file of report.py --save has, of another machine say; may be repeated"
+    parser.add_argument("--kept", type=Path, action="append", default=[], metavar="FILE", help=kept)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
     parser.add_argument("--dry-run", action="store_true", help="print fairseq's commands and run nothing")
     parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- FLAGS OF EVERY train.sh]"
@@ -362,6 +366,19 @@ def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
     return replace(grid, base=base)
 
 
+def without_kept(todo: Sequence[Run], files: Sequence[Path]) -> list[Run]:
+    """Return the runs whose metrics no file has, and those that they start from."""
+    known: dict[str, Mapping[str, Any]] = {}
+    for path in files:
+        try:
+            known |= {run["digest"]: run["metrics"] for run in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            fail(f"--kept {path}: is no file of report.py --save: {error}")
+    left = [run for run in todo if run.evaluate and not run.evaluate.keys() <= known.get(run.digest, {}).keys()]
+    needed = {before.digest for run in left for before in run.starts}
+    return [run for run in todo if run in left or run.digest in needed]
+
+
 def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     """Do the unfinished runs, those that others start from first; return the failures."""
     missing, failures = [run for run in todo if not runner.finished(run)], []
@@ -382,8 +399,8 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
 
 def in_turn(pool: ThreadPoolExecutor, runner: Runner, todo: Sequence[Run]) -> Iterator[tuple[Future[str], Run]]:
     """Yield the runs as they end; those of one depth begin when those before them have ended."""
-    for depth in sorted({run.depth for run in todo}):
-        futures = {pool.submit(runner, run): run for run in todo if run.depth == depth}
+    for depth in sorted({len(run.starts) for run in todo}):
+        futures = {pool.submit(runner, run): run for run in todo if len(run.starts) == depth}
         for future in as_completed(futures):
             yield future, futures[future]
 
@@ -399,6 +416,7 @@ def main(words: Sequence[str] | None = None) -> int:
     todo = runs(replace(grid, metrics=metrics), args.seeds, args.only)
     if not todo:
         fail("--only, --seeds: choose no run of the grid")
+    todo = without_kept(todo, args.kept)
     if args.dry_run or os.environ.get("DRY_RUN"):
         for run in todo:
             save = str(run.folder(args.out) / "checkpoints")

@@ -13,12 +13,14 @@ from mixhead_plugin.ops import NORMALIZERS, api
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
-    monkeypatch.setattr(check, "SIZES", [(75, 70)])
+    monkeypatch.setattr(check, "FEW", 2)
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):
         monkeypatch.setattr("sys.argv", ["mixhead", "check", "--device", "cpu", *flags])
-        return __main__.main(), capsys.readouterr().out
+        status, said = __main__.main(), capsys.readouterr()
+        assert "mixhead check: 20 of " in said.err  # progress, with --json too
+        return status, said.out
 
     return run
 

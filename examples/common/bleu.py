@@ -1,10 +1,11 @@
-"""Compute BLEU from the output of fairseq-generate.
+"""Compute BLEU from the output of fairseq-generate; with --score-reference, the likelihood of the references.
 
 `python -m common.bleu DATA RESULTS [FLAG OF fairseq-generate ...]`: RESULTS is its --results-path, unless the flags
 name another. The translations are also written there, in the order of the corpus.
 """
 
 import argparse
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -35,6 +36,23 @@ def in_corpus_order(output: Iterable[str], number: int) -> list[str]:
     if sorted(found) != list(range(number)):
         raise ValueError(f"translations of {len(found):,} sentences, must be {number:,}")
     return [found[i] for i in range(number)]
+
+
+def nats_a_token(output: Iterable[str], number: int) -> float:
+    """Return the negative log-likelihood of `number` references, which fairseq prints in bits a token.
+
+    Every token counts once, the end of the sentence too; nothing is smoothed.
+
+    Raises:
+        ValueError: the output does not score each sentence
+    """
+    found = {}
+    for line in output:
+        if match := re.match(r"P-(\d+)\t(.*)", line):
+            found[int(match[1])] = [float(score) for score in match[2].split()]
+    if sorted(found) != list(range(number)):
+        raise ValueError(f"scores of {len(found):,} sentences, must be {number:,}")
+    return -math.log(2) * math.fsum(map(math.fsum, found.values())) / sum(map(len, found.values()))
 
 
 def compounds_split(line: str) -> str:
@@ -68,6 +86,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--gen-subset", default="test")
     parser.add_argument("--results-path", type=Path)
+    parser.add_argument("--score-reference", action="store_true")
     args = parser.parse_known_args()[0]
 
     subset, results = args.gen_subset, args.results_path or args.results
@@ -79,6 +98,9 @@ def main() -> None:
     if not output.exists():
         fail(f"{output}: is missing; fairseq-generate writes it")
     try:
+        if args.score_reference:
+            print(f"nats a token = {nats_a_token(read_lines(output), len(references)):.5f}")
+            return
         hypotheses = in_corpus_order(read_lines(output), len(references))
     except ValueError as error:
         fail(f"{output}: {error}")

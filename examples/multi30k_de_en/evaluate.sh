@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Print sacreBLEU of Multi30k De-En's test set (2016, Flickr), or of --gen-subset valid; cased, of plain text. The model
-# is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT.
+# is in the folder SAVE (AVERAGE=n: the average of its last n checkpoints) or the file CHECKPOINT. With --score-reference
+# print the negative log-likelihood of the references instead, in nats a token.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
 prepared "$DATA/binary"

@@ -20,8 +20,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Optional
@@ -95,26 +94,11 @@ def measure(setting: Setting, options: Namespace) -> tuple[Setting, Outcome, flo
 
 def measure_all(plan: list[Setting], options: Namespace) -> list[tuple[Setting, Outcome, float]]:
     """Return the results in the order of `plan`."""
-    found = {}
-    with tqdm(total=len(plan), desc="models", disable=None) as bar:
-        for result in _results(plan, options):
-            found[result[0]] = result
-            bar.set_postfix_str(f"{result[0].kind}, {result[0].variant}, {result[0].position}", refresh=False)
-            bar.update()
-    return [found[setting] for setting in plan]
-
-
-def _results(plan: list[Setting], options: Namespace) -> Iterator[tuple[Setting, Outcome, float]]:
+    work = partial(measure, options=options)
     if options.jobs == 1:
-        yield from map(partial(measure, options=options), plan)
-        return
+        return [work(setting) for setting in tqdm(plan, desc="models", disable=None)]
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(measure, setting, options) for setting in plan]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:  # after an error or Ctrl-C start no other model
-            pool.shutdown(cancel_futures=True)
+        return list(tqdm(pool.map(work, plan), desc="models", total=len(plan), disable=None))
 
 
 def planned(options: Namespace) -> list[Setting]:
@@ -148,10 +132,7 @@ def rows_of(found: list[tuple[Setting, Outcome, float]]) -> list[dict[str, Any]]
                 "blind": VARIANTS[name].blind(KINDS[kind].causal),
                 "spread_at_random_weights": [random for *_, random in results],
                 "spread_trained": [outcome.spread for outcome in outcomes],
-                "passed": [outcome.passed for outcome in outcomes],
-                "right": [outcome.right for outcome in outcomes],
-                "error": [outcome.error for outcome in outcomes],
-                "worst": [outcome.worst for outcome in outcomes],
+                **{name: [getattr(o, name) for o in outcomes] for name in ("passed", "right", "error", "worst")},
                 "error_of_longer": {
                     str(length): [outcome.longer[length] for outcome in outcomes] for length in outcomes[0].longer
                 },

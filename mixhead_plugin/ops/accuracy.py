@@ -1,7 +1,6 @@
 """Say how far an implementation may be from the exact result: twice as far as the formula in the same dtype."""
 
-import math
-from typing import Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -13,10 +12,11 @@ from mixhead_plugin.ops.reference import append_sink, apply_gain, mix_heads, who
 from mixhead_plugin.ops.relative import relative_scores
 
 Results = Dict[str, Tensor]  # the output and the gradients, by name
+Problem = Tuple[AttentionInputs, Tensor]  # a call and the gradient of its output
 Layout = Tuple[Tuple[int, bool], ...]  # the dimensions from the innermost on; is the stride a multiple of 16?
-BATCH = 2
 # Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16 in another way.
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
+DRAWS, FEW, PART = 9, 5, 16  # draws of a trial; the fewest that judge a part; its positions, as in the smallest tile
 
 
 class Variant(NamedTuple):
@@ -86,9 +86,9 @@ def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
     return tensor.new_empty(extent).as_strided(tensor.shape, strides).copy_(tensor)
 
 
-def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float = 0.1) -> Tuple[AttentionInputs, Tensor]:
-    """Return a call of the variant and a gradient of its output; the numbers are the same each time."""
-    generator = torch.Generator("cpu").manual_seed(1)
+def sample_call(variant: Variant, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0) -> Problem:
+    """Return a call of the variant and a gradient of its output; `nth` repeats the same numbers each time."""
+    generator = torch.Generator("cpu").manual_seed(1 + nth)
 
     def draw(*shape: int, dtype: torch.dtype = variant.dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
@@ -96,29 +96,29 @@ def problem_of(variant: Variant, n_queries: int, n_keys: int, dropout_p: float =
     def draw_mixing(dims: int, to: int, dtype: torch.dtype) -> Optional[Tensor]:
         if dims == 0:
             return None
-        noise = draw(*(BATCH, n_queries, heads, to)[-dims:], dtype=dtype) / heads
+        noise = draw(*(batch, n_queries, heads, to)[-dims:], dtype=dtype) / heads
         return (noise + torch.eye(heads, to, device=variant.device)).to(dtype)
 
     heads, mask, padding = variant.heads, None, None
     mixed = variant.mixed_heads or heads
     mixing = draw_mixing(variant.mixing_dim, mixed, variant.mixing)
     if variant.mask is not None:
-        different = {"head": (1, heads), "sentence": (BATCH, 1), "": (1, 1)}[variant.mask_by]
+        different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[variant.mask_by]
         mask = draw(*different, n_queries, n_keys, dtype=variant.mask)
         mask[..., 2, :] = mask[..., 3] = -torch.inf  # a query that sees nothing, and a key that is not seen
     if variant.padding:
-        padding = torch.zeros(BATCH, n_keys, dtype=torch.bool, device=variant.device)
+        padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=variant.device)
         padding[0, n_keys // 2 :] = True
-    query = draw(BATCH, heads, n_queries, variant.head_dim)
-    key = draw(BATCH, heads, n_keys, variant.head_dim)
-    value = draw(BATCH, mixed, n_keys, variant.value_dim)
+    query = draw(batch, heads, n_queries, variant.head_dim)
+    key = draw(batch, heads, n_keys, variant.head_dim)
+    value = draw(batch, mixed, n_keys, variant.value_dim)
     score_mixing = draw_mixing(variant.score_mixing_dim, heads, variant.dtype)
     sink = draw(heads) if variant.sink else None
     seed = torch.tensor(3, device=variant.device) if variant.dropout else None
-    options = (variant.normalizer, variant.causal, dropout_p if variant.dropout else 0.0, variant.head_dim**-0.5)
+    options = (variant.normalizer, variant.causal, p if variant.dropout else 0.0, variant.head_dim**-0.5)
     masks = (mask, padding, None, None, None)
     inputs = AttentionInputs(query, key, value, mixing, *masks, sink, score_mixing, None, None, seed, *options)
-    d_out = draw(BATCH, mixed, n_queries, variant.value_dim)
+    d_out = draw(batch, mixed, n_queries, variant.value_dim)
     if variant.layouts:
         laid = {name: laid_out(*pair) for name, *pair in zip(inputs._fields, inputs, variant.layouts)}
         inputs, d_out = inputs._replace(**laid), laid_out(d_out, variant.layouts[0])
@@ -147,37 +147,48 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
     return inputs._replace(**{name: tensor.double() for name, tensor in inputs.given().items()})
 
 
-class Bounds:
-    """Bound the errors of an implementation: twice those of the formula in the same dtype.
+def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results) -> Results:
+    """Return sums for each part of each result: the squares of its errors and of the formula's, and how many numbers.
 
-    Args:
-        inputs: the problem
-        d_out: the gradient of its output
-        kept: the factors of dropout on the weights, [B, H', Nq, Nk], or 1
+    `kept` holds the factors of dropout on the weights, [B, H', Nq, Nk], or 1.
     """
 
-    def __init__(self, inputs: AttentionInputs, d_out: Tensor, kept: Tensor):
-        def formula(call: AttentionInputs) -> Tensor:
-            return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
+    def formula(call: AttentionInputs) -> Tensor:
+        return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
 
-        self.exact = results(formula, in_float64(inputs), d_out.double())
-        by_formula = results(formula, inputs, d_out)
-        numbers = torch.finfo(torch.float32)  # sums in float32 round even where the formula happens to be exact
-        self.allowed = {
-            name: float(2 * (by_formula[name] - right).abs().max() + 4 * numbers.eps * right.abs().max() + numbers.tiny)
-            for name, right in self.exact.items()
-        }
+    sums, by_formula = {}, results(formula, inputs, d_out)
+    for name, right in results(formula, in_float64(inputs), d_out.double()).items():
+        terms = torch.stack([found[name] - right, by_formula[name] - right, torch.ones_like(right)]).square()
+        if right.dim() == 4:  # a part: PART positions of a head and batch element; a short rest joins the last
+            terms = terms.flatten(3)[:, :, None] if name.endswith("mixing") else terms  # M: [B, Nq, H, H']
+            parts = terms.tensor_split(tuple(range(PART, terms.shape[3] - PART // 2 + 1, PART)), 3)
+            terms = torch.stack([part.sum((3, 4)) for part in parts], 3)
+        sums[name] = terms.flatten(1) if right.dim() == 4 else terms.flatten(1).sum(1, keepdim=True)  # [3, parts]
+    return sums
 
-    def errors(self, found: Results) -> Dict[str, float]:
-        """Return the largest error of each result, as a multiple of what is allowed; NaN if a result is NaN."""
-        return {
-            name: float((found[name] - right).abs().max()) / self.allowed[name] for name, right in self.exact.items()
-        }
 
-    def fault(self, found: Results, most: float = 1.0) -> str:
-        """Return which result is wrong and by how much, or an empty string; `most` is a factor on the bounds."""
-        for name, error in self.errors(found).items():
-            if not (error <= most and math.isfinite(self.allowed[name])):  # NaN too
-                what = "the output" if name == "output" else f"the gradient of {name}"
-                return f"{what} is wrong by {error * self.allowed[name]:.2g}, {self.allowed[name]:.2g} is allowed"
-        return ""
+def shares(draws: Sequence[Results]) -> Dict[str, float]:
+    """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is wrong.
+
+    An error is a root mean square: the largest of many errors is itself a random number. Over all draws that of a
+    result may be twice that of the formula in the same dtype. From FEW draws on, so may that of each part in their
+    median. The ratio of two errors of n numbers varies by exp(1 / sqrt(n)); if few, they may differ by 7 such factors.
+    """
+    found = {}
+    for name in draws[0]:
+        sums = torch.stack([draw[name] for draw in draws])  # [draws, 3, parts]
+        whole = sums.sum((0, 2), keepdim=True).expand(len(draws), 3, 1)
+        errors, by_formula, numbers = (torch.cat([whole, sums], 2) if len(draws) >= FEW else whole).unbind(1)
+        allowed = torch.exp(7 * numbers.rsqrt()).clamp(min=2) * (by_formula / numbers).sqrt() + 1e-38  # not 0
+        by_draw = torch.where(allowed.isfinite(), (errors / numbers).sqrt() / allowed, torch.nan)
+        found[name] = float(by_draw.median(0).values.max())
+    return found
+
+
+def fault_in(draws: Sequence[Results], most: float = 1.0) -> str:
+    """Return which result is wrong and by how much, or an empty string; `most` is a factor on what is allowed."""
+    for name, share in shares(draws).items():
+        if not share <= most:  # NaN too
+            what = "the output" if name == "output" else f"the gradient of {name}"
+            return f"{what} is wrong by {share / most:.3g} times what is allowed"
+    return ""

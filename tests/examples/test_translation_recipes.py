@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import re
 import shlex
 import sys
@@ -227,6 +228,14 @@ def test_translations_are_put_into_the_order_of_the_corpus():
 
 def test_compounds_are_split_at_their_hyphens():
     assert bleu.compounds_split("a well-known co-op - yes") == "a well ##AT##-##AT## known co ##AT##-##AT## op - yes"
+
+
+def test_every_token_of_the_references_counts_once():
+    """Three tokens with the probabilities 1/2, 1/8 and 1/4 have 2 bits each in the mean."""
+    output = ["S-0\tein Hund", "P-1\t-1.0000 -3.0000", "H-0\t-2.0\ta dog", "P-0\t-2.0000"]
+    assert bleu.nats_a_token(output, 2) == pytest.approx(2 * math.log(2))
+    with pytest.raises(ValueError, match="scores of 2 sentences, must be 3"):
+        bleu.nats_a_token(output, 3)
 
 
 def test_token_bleu_is_what_fairseq_score_prints(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mixhead_plugin.ops import accuracy, api, attention, triton
 from tests.covering import each_once
-from tests.ops.triton_cases import DEVICE, SINKS, inputs, operators, record, rows, verify
+from tests.ops.triton_cases import DEVICE, SINKS, Tile, inputs, operators, record, rows, tuning, verify
 
 pytestmark = pytest.mark.usefixtures("kernels", "small")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("kernels", "small")
 @pytest.fixture
 def small(monkeypatch):
     """Take a small problem, and forget what was tried."""
-    monkeypatch.setattr(verify, "SIZES", [(37, 35)])
+    monkeypatch.setattr(verify, "SIZES" if DEVICE == "cuda" else "INTERPRETED", [(37, 35)])
     monkeypatch.setattr(verify, "_faults", {})
     monkeypatch.setattr(verify, "_said", set())
     monkeypatch.setattr(triton, "fault", verify.fault)
@@ -44,6 +44,7 @@ def test_every_variant_passes(mixed, normalizer, dtype, dropout_p, masks):
     assert verify.fault(given) == ""
 
 
+THE_DOOR = triton.fault
 OUTPUTS = ("o", "d_q", "d_k", "d_v", "d_m")
 
 
@@ -82,6 +83,31 @@ def test_a_broken_kernel_is_noticed_refused_and_said_once(kernel, how, monkeypat
     assert api.triton_problem(given)  # what `auto` asks
     with pytest.raises(RuntimeError, match=r"impl 'triton': .*; usable here: auto"):
         attention(*given[:3], mixing=given.mixing, impl="triton")
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_fault_of_any_tile_is_noticed(place, monkeypatch):
+    """The first call on a GPU may choose any tile of the lists."""
+    tiles = [Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)]
+    monkeypatch.setattr(tuning, "tiles_for", lambda *size: tiles)
+    original = operators.start
+
+    def start(kernel, programs, arguments, tile):
+        original(kernel, programs, arguments, tile)
+        if kernel.fn.__name__ == "flash_fwd_kernel" and tile == tiles[place]:
+            arguments[3].p.mul_(1.001)  # the output
+
+    monkeypatch.setattr(operators, "start", start)
+    assert verify.fault(call()).startswith("the output is wrong by ")
+
+
+def test_nothing_is_tried_before_a_call_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(triton, "fault", THE_DOOR)
+    monkeypatch.setattr(triton, "_interpreted", lambda: True)
+    monkeypatch.setattr(verify, "fault", lambda inputs: "was tried")
+    assert triton.fault(call()) == ""
+    monkeypatch.setattr(triton, "_interpreted", lambda: False)
+    assert triton.fault(call()) == "was tried"
 
 
 def test_dropout_that_drops_nothing_is_noticed(monkeypatch):
@@ -141,7 +167,7 @@ def test_a_lack_of_memory_is_not_kept(monkeypatch):
 
 
 def test_more_heads_than_can_be_mixed_are_tried_apart(monkeypatch):
-    monkeypatch.setattr(verify, "_fault_in", lambda inputs, d_out, candidate: "")
+    monkeypatch.setattr(verify, "_fault_with", lambda *arguments: "")
     heads = triton.MAX_HEADS + 1
     assert verify.fault(record(inputs(heads=heads, batch=1, n_queries=2, n_keys=2, head_dim=2, value_dim=2))) == ""
 
@@ -171,5 +197,5 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
     given = inputs(mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
     given = record(given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None)
     variant = accuracy.variant_of(given)
-    tried = set().union(*(kernels_of(*accuracy.problem_of(variant, *sizes), 0) for sizes in accuracy.SIZES))
+    tried = set().union(*(kernels_of(*accuracy.sample_call(variant, *sizes), 0) for sizes in accuracy.SIZES))
     assert kernels_of(given, None, None) <= tried

@@ -93,11 +93,22 @@ def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, mo
         assert {tuple(line.get_xdata()) for line in panel.lines} == {(ends,) * n for n in (1, 2, 3)}
 
 
-@pytest.mark.parametrize("measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("F1", 1)])
+@pytest.mark.parametrize(
+    "measure, better", [("BLEU", 1), ("loss", -1), ("bits per byte", -1), ("nats a token", -1), ("F1", 1)]
+)
 def test_above_0_is_better(measure, better, study):
     for run in study.runs:
         run["measure"] = measure
-    assert study.difference(3.0, 2.0) == better
+    assert study.difference(3.0, 2.0, "test") == better
+
+
+def test_the_validation_loss_stands_beside_bleu(study):
+    assert "validation loss" not in report.markdown(study)  # perplexity is a likelihood itself
+    for run, loss in zip(study.runs, (9.0, 8.5, 8.0, 8.9, 8.2, 7.8)):
+        run["measure"], run["valid_loss"] = "BLEU", loss
+    text = report.markdown(study)
+    assert "| validation loss, bits | gain in test, BLEU | p | gain in validation loss, bits | p |" in text
+    assert row_of(study, "2", "A")[2] == "8.300 ± 0.557 (3)" and row_of(study, "2", "A")[5].startswith("+0.200 [")
 
 
 def test_a_picture_has_no_empty_panel(study, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,7 +132,7 @@ def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
 def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
     run("--only", "2,B")
     (record,) = records(tmp_path)
-    assert record["metrics"] == {"valid": 68.25, "test": 68.5} and record["measure"] == "perplexity"
+    assert record["metrics"] == {"valid": 68.25, "test": 68.5} and record["measures"]["test"] == "perplexity"
     assert record["train"] == {
         "--always": [], "--heads": ["2"], "--mixing": ["position-wise"], "--seed": ["1"],
         "DATA": [str(tmp_path / "data")], "MODEL": ["mixed"],
@@ -142,6 +143,7 @@ def test_a_run_knows_where_its_numbers_are_from(run, tmp_path):
     assert re.fullmatch(r"[0-9a-f]{12}\+?", record["commit"])
     assert record["seconds"] > 0 and record["cpu_seconds"] >= 0 and record["peak_memory_mib"] > 0
     assert record["points"] == [{"update": 10, "tokens": 0, "cpu_seconds": 0.0, "valid_loss": 4.0}]
+    assert record["valid_loss"] == 4.0
 
 
 def test_grids_share_their_runs_in_any_order_of_flags(run, calls):
@@ -207,6 +209,19 @@ def test_a_run_starts_from_another_and_counts_its_time(run, calls, tmp_path):
     assert "starts from 2, none, hold, seed 1, which is not trained" in errors
 
 
+def test_runs_of_another_machine_are_not_repeated(run, calls, tmp_path):
+    run("--only", "2,none,10", "--only", "2,none,hold", grid=GRID + STARTS)
+    done = [record for record in records(tmp_path) if record["metrics"]]
+    (tmp_path / "kept.json").write_text(json.dumps({"runs": done}))
+    shutil.rmtree(tmp_path / "out")
+    calls()
+    run("--kept", str(tmp_path / "kept.json"), "--only", "2,none", grid=GRID + STARTS)
+    assert [record["labels"]["updates"] for record in records(tmp_path)] == ["20", "hold", "more"]
+    assert run("--kept", str(tmp_path / "kept.json"), "--only", "2,none,10", grid=GRID + STARTS)[0] == 0
+    assert len(calls("train")) == 3  # 'hold' is trained again for 'more' and '20' alone
+    assert "--kept" in run("--kept", str(tmp_path / "none.json"), grid=GRID + STARTS)[2]
+
+
 # ---- a training's log ------------------------------------------------------------------------------------------------
 
 
@@ -231,6 +246,12 @@ def test_points_have_tokens_and_the_cpu_seconds_of_updates_alone():
         {"update": 15, "tokens": 1500, "cpu_seconds": 5.0, "valid_loss": 3.5},
         {"update": 20, "tokens": 2000, "cpu_seconds": 6.0, "train_loss": 2.0},
     ]
+
+
+def test_the_smoothed_loss_of_a_validation_is_beside_its_likelihood():
+    progress = Progress([])
+    progress.read('x | INFO | valid | {"valid_loss": "5.4", "valid_nll_loss": "4.3", "valid_num_updates": "7"}\n', None)
+    assert progress.all() == [{"update": 7, "tokens": 0, "valid_loss": 4.3, "valid_objective": 5.4}]
 
 
 def test_a_resumed_training_drops_the_points_that_it_repeats():

@@ -1,23 +1,25 @@
 """Try each variant of the kernels on the device before its first use.
 
-A small problem goes forward and backward through every candidate of the tiles. Its results must stay within `Bounds`.
+Small problems go forward and backward through every candidate of the tiles; `accuracy.shares` judges their results.
 Compiling the kernels takes longer than the problem; triton keeps them on disk. torch's random generators are not used.
 """
 
+import itertools
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Set
+from typing import Dict, Sequence, Set
 
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import SIZES, Bounds, Results, Variant, problem_of, variant_of
+from mixhead_plugin.ops.accuracy import DRAWS, SIZES, Results, Variant, compare, fault_in, sample_call, variant_of
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import tuning
 from mixhead_plugin.ops.triton.operators import Call, allows_tf32
 
 logger = logging.getLogger(__name__)
+INTERPRETED = ((19, 18, 0.1, 1),)  # sizes in triton's interpreter, which takes a second for one such problem
 CAPTURED = "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step before"
 _faults: Dict[Variant, str] = {}
 _said: Set[Variant] = set()
@@ -59,13 +61,13 @@ def try_on_device(variant: Variant) -> str:
 
 
 def _try(variant: Variant) -> str:
-    head_dim, itemsize = max(variant.head_dim, variant.value_dim), variant.dtype.itemsize
-    with torch.cuda.device(variant.device if variant.device.type == "cuda" else -1):
+    head_dim, on_gpu = max(variant.head_dim, variant.value_dim), variant.device.type == "cuda"
+    with torch.cuda.device(variant.device if on_gpu else -1):
         try:
-            candidates = tuning.most_candidates(variant.heads, head_dim, itemsize, variant.mixing is not None)
-            for i in range(max(candidates, len(SIZES))):
-                inputs, d_out = problem_of(variant, *SIZES[i % len(SIZES)])
-                if found := _fault_in(inputs, d_out, min(i, candidates - 1)):
+            tables = variant.heads, head_dim, variant.dtype.itemsize, variant.mixing is not None
+            places = range(tuning.most_candidates(*tables))
+            for place, sizes in itertools.product(places, SIZES if on_gpu else INTERPRETED):
+                if found := _fault_with(variant, sizes, place):
                     return found
         except torch.OutOfMemoryError:
             raise
@@ -74,16 +76,18 @@ def _try(variant: Variant) -> str:
     return ""
 
 
-def _fault_in(inputs: AttentionInputs, d_out: Tensor, candidate: int) -> str:
-    """Return what the tiles at a place of their lists do wrong with a call, or an empty string."""
-    kept = torch.ones(1, device=inputs.query.device)
-    if inputs.dropout_p > 0:
-        kept = _kept(inputs, candidate)
-        share = float(kept.mean())
-        if not abs(share - (1 - inputs.dropout_p)) < 0.05:
-            return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
-        kept = kept / (1 - inputs.dropout_p)
-    return Bounds(inputs, d_out, kept).fault(_results(inputs, d_out, candidate))
+def _fault_with(variant: Variant, sizes: Sequence[float], candidate: int) -> str:
+    """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
+    draws, kept = [], torch.ones(1, device=variant.device)
+    for nth in range(DRAWS if variant.device.type == "cuda" else 1):
+        inputs, d_out = sample_call(variant, *sizes, nth=nth)
+        if inputs.dropout_p > 0 and nth == 0:  # the others drop the same
+            kept = _kept(inputs, candidate)
+            if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
+                return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
+            kept = kept / (1 - inputs.dropout_p)
+        draws.append(compare(inputs, d_out, kept, _results(inputs, d_out, candidate)))
+    return fault_in(draws)
 
 
 def _results(inputs: AttentionInputs, d_out: Tensor, candidate: int) -> Results:

@@ -1,0 +1,169 @@
+"""Read the runs of grids, compare rows seed by seed, and save them."""
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grids import Grid, fail, read_grid, runs
+from scipy import stats
+from sweep import ROOT, grid_of
+
+Row = tuple[str, ...]
+LOSS = "validation loss"  # of the last validation, in bits a token; a metric that needs no evaluation
+LOWER_IS_BETTER = ("perplexity", "loss", "bits", "nats", "mean squared error")  # beginnings of measures
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of one grid."""
+
+    name: str
+    grid: Grid
+    source: str  # the grid's file
+    runs: Sequence[Mapping[str, Any]]
+    cost: Mapping[str, Any]  # speed and memory of small trainings, measured in turn; only some files have it
+
+    @property
+    def metrics(self) -> list[str]:
+        return [metric for metric in self.grid.metrics if any(metric in run["metrics"] for run in self.runs)]
+
+    @property
+    def metric(self) -> str:
+        """Return the metric that rows are compared by."""
+        return "test" if "test" in self.metrics else self.metrics[0]
+
+    def measure(self, metric: str) -> str:
+        """Return what evaluate.sh calls the metric, such as 'BLEU'. Older files have one name for all metrics."""
+        if metric == LOSS:
+            return "bits"
+        found = (run for run in self.runs if metric in run["metrics"])
+        return next(run.get("measures", {}).get(metric) or run["measure"] for run in found)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows that have a run or a cost, in the grid's order."""
+        known = {tuple(run["labels"].values()) for run in self.runs}
+        known |= {tuple(row["labels"].values()) for row in self.cost.get("rows", [])}
+        return [row for row in itertools.product(*self.grid.axes.values()) if row in known]
+
+    def baseline(self, row: Row) -> Row | None:
+        """Return the row that differs from this one by having the baseline's label; None without one."""
+        for i, labels in enumerate(self.grid.axes.values()):
+            if self.grid.baseline in labels:
+                return (*row[:i], self.grid.baseline, *row[i + 1 :])
+        return None
+
+    def variant(self, row: Row) -> str:
+        """Return the label that the row is coloured by."""
+        axes = list(self.grid.axes.values())
+        return row[next((i for i, labels in enumerate(axes) if self.grid.baseline in labels), -1)]
+
+    def of(self, row: Row) -> list[Mapping[str, Any]]:
+        return [run for run in self.runs if tuple(run["labels"].values()) == row]
+
+    def values(self, row: Row, metric: str) -> dict[int, float]:
+        """Return a metric by seed."""
+        if metric == LOSS:
+            return {run["seed"]: loss for run in self.of(row) if (loss := validation_loss(run)) is not None}
+        return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
+
+    def published(self, row: Row) -> str:
+        return self.grid.published.get("/".join(row), "")
+
+    def difference(self, value: float, base: float, metric: str) -> float:
+        measure = self.measure(metric)
+        if measure == "perplexity":
+            return 100 * (math.log(base) - math.log(value))
+        return base - value if measure.startswith(LOWER_IS_BETTER) else value - base
+
+    def decimals(self, metric: str) -> int:
+        if metric == LOSS:
+            return 3  # as fairseq logs it
+        return 4 if self.measure(metric).startswith(("bits", "nats", "mean")) else 2
+
+    def unit(self, metric: str) -> str:
+        measure = self.measure(metric)
+        return "%" if measure == "perplexity" else measure
+
+    def published_gain(self, row: Row) -> float | None:
+        """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
+        base, metrics = self.baseline(row), list(self.grid.published_metrics)
+        cells = [self.published(r).split("/") for r in (row, base) if r]
+        if row == base or self.metric not in metrics or any(len(cell) != len(metrics) or "" in cell for cell in cells):
+            return None
+        return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells), self.metric)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better a row is than the baseline, over the seeds that both have."""
+
+    values: Sequence[float]
+    low: float = math.nan
+    high: float = math.nan
+    p: float = math.nan
+
+
+def gain(study: Study, row: Row, base: Row | None = None, metric: str = "", level: float = 0.95) -> Gain | None:
+    """Return the gain over a row, by default the baseline, by a metric, by default the study's; None without a pair."""
+    base, metric = base or study.baseline(row), metric or study.metric
+    if base is None or base == row:
+        return None
+    ours, theirs = study.values(row, metric), study.values(base, metric)
+    values = [study.difference(ours[seed], theirs[seed], metric) for seed in sorted(ours.keys() & theirs.keys())]
+    if len(values) < 3 or len(set(values)) == 1:
+        return Gain(values) if values else None
+    test = stats.ttest_rel(values, [0.0] * len(values))
+    interval = test.confidence_interval(level)
+    return Gain(values, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def validation_loss(run: Mapping[str, Any]) -> float | None:
+    """Return the loss of the last validation in bits, without label smoothing; None if the run has not validated."""
+    points = (point["valid_loss"] for point in reversed(run.get("points", [])) if "valid_loss" in point)
+    return run.get("valid_loss", next(points, None))
+
+
+def from_results(path: Path) -> Study:
+    """Read a file that --save wrote."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        grid, found, cost = ROOT / content["grid"], content["runs"], content.get("cost", {})
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fail(f"{path}: is no file of report.py --save: {error}")
+    return Study(path.stem, read_grid(grid), content["grid"], found, cost)
+
+
+def from_runs(path: Path, folder: Path) -> Study:
+    """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
+    found = [json.loads(run.read_text(encoding="utf-8")) for run in sorted(folder.glob("*/run.json"))]
+    by_digest = {run["digest"]: run for run in found if run["metrics"]}
+    grid = grid_of(path)
+    chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
+    # another grid may have given the run other labels
+    mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
+    if not mine:
+        fail(f"{folder}: has no finished run of {path}; run scripts/sweep.py, or set DATA and the like as it had")
+    absolute = path.resolve()
+    source = absolute.relative_to(ROOT) if absolute.is_relative_to(ROOT) else absolute
+    return Study(path.stem, grid, str(source), mine, {})
+
+
+def with_kept(study: Study, path: Path) -> Study:
+    """Add the runs that are only in the file that --save replaces, and its times, which the sweep does not measure."""
+    old, known = from_results(path), {run["digest"] for run in study.runs}
+    if old.cost:
+        print(f"report: {path}: keeps its times; sweep.py measures none", file=sys.stderr)
+    return replace(study, runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)], cost=old.cost)
+
+
+def save(study: Study, path: Path) -> None:
+    """Write all runs to one file, a line for each."""
+    lines = ",\n  ".join(json.dumps(run) for run in study.runs)
+    cost = f'"cost": {json.dumps(study.cost)},\n "' if study.cost else '"'
+    path.write_text(f'{{"grid": {json.dumps(study.source)},\n {cost}runs": [\n  {lines}\n ]}}\n', encoding="utf-8")

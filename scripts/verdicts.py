@@ -1,0 +1,128 @@
+"""Apply the rules of docs/does-it-help.md to the runs of a grid whose file has [rules], seed by seed."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot as plt
+from studies import Gain, Row, Study, gain
+
+from mixhead_plugin.analysis.figures import colours
+
+
+def row_of(name: str) -> Row:
+    return tuple(name.split(","))
+
+
+def at_level(study: Study, name: str, base: str, alpha: float) -> Gain | None:
+    """Return the gain of a row over another with its interval at 1 - alpha; None with fewer than three pairs."""
+    found = gain(study, row_of(name), row_of(base), level=1 - alpha)
+    return None if found is None or math.isnan(found.p) else found
+
+
+def holm(study: Study, names: Sequence[str], base: str, alpha: float) -> dict[str, Gain]:
+    """Return the gain of each row with its Holm-corrected interval: it excludes 0 if and only if Holm rejects.
+
+    The k-th smallest p of m is tested at alpha / (m - k + 1). After the first that is not rejected, all keep its level.
+    """
+    found = {name: pair for name in names if (pair := at_level(study, name, base, alpha))}
+    divisor, corrected = len(found), {}
+    for name in sorted(found, key=lambda name: found[name].p):
+        corrected[name] = at_level(study, name, base, alpha / divisor)
+        if found[name].p <= alpha / divisor and divisor > 1:
+            divisor -= 1
+    return corrected
+
+
+def shown(study: Study, found: Gain) -> str:
+    mean, low, high = (f"{v:+.4f}" for v in (statistics.fmean(found.values), found.low, found.high))
+    return f"{mean} ({low} to {high}) {study.unit(study.metric)}, {len(found.values)} seeds, p {found.p:.2g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the rules say of one regime; a comparison that was not run is None."""
+
+    worth: Gain | None  # the best softmax over average
+    against_best: Mapping[str, Gain]  # of each mixed arm, Holm-corrected
+    plain: Gain | None  # of the first mixed arm, not corrected
+    against_gate: Gain | None
+    against_time: Gain | None
+    close: Gain | None  # the 90 % interval against the best softmax
+
+    @classmethod
+    def of(cls, study: Study, rules: Mapping[str, Any]) -> "Verdict":
+        first, alpha = rules["mixed"][0], rules["alpha"]
+
+        def over(role: str) -> Gain | None:
+            return at_level(study, first, rules[role], alpha) if role in rules else None
+
+        worth = at_level(study, rules["best"], rules["average"], alpha) if "average" in rules else None
+        against_best = holm(study, rules["mixed"], rules["best"], alpha)
+        close = at_level(study, first, rules["best"], 0.1)
+        return cls(worth, against_best, over("best"), over("gate"), over("time"), close)
+
+    def words(self, rules: Mapping[str, Any]) -> list[str]:
+        """Return the words of the rules that hold, of the first mixed arm."""
+        found = self.against_best.get(rules["mixed"][0])
+        if found is None or self.worth is None:
+            return ["not run"]
+        if not (self.worth.low > 0 and self.plain.high - self.plain.low < statistics.fmean(self.worth.values)):
+            return ["not valid"]  # the whole width against the gap is half of one against half of the other
+        if found.low > 0:
+            more = {"mixing, not dynamics": self.against_gate, "useful": self.against_time}
+            return ["valid", "helps", *(word for word, pair in more.items() if pair and pair.low > 0)]
+        margin = rules.get("margin", 0)
+        if self.close and -margin < self.close.low and self.close.high < margin:
+            return ["valid", "equivalent"]
+        return ["valid", "undecided"]
+
+
+def verdicts(study: Study) -> list[str]:
+    """Return a list in Markdown for each regime of the grid."""
+    texts = []
+    for regime, rules in study.grid.rules.items():
+        verdict = Verdict.of(study, rules)
+        lines = [f"**{regime}: {', '.join(verdict.words(rules))}.** Intervals are at {1 - rules['alpha']:.1%}."]
+        pairs = {
+            f"{rules['best']} over {rules.get('average')}": verdict.worth,
+            **{f"{name} over {rules['best']}, Holm": pair for name, pair in verdict.against_best.items()},
+            f"{rules['mixed'][0]} over {rules.get('gate')}": verdict.against_gate,
+            f"{rules['mixed'][0]} over {rules.get('time')}": verdict.against_time,
+            f"{rules['mixed'][0]} over {rules['best']}, at 90.0%": verdict.close,
+        }
+        lines += [f"- {name}: {shown(study, pair)}" for name, pair in pairs.items() if pair]
+        texts.append("\n".join([lines[0], "", *lines[1:]]))
+    return texts
+
+
+def draw_regimes(studies: Sequence[Study], path: Path) -> None:
+    """Draw the gain over the best softmax with its interval: a panel a unit, a line for each arm, by head size."""
+    panels: dict[str, list[tuple[float, str, Gain, str]]] = {}
+    for study in studies:
+        for regime, rules in study.grid.rules.items():
+            lines = panels.setdefault(study.unit(study.metric), [])
+            for name, pair in Verdict.of(study, rules).against_best.items():
+                lines.append((rules["size"], f"{regime}: {name}", pair, study.variant(row_of(name))))
+    panels = {unit: sorted(lines, key=lambda line: -line[0]) for unit, lines in panels.items() if lines}
+    if not panels:
+        return
+    of = colours([line[3] for lines in panels.values() for line in lines])
+    heights = [len(lines) + 1 for lines in panels.values()]
+    figure, axes = plt.subplots(
+        len(panels), figsize=(7, 0.3 * sum(heights) + 1), layout="constrained", squeeze=False, height_ratios=heights
+    )
+    for panel, (unit, lines) in zip(axes[:, 0], panels.items()):
+        for at, (_, _, pair, variant) in enumerate(lines):
+            mean = statistics.fmean(pair.values)
+            panel.errorbar(
+                mean, at, xerr=[[mean - pair.low], [pair.high - mean]], fmt="o", color=of[variant], capsize=3
+            )
+        panel.axvline(0, color="grey", lw=0.8)
+        panel.set_yticks(range(len(lines)), [line[1] for line in lines])
+        panel.set_xlabel(f"gain over the best softmax, {unit}")
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)

@@ -1,0 +1,69 @@
+"""examples/synthetic.py pairs runs by seed, and its recipes run in a sweep."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import synthetic
+import torch
+from nearest_neighbour.run import TASK
+from recipes import ROOT
+from synthetic import Setting, run, train
+
+QUICK = TASK._replace(steps=2)
+
+
+def setting(arm, seed, rate=0.01, factor=1.0):
+    return Setting(arm, 8, 16, rate, factor, QUICK.steps, seed)
+
+
+def error(*chosen, which="test"):
+    return run(QUICK, setting(*chosen), which)["mean squared error"]
+
+
+def test_a_seed_gives_the_same_run_again_and_the_same_data_and_weights_to_every_arm():
+    assert error("B", 3) == error("B", 3)
+    assert len({error("B", 3), error("B", 4), error("B", 3, which="valid")}) == 3
+    # without a rate nothing is learned: a mixing that starts as the identity gives what softmax gives
+    assert error("softmax", 3, 0.0) == error("A", 3, 0.0) == error("B", 3, 0.0) != error("average", 3, 0.0)
+
+
+def test_the_factor_acts_on_the_mixing_alone():
+    parts = {f: dict(train(QUICK, setting("A", 3, 0.1, f)).attention.named_parameters()) for f in (0.0, 1.0)}
+    assert torch.equal(parts[0.0]["head_mixing.weight"], torch.eye(2))
+    assert not torch.equal(parts[1.0]["head_mixing.weight"], torch.eye(2))
+    start = train(QUICK, setting("A", 3, 0.0)).attention.q_proj.weight
+    assert not torch.equal(parts[0.0]["q_proj.weight"], start)
+
+
+@pytest.mark.parametrize("example, last", [("nearest_neighbour", ""), ("recall", "accuracy")])
+def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):
+    content = f"""example = "{example}"\nevaluate = "--gen-subset valid {last and "--last " + last}"\n
+train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
+    (tmp_path / "toy.toml").write_text(content)
+    command = [
+        sys.executable,
+        ROOT / "scripts" / "sweep.py",
+        tmp_path / "toy.toml",
+        "--seeds",
+        "3-3",
+        "--out",
+        tmp_path,
+    ]
+    subprocess.run(command, check=True, timeout=300)
+    (file,) = tmp_path.glob("*/run.json")
+    record = json.loads(file.read_text())
+    task = __import__(f"{example}.run", fromlist=["TASK"]).TASK
+    expected = run(task, Setting("B", 8, task.size, task.rate, 0.1, 2, 3))
+    assert record["metrics"]["result"] == pytest.approx(expected[last or next(iter(expected))], abs=1e-6)
+    assert record["measures"]["result"] == (last or next(iter(expected)))
+
+
+def test_what_cannot_be_evaluated_is_said_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAVE", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"model\.pt: no such file; train.sh writes it into SAVE"):
+        synthetic.main(TASK, ["evaluate"])
+    synthetic.main(TASK, ["train", "--steps", "1"])
+    with pytest.raises(SystemExit, match="--last loss: must be one of mean squared error"):
+        synthetic.main(TASK, ["evaluate", "--last", "loss"])

@@ -1,0 +1,163 @@
+"""Test the law of errors: right implementations pass, faults of three times the error of the formula do not."""
+
+import random
+
+import pytest
+import torch
+
+from mixhead_plugin.ops import NORMALIZERS, api, triton
+from mixhead_plugin.ops.accuracy import (
+    DRAWS,
+    Variant,
+    compare,
+    fault_in,
+    formula_weights,
+    in_float64,
+    results,
+    sample_call,
+    shares,
+)
+from mixhead_plugin.ops.masks import additive_mask
+
+ONES = torch.ones(1)
+
+
+def formula(call):
+    return formula_weights(call) @ call.value
+
+
+def by_tiles(call):
+    """Round the weights alone and add up tiles of keys in float32, as the kernels do."""
+    wide = call._replace(**{name: tensor.float() for name, tensor in call.given().items()})
+    weights = formula_weights(wide).to(call.value.dtype).float()
+    tiles = zip(weights.split(16, 3), wide.value.split(16, 2), strict=True)
+    return sum(part @ value for part, value in tiles).to(call.value.dtype)
+
+
+def in_another_order(call):
+    """Compute the formula with its keys and the numbers of a head in a random order."""
+    keys, numbers = torch.randperm(call.key.shape[2]), torch.randperm(call.key.shape[3])
+    mask = additive_mask(call, torch.float32)
+    mask = None if mask is None else mask.expand(*call.query.shape[:3], len(keys))[..., keys]
+    query, key = call.query[..., numbers], call.key[..., numbers][:, :, keys]
+    plain = {"attn_mask": mask, "key_padding_mask": None, "causal": False}
+    return formula(call._replace(query=query, key=key, value=call.value[:, :, keys], **plain))
+
+
+RIGHT = {
+    "blockwise": lambda call: api.attend(call, "blockwise"),
+    "reference": lambda call: api.attend(call, "reference"),
+    "by tiles": by_tiles,
+    "in another order": in_another_order,  # in half precision the order of sums in float32 changes next to nothing
+}
+MASKS = [
+    {},
+    {"causal": True},
+    {"sink": True, "causal": True},
+    {"padding": True, "causal": True},
+    {"mask": torch.float32, "padding": True},
+    {"mask": torch.float32, "mask_by": "head"},
+]
+
+
+def some_variant(chosen):
+    masks, normalizer = chosen.choice(MASKS), chosen.choice(triton.NORMALIZERS)
+    normalizer = normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
+    heads, size, dims = chosen.choice([1, 2, 4, 8]), chosen.choice([16, 32, 64]), chosen.choice([0, 2, 4])
+    dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+    mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
+    return Variant(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
+
+
+def draws_of(variant, implementation, sizes, seed, spoil=None):
+    draws = []
+    for draw in range(seed, seed + DRAWS):
+        inputs, d_out = sample_call(variant, *sizes, nth=draw)
+        found = results(implementation, inputs, d_out)
+        if spoil:
+            spoil(found, results(formula, in_float64(inputs), d_out.double()))
+        draws.append(compare(inputs, d_out, ONES, found))
+    return draws
+
+
+def alarms(trials, seed=0):
+    """Return how often right implementations of random variants are refused, and their largest share."""
+    chosen, refused, largest = random.Random(seed), [], 0.0
+    for _ in range(trials):
+        variant, sizes = some_variant(chosen), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        name = chosen.choice([*RIGHT][: 4 if variant.dtype == torch.float32 else 3])
+        draws = draws_of(variant, RIGHT[name], sizes, chosen.randrange(10**6))
+        largest = max(largest, *shares(draws).values())
+        refused += [(name, variant, sizes, fault_in(draws))] if fault_in(draws) else []
+    return refused, largest
+
+
+def test_right_implementations_pass():
+    assert alarms(12)[0] == []
+
+
+@pytest.mark.slow
+def test_there_is_no_false_alarm():
+    refused, largest = alarms(250)
+    assert refused == [] and largest < 0.9
+
+
+def scaled(factor, name, where=...):
+    """Multiply the error of a result, or of a part of it."""
+
+    def spoil(found, exact):
+        right = exact[name][where]
+        found[name] = found[name].double()
+        found[name][where] = right + factor * (found[name][where] - right)
+
+    return spoil
+
+
+LAST = (-1, -1, slice(32, 48))  # a tile of the last head
+FAULTS = [(name, ...) for name in ("output", "query", "key", "value", "mixing", "sink")]
+FAULTS += [(name, LAST) for name in ("output", "query", "key", "value")] + [("mixing", (-1, slice(32, 48)))]
+
+
+@pytest.mark.parametrize("name, where", FAULTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_three_times_the_error_is_noticed_everywhere(name, where, dtype):
+    variant = Variant("softmax", 8, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
+    way = in_another_order if dtype == torch.float32 else formula
+    assert fault_in(draws_of(variant, way, (50, 47), 3)) == ""
+    what = "the output" if name == "output" else f"the gradient of {name}"
+    found = fault_in(draws_of(variant, way, (50, 47), 3, scaled(3, name, where)))
+    assert found.startswith(f"{what} is wrong by 1.")
+
+
+def missed(trials, seed=0):
+    """Return the faults of three times the error, in a tile or a whole result, that are not noticed."""
+    chosen, found = random.Random(seed), []
+    for _ in range(trials):
+        variant, sizes = some_variant(chosen), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        way = in_another_order if variant.dtype == torch.float32 else formula
+        name, first = chosen.choice(["output", "query", "key", "value"]), chosen.randrange(0, min(sizes) - 15, 16)
+        where = chosen.choice([..., (-1, chosen.randrange(variant.heads), slice(first, first + 16))])
+        draws = draws_of(variant, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
+        found += [] if fault_in(draws) else [(variant, sizes, name, where, shares(draws)[name])]
+    return found
+
+
+@pytest.mark.slow
+def test_three_times_the_error_is_noticed_in_any_variant():
+    assert missed(100) == []
+
+
+@pytest.mark.parametrize("draws", [1, DRAWS])
+@pytest.mark.parametrize("factor", [1.9, 2.1])
+def test_twice_the_error_is_allowed(factor, draws):
+    variant = Variant("l2", 2, 16, 16, torch.float16, torch.device("cpu"))
+    found = draws_of(variant, formula, (50, 47), 3, scaled(factor, "value"))[:draws]
+    assert bool(fault_in(found)) == (factor > 2)
+
+
+@pytest.mark.parametrize("where", [(0, 0, 0, 0), (-1, -1, -1, -1)])
+def test_a_number_that_is_nan_once_is_noticed(where):
+    variant = Variant("softmax", 2, 16, 16, torch.float32, torch.device("cpu"))
+    draws = draws_of(variant, formula, (20, 20), 3)
+    draws[4] = draws_of(variant, formula, (20, 20), 7, scaled(torch.nan, "key", where))[0]
+    assert fault_in(draws) == "the gradient of key is wrong by nan times what is allowed"

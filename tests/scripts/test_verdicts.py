@@ -1,0 +1,121 @@
+"""The verdicts are those of the rules in docs/does-it-help.md, whose words and numbers are written here once more."""
+
+import dataclasses
+import math
+import statistics
+
+import grids
+import pytest
+import studies
+import verdicts
+from scipy import stats
+
+GRID = {
+    "title": "Toy",
+    "example": "wikitext2",
+    "metrics": {"test": ""},
+    "axes": {"attention": dict.fromkeys(("softmax", "B", "A", "average", "gate", "longer"), "")},
+    "rules": {
+        "toy": {
+            "best": "softmax", "mixed": ["B", "A"], "average": "average", "gate": "gate", "time": "longer",
+            "alpha": 0.05, "margin": 0.02, "size": 8,
+        }
+    },
+}  # fmt: skip
+NOISE = (0.01, -0.012, 0.004, -0.006, 0.011, -0.007, 0.003, -0.003)
+
+
+def study_of(tmp_path, spread=1.0, **worse):
+    """Return a study in nats; each arm is worse than softmax by so much in the mean, with its own noise."""
+    base = {"softmax": 0.0, "B": 0.0, "A": 0.0, "average": 0.5, "gate": 0.0, "longer": 0.0} | worse
+    found = []
+    for number, (arm, loss) in enumerate(base.items()):
+        for seed in range(8):
+            value = 3 + seed / 10 + loss + (spread * NOISE[(seed + number) % 8] if arm != "softmax" else 0)
+            found.append({"labels": {"attention": arm}, "seed": seed, "metrics": {"test": value}, "measure": "nats"})
+    return studies.Study("toy", grids.checked(GRID, tmp_path / "toy.toml"), "toy.toml", found, {})
+
+
+def words(study):
+    rules = study.grid.rules["toy"]
+    return verdicts.Verdict.of(study, rules).words(rules)
+
+
+@pytest.mark.parametrize(
+    "worse, said",
+    [
+        ({"average": 0.0}, "not valid"),  # different heads are worth nothing
+        ({"average": 0.02, "spread": 2.0}, "not valid"),  # worth something, but B - softmax is too wide
+        ({}, "valid, equivalent"),
+        ({"spread": 4.0}, "valid, undecided"),
+        ({"B": 0.1}, "valid, undecided"),  # behind
+        ({"B": -0.1, "gate": -0.1, "longer": -0.1}, "valid, helps"),
+        ({"B": -0.1, "longer": -0.1}, "valid, helps, mixing, not dynamics"),
+        ({"B": -0.1, "gate": -0.1}, "valid, helps, useful"),
+        ({"B": -0.1}, "valid, helps, mixing, not dynamics, useful"),
+    ],
+)
+def test_the_words_are_those_of_the_rules(worse, said, tmp_path):
+    assert ", ".join(words(study_of(tmp_path, **worse))) == said
+
+
+def test_holms_interval_excludes_0_if_and_only_if_holm_rejects(tmp_path):
+    names, alpha = ["B", "A", "gate", "longer"], 0.05
+    outcomes = set()
+    for shift in (0.004, 0.006, 0.0075, 0.009, 0.012):
+        study = study_of(tmp_path, B=-shift, A=-1.3 * shift, gate=shift, longer=-0.8 * shift)
+        corrected = verdicts.holm(study, names, "softmax", alpha)
+        p = {name: study_p(study, name) for name in names}
+        rejected, remaining = set(), sorted(names, key=p.get)
+        while remaining and p[remaining[0]] <= alpha / len(remaining):
+            rejected.add(remaining.pop(0))
+        assert {name for name in names if not corrected[name].low <= 0 <= corrected[name].high} == rejected
+        outcomes.add(len(rejected))
+    assert len(outcomes) > 1  # some are rejected at one shift and not at another
+
+
+def study_p(study, name):
+    ours, theirs = (study.values((row,), "test") for row in (name, "softmax"))
+    return stats.ttest_1samp([ours[seed] - theirs[seed] for seed in ours], 0).pvalue
+
+
+def test_an_interval_is_that_of_the_paired_t(tmp_path):
+    study = study_of(tmp_path, B=-0.1)
+    found = verdicts.at_level(study, "B", "softmax", 0.029)
+    half = stats.t.ppf(1 - 0.029 / 2, 7) * statistics.stdev(found.values) / math.sqrt(8)
+    assert (found.low, found.high) == pytest.approx((0.1 - half, 0.1 + half), abs=1e-3)
+
+
+def test_what_was_not_run_is_said(tmp_path):
+    study = study_of(tmp_path)
+    few = dataclasses.replace(study, runs=[run for run in study.runs if run["seed"] < 2])
+    assert words(few) == ["not run"] and "toy: not run" in verdicts.verdicts(few)[0]
+    (text,) = verdicts.verdicts(study)
+    assert "- B over softmax, Holm: +0.0" in text or "- B over softmax, Holm: -0.0" in text
+    assert "8 seeds, p " in text
+
+
+def test_the_figure_has_a_line_for_each_mixed_arm(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(verdicts.plt, "close", figures.append)
+    verdicts.draw_regimes([study_of(tmp_path)], tmp_path / "x.svg")
+    (panel,) = figures[0].axes
+    assert sorted(label.get_text() for label in panel.get_yticklabels()) == ["toy: A", "toy: B"]
+    few = [run for run in study_of(tmp_path).runs if run["seed"] < 2]
+    verdicts.draw_regimes([dataclasses.replace(study_of(tmp_path), runs=few)], tmp_path / "none.svg")
+    assert not (tmp_path / "none.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"best": "sofmax"}, "'sofmax' is no point of the grid"),
+        ({"mixed": ["B", "C"]}, "'C' is no point of the grid"),
+        ({"alpha": "5 %"}, "alpha must be a number"),
+        ({"worst": "B"}, "may have best"),
+    ],
+)
+def test_wrong_rules_are_refused(change, said, tmp_path):
+    content = GRID | {"rules": {"toy": GRID["rules"]["toy"] | change}}
+    with pytest.raises(ValueError, match=said):
+        grids.checked(content, tmp_path / "toy.toml")
