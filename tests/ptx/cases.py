@@ -28,7 +28,7 @@ AXES = {
     "mixing": ["none", "shared", "per query"],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
     "dtype": ["float16", "bfloat16", "float32"],
-    "hidden": ["causal", "padding", "mask", "mask by head", "causal padding"],
+    "hidden": ["causal", "padding", "mask by head", "causal padding"],
     "extra": ["dropout", "sink", "plain"],
     "stages": [1, 2, 3],
 }
@@ -101,7 +101,8 @@ def more_cases() -> Iterator[Case]:
         yield case._replace(capability=90)
         yield case._replace(dtype="tf32", stages=1 + case.stages % 3)
     for n, case in enumerate(cases * 2):
-        yield case._replace(normalizer=AXES["normalizer"][n % 4], dtype=AXES["dtype"][n % 3], queries=70, keys=101)
+        hidden, dtype = "mask" if n % 2 else case.hidden, AXES["dtype"][n % 3]
+        yield case._replace(hidden=hidden, dtype=dtype, normalizer=AXES["normalizer"][n % 4], queries=70, keys=101)
 
 
 def philox(seed: int, counters) -> list:

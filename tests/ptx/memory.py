@@ -33,7 +33,7 @@ class _Tensor:
         self.item, self.tensor, start = tensor.element_size(), tensor, tensor.data_ptr()
         self.bytes = (extent if tensor.numel() else 0) * self.item
         self.name = f"argument {n}, {tuple(tensor.shape)} of {tensor.dtype}"
-        self.address, self.low = (n + 1 << RANGE) + start % 4096, start % 16
+        self.address, self.low = (2 * n + 3 << RANGE - 1) + start % 4096, start % 16  # in the middle of its range
         # Views of all widths begin at a multiple of 16; what lies before and behind the tensor is never touched.
         memory = (ctypes.c_uint8 * (-(-(self.low + self.bytes) // 16) * 16)).from_address(start - self.low)
         self.views = {kind: np.frombuffer(memory, kind) for kind in BITS.values()}

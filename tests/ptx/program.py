@@ -24,10 +24,6 @@ class Site(NamedTuple):
     def __str__(self):
         return str(self.instruction)
 
-    @property
-    def opcode(self) -> str:
-        return self.instruction.opcode
-
 
 class Block(NamedTuple):
     run: Callable  # of the registers, the mask of threads and the machine; it returns the guard of the last instruction

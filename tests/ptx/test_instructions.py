@@ -297,13 +297,9 @@ def test_tensor_cores_multiply(opcode):
 
 
 FILLING = """
-    shl.b32 %r2, %r1, 4;
-    min.u32 %r4, %r1, 16;
-    {0} [%r2], [%rd11], 16, %r4;
-    cp.async.commit_group;
-    cp.async.wait_group 0;
-    ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2];
-    st.global.v4.b32 [%rd12], {{%r20, %r21, %r22, %r23}};"""
+    shl.b32 %r2, %r1, 4; min.u32 %r4, %r1, 16; {0} [%r2], [%rd11], 16, %r4;
+    cp.async.commit_group; cp.async.wait_group 0;
+    ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2]; st.global.v4.b32 [%rd12], {{%r20, %r21, %r22, %r23}};"""
 FILLING = [assemble(2, at(1, 16) + at(2, 16) + FILLING.format(f"cp.async.{how}.shared.global")) for how in ("ca", "cg")]
 
 
@@ -316,20 +312,11 @@ def test_a_copy_fills_with_zeros(text):
 
 # The threads count to their number and leave the loop when they are there; they meet at a barrier.
 LOOP = """
-    mov.b32 %r2, 0;
-    setp.lt.u32 %p1, %r1, 48;
-    @!%p1 bra LATE;
+    mov.b32 %r2, 0; setp.lt.u32 %p1, %r1, 48; @!%p1 bra LATE;
     TOP:
-    add.s32 %r2, %r2, 3;
-    setp.lt.u32 %p2, %r2, %r1;
-    @%p2 bra TOP;
-    bra.uni LATE;
+    add.s32 %r2, %r2, 3; setp.lt.u32 %p2, %r2, %r1; @%p2 bra TOP; bra.uni LATE;
     LATE:
-    bar.sync 0;
-    st.global.b32 [%rd11], %r2;
-    setp.eq.b32 %p3, %r1, 5;
-    @%p3 exit;
-    st.global.b32 [%rd12], %r2;"""
+    bar.sync 0; st.global.b32 [%rd11], %r2; setp.eq.b32 %p3, %r1, 5; @%p3 exit; st.global.b32 [%rd12], %r2;"""
 LOOP = assemble(2, at(1, 4) + at(2, 4) + LOOP)
 
 
@@ -341,19 +328,9 @@ def test_threads_part_and_meet_again():
 
 
 MOVES = """
-    ld.global.b64 %rd20, [%rd11];
-    mov.b64 {%r2, %r3}, %rd20;
-    mov.b32 {%rs2, _}, %r2;
-    mov.b32 {_, %rs3}, %r2;
-    mov.u16 %rs4, %rs3;
-    mov.b16 %rs5, %rs4;
-    mov.b32 %r4, {%rs5, %rs2};
-    mov.s32 %r5, %r4;
-    mov.f32 %r6, %r5;
-    mov.b64 %rd21, {%r6, %r3};
-    mov.u64 %rd22, %rd21;
-    mov.pred %p1, -1;
-    @%p1 st.global.b64 [%rd12], %rd22;"""
+    ld.global.b64 %rd20, [%rd11]; mov.b64 {%r2, %r3}, %rd20; mov.b32 {%rs2, _}, %r2; mov.b32 {_, %rs3}, %r2;
+    mov.u16 %rs4, %rs3; mov.b16 %rs5, %rs4; mov.b32 %r4, {%rs5, %rs2}; mov.s32 %r5, %r4; mov.f32 %r6, %r5;
+    mov.b64 %rd21, {%r6, %r3}; mov.u64 %rd22, %rd21; mov.pred %p1, -1; @%p1 st.global.b64 [%rd12], %rd22;"""
 MOVES = assemble(2, at(1, 8) + at(2, 8) + MOVES)
 
 
