@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import Bounds, Variant, problem_of
+from mixhead_plugin.ops import accuracy
+from mixhead_plugin.ops.accuracy import Variant
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
@@ -27,7 +28,7 @@ AXES = {
     "mixing": ["none", "shared", "per query"],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
     "dtype": ["float16", "bfloat16", "float32"],
-    "hidden": ["causal", "padding", "mask", "mask by head", "causal padding"],
+    "hidden": ["causal", "padding", "mask by head", "causal padding"],
     "extra": ["dropout", "sink", "plain"],
     "stages": [1, 2, 3],
 }
@@ -100,7 +101,8 @@ def more_cases() -> Iterator[Case]:
         yield case._replace(capability=90)
         yield case._replace(dtype="tf32", stages=1 + case.stages % 3)
     for n, case in enumerate(cases * 2):
-        yield case._replace(normalizer=AXES["normalizer"][n % 4], dtype=AXES["dtype"][n % 3], queries=70, keys=101)
+        hidden, dtype = "mask" if n % 2 else case.hidden, AXES["dtype"][n % 3]
+        yield case._replace(hidden=hidden, dtype=dtype, normalizer=AXES["normalizer"][n % 4], queries=70, keys=101)
 
 
 def philox(seed: int, counters) -> list:
@@ -136,7 +138,7 @@ def case_of(name: str) -> Case:
 def run(case: Case, edit=None, interpreted: bool = False) -> dict:
     """Return a report of a case: what is wrong, its largest share of the bound, and what was executed."""
     variant, executed, shared = case.variant(), 0, 0
-    inputs, d_out = problem_of(variant, case.queries, case.keys, 0.3)
+    inputs, d_out = accuracy.sample_call(variant, case.queries, case.keys, 0.3)
 
     def start(kernel, blocks, arguments, tile) -> None:
         nonlocal executed, shared
@@ -151,10 +153,9 @@ def run(case: Case, edit=None, interpreted: bool = False) -> dict:
     out, rows = call.forward()
     found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
     seconds = time.process_time() - begin
-    bounds = Bounds(inputs, d_out, kept_weights(inputs))
+    draws = [accuracy.compare(inputs, d_out, kept_weights(inputs), found)]
     most = 2.0**13 if variant.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
-    share = max(error / most for error in bounds.errors(found).values())
-    fault = bounds.fault(found, most)
+    share, fault = float(np.max([*accuracy.shares(draws).values()])) / most, accuracy.fault_in(draws, most)
     return dict(case=case.name, fault=fault, share=share, seconds=seconds, executed=executed, shared=shared)
 
 

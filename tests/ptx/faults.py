@@ -23,7 +23,10 @@ from tests.ptx.memory import Fault
 from tests.ptx.program import Program
 
 ROOT = Path(__file__).parents[2]
-CASES = {"flash": "none/softmax/float16/causal/dropout/3", "mixed": "shared/softmax/float16/causal-padding/plain/2"}
+CASES = {
+    "flash": "none/softmax/float16/causal/dropout/3/4x16/0/80/70/75",
+    "mixed": "shared/softmax/float16/causal-padding/plain/2",
+}
 
 
 def without(pattern: str) -> Callable[[str], Iterator[str]]:
@@ -57,7 +60,7 @@ MACHINE = {
 # kind, case, file, text, replacement; lines of one kind go together
 SOURCE = """
 padding of one byte # mixed # operators # padding.int() # padding.view(torch.uint8)
-padding of one byte # mixed # rows # tl.static_assert(p.dtype # print(p.dtype
+padding of one byte # mixed # rows # primitive_bitwidth >= 16 # primitive_bitwidth >= 8
 no mask of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x)
 no `other` of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x, mask=inside)
 no mask of a store of rows # flash # rows # element_ty), mask=inside) # element_ty))
@@ -75,7 +78,7 @@ no zeros between padded heads # mixed # mixed # (C.HK // C.HC) == 0) & # (C.HK /
 
 
 def in_machine_code(name: str, table: dict[str, Counter]) -> None:
-    """Run a case as it is, and each kernel with each fault: on the memory from before, compared with that from after."""
+    """Run a case, then each kernel with each fault: on the memory from before, compared with that from after."""
     launches, texts = {}, []
 
     def record(program: Program, blocks: int, warps: int, shared: int, values: list) -> Counter:
@@ -100,7 +103,7 @@ def in_machine_code(name: str, table: dict[str, Counter]) -> None:
                     found = "a race" if "race" in str(error) else "another error"
                 table[kind][found] += 1
                 if found == "silent":
-                    place = len(os.path.commonprefix([text, changed]))
+                    place = next(n for n, (a, b) in enumerate(zip(text, changed)) if a != b)
                     line = text[: text.find(";", place)].rpartition("\n")[2].strip()
                     print(f"    silent: {kind}, {kernel}, line {text[:place].count(chr(10)) + 1}: {line}", flush=True)
 

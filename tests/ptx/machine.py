@@ -1,5 +1,6 @@
 """Run a program: all threads of many blocks at once, in groups of the same program counter."""
 
+import functools
 from collections import Counter
 from typing import Any, Optional
 
@@ -12,7 +13,6 @@ from tests.ptx.shared import Shared
 
 THREADS = 4096  # that run at once, about: fewer waste calls of numpy, more waste cache
 REDUCTIONS = {"min": np.minimum, "max": np.maximum, "add": np.add}
-REDUCTIONS |= {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
 
 
 def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any]) -> Counter:
@@ -116,7 +116,7 @@ class Machine:
         """Return [count, lanes] of numbers that some threads got; the others keep poison."""
         if len(on) == self.lanes:
             return found
-        out = np.full((len(found), self.lanes), POISON[kind])
+        out = np.full((len(found), self.lanes), POISON[kind], kind)
         out[:, on] = found
         return out
 
@@ -146,10 +146,6 @@ class Machine:
     def store_global(self, site: Any, on, address, values: list) -> None:
         values = [self.full(value).view(site.kind)[on] for value in values]
         self.memory.store(site, self.full(address)[on], values, site.kind, self.who.of(on))
-
-    def atomic_add(self, site: Any, on, address, value):
-        old = self.memory.add(site, self.full(address)[on], self.full(value)[on], self.who.of(on))
-        return self.spread(on, old.view(site.kind)[None], site.kind)[0]
 
     def load_shared(self, site: Any, on, address):
         found = self.shared.load(site, on, self.full(address)[on], site.count, site.kind)
@@ -188,7 +184,7 @@ class Machine:
         """ldmatrix: lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each matrix."""
         lanes, address = self._rows(site, on, address, site.count)
         rows = self.shared.load(site, lanes, address, 8, U16).T.reshape(-1, site.count, 8, 8)
-        if ".trans" in site.opcode:
+        if ".trans" in site.instruction.opcode:
             rows = rows.swapaxes(2, 3)
         words = np.ascontiguousarray(rows).view(U32).reshape(-1, site.count, 32)
         return self.spread(on, words.transpose(1, 0, 2).reshape(site.count, -1), U32)
@@ -197,23 +193,20 @@ class Machine:
         lanes, address = self._rows(site, on, address, len(values))
         words = np.stack([self.full(value)[on].reshape(-1, 8, 4) for value in values], 1)  # [warps, count, 8, 4]
         rows = np.ascontiguousarray(words).view(U16)
-        if ".trans" in site.opcode:
+        if ".trans" in site.instruction.opcode:
             rows = np.ascontiguousarray(rows.swapaxes(2, 3))
         self.shared.store(site, lanes, address, rows.reshape(-1, 8).view(U8))
 
     def shuffle(self, site: Any, on, a, b, clamp, members):
         self._members(site, on, members)
-        lane, b, clamp = self.all % 32, self.full(b).astype(S64) & 31, self.full(clamp).astype(S64)
-        segment = clamp >> 8 & 31
-        least, most = lane & segment, lane & segment | clamp & 31 & ~segment
-        how = site.opcode.split(".")[2]
-        source = {"idx": least | (b & ~segment), "up": lane - b, "down": lane + b, "bfly": lane ^ b}[how]
-        there = source >= most if how == "up" else source <= most
-        return self.full(a)[self.all - lane + np.where(there, source, lane)]
+        if (self.full(clamp)[on] != 31).any():
+            raise NotImplementedError(f"a part of a warp: {site}")
+        lane, b = self.all % 32, self.full(b).astype(S64) & 31
+        return self.full(a)[self.all - lane + (b if ".idx." in site.instruction.opcode else lane ^ b)]
 
     def reduce(self, site: Any, on, a, members):
         self._members(site, on, members)
-        how = REDUCTIONS[site.opcode.split(".")[2]]
+        how = REDUCTIONS[site.instruction.opcode.split(".")[2]]
         return np.repeat(how.reduce(self.full(a).reshape(-1, 32), 1, a.dtype), 32)
 
     def warp_barrier(self, site: Any, on, members) -> None:
@@ -227,14 +220,13 @@ class Machine:
     def multiply(self, site: Any, on, a: list, b: list, c: list) -> list:
         """Return D = A B + C of m16n8, float32; `fragment` says who holds what."""
         self.whole_warps(site, on)
-        inner, kind = int(site.opcode.split("k")[1].split(".")[0]), site.opcode.split(".")[-2]
+        inner, kind = int(site.instruction.opcode.split("k")[1].split(".")[0]), site.instruction.opcode.split(".")[-2]
         per_word = 4 // TYPES[kind].itemsize if kind != "tf32" else 1
-        A, B = (self._matrix(part, kind) for part in (a, b))
-        A = A[:, fragment("A", inner, per_word)]
-        B = B[:, fragment("B", inner, per_word)]
+        A = self._matrix(a, kind)[:, fragment("A", inner, per_word)]
+        B = self._matrix(b, kind)[:, fragment("B", inner, per_word)]
         C = self._matrix(c, "f32")[:, fragment("C", inner, 1)]
-        D = (A @ B + C).reshape(len(A), -1)[:, RESULT]  # [warps, lane, register]
-        return list(D.transpose(2, 0, 1).reshape(4, -1))
+        D = (A @ B + C).reshape(len(A), 128)[:, np.argsort(fragment("C", inner, 1).ravel())]  # [warps, register * lane]
+        return list(D.reshape(-1, 4, 32).swapaxes(0, 1).reshape(4, -1))
 
     def _matrix(self, parts: list, kind: str):
         """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word], as float32."""
@@ -247,6 +239,7 @@ class Machine:
         return words.view(F16).astype(F32) if kind == "f16" else words.view(F32)
 
 
+@functools.cache
 def fragment(name: str, inner: int, per_word: int):
     """Return where the numbers of a matrix lie among [register, lane, part of a word] (PTX ISA, 'Matrix fragments').
 
@@ -254,21 +247,13 @@ def fragment(name: str, inner: int, per_word: int):
     from t * per_word on, further by 4 * per_word in each second pair of registers. B is alike: its columns are g. In C
     and D the registers hold (g, 2 t), (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
     """
-    if (name, inner, per_word) not in _FRAGMENTS:
-        shape = {"A": (16, inner), "B": (inner, 8), "C": (16, 8)}[name]
-        at = np.empty(shape, int)
-        registers = {"A": inner // (2 * per_word), "B": inner // (4 * per_word), "C": 4}[name]
-        for number, (register, lane, part) in enumerate(np.ndindex(registers, 32, per_word)):
-            g, t = lane // 4, lane % 4
-            if name == "C":
-                at[g + 8 * (register // 2), 2 * t + register % 2] = number
-            elif name == "A":
-                at[g + 8 * (register % 2), t * per_word + part + 4 * per_word * (register // 2)] = number
-            else:
-                at[t * per_word + part + 4 * per_word * register, g] = number
-        _FRAGMENTS[name, inner, per_word] = at
-    return _FRAGMENTS[name, inner, per_word]
-
-
-_FRAGMENTS: dict = {}
-RESULT = np.array([[(lane // 4 + 8 * (r // 2)) * 8 + 2 * (lane % 4) + r % 2 for r in range(4)] for lane in range(32)])
+    at = np.empty({"A": (16, inner), "B": (inner, 8), "C": (16, 8)}[name], int)
+    for number, (register, lane, part) in enumerate(np.ndindex(at.size // (32 * per_word), 32, per_word)):
+        g, t = lane // 4, lane % 4
+        if name == "C":
+            at[g + 8 * (register // 2), 2 * t + register % 2] = number
+        elif name == "A":
+            at[g + 8 * (register % 2), t * per_word + part + 4 * per_word * (register // 2)] = number
+        else:
+            at[t * per_word + part + 4 * per_word * register, g] = number
+    return at

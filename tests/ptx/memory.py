@@ -33,7 +33,7 @@ class _Tensor:
         self.item, self.tensor, start = tensor.element_size(), tensor, tensor.data_ptr()
         self.bytes = (extent if tensor.numel() else 0) * self.item
         self.name = f"argument {n}, {tuple(tensor.shape)} of {tensor.dtype}"
-        self.address, self.low = (n + 1 << RANGE) + start % 4096, start % 16
+        self.address, self.low = (2 * n + 3 << RANGE - 1) + start % 4096, start % 16  # in the middle of its range
         # Views of all widths begin at a multiple of 16; what lies before and behind the tensor is never touched.
         memory = (ctypes.c_uint8 * (-(-(self.low + self.bytes) // 16) * 16)).from_address(start - self.low)
         self.views = {kind: np.frombuffer(memory, kind) for kind in BITS.values()}
@@ -78,15 +78,6 @@ class Memory:
                     offset,
                     who.of(some),
                 )
-
-    def add(self, site: Any, address, value, who: Threads):
-        """Return the old numbers and add to them, one thread after the other; blocks may meet."""
-        old = np.empty_like(value)
-        for tensor, some, offset in self._places(site, address, value.itemsize, who):
-            view = tensor.views[BITS[value.itemsize]].view(value.dtype)
-            for lane, at in zip(np.arange(len(value))[some], (offset + tensor.low) // value.itemsize):
-                old[lane], view[at] = view[at], view[at] + value[lane]
-        return old
 
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""

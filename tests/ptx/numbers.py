@@ -39,11 +39,6 @@ def from_bf16(x):
     return (x.astype(U32) << 16).view(F32)
 
 
-def to_tf32(x):
-    """Round float32 to 10 bits of mantissa, ties away from zero."""
-    return np.where(np.isnan(x), 0x7FFFFFFF, x.view(U32) + 0x1000 & 0xFFFFE000)
-
-
 def paired(convert):
     """Return a conversion of two numbers to the halves of a word, the first the upper one."""
     return lambda a, b: convert(a).view(U16).astype(U32) << 16 | convert(b).view(U16)

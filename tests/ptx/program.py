@@ -24,10 +24,6 @@ class Site(NamedTuple):
     def __str__(self):
         return str(self.instruction)
 
-    @property
-    def opcode(self) -> str:
-        return self.instruction.opcode
-
 
 class Block(NamedTuple):
     run: Callable  # of the registers, the mask of threads and the machine; it returns the guard of the last instruction
@@ -127,7 +123,8 @@ class _Coder:
                 value = self.new(f"{value}.view({self.name('t', kind)})")
             if guard != "None":
                 value = self.new(f"np.where({guard}, {value}, {self.read(part.name, kind)})")
-            self.write(part, value, kind)
+            if part != Symbol("_"):
+                self.write(part, value, kind)
 
     def argument(self, spec: str, operand, last: Optional[np.dtype]) -> str:
         """Return the expression of a source; `last` is the last type of the opcode."""

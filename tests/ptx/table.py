@@ -1,9 +1,9 @@
 """The instructions: operands, meaning in the terms of the PTX ISA, and function.
 
-Braces in an opcode stand for one of their words. Operands are results, a colon, sources: a type of PTX, `T` for the last
-type in the opcode, `T*` for a vector of them or one alone, `parts` for one T or equal parts of it, `int` for a number
-in the text, `address`. A function takes arrays over threads. One that also needs the machine has its name in quotes: it
-is a method, which takes the instruction, the threads that take part, and the sources.
+Braces in an opcode stand for one of their words. Operands are results, a colon, sources: a type of PTX, `T` for the
+last type in the opcode, `T*` for a vector of them or one alone, `parts` for one T or equal parts of it, `int` for a
+number in the text, `address`. A function takes arrays over threads. One that also needs the machine has its name in
+quotes: it is a method, which takes the instruction, the threads that take part, and the sources.
 """
 
 import itertools
@@ -59,19 +59,15 @@ row("or.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_or)
 row("xor.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_xor)
 row("not.{pred,b16,b32,b64}", "T: T", "bit by bit", np.invert)
 row("shl.{b16,b32,b64}", "T: T u32", "a << b; 0 if b is the width or more", numbers.shifted(np.left_shift))
-row(
-    "shr.{u16,s16,u32,s32,u64,s64}",
-    "T: T u32",
-    "a >> b, filled with zeros, or with the sign",
-    numbers.shifted(np.right_shift),
-)
+SHR = "shr.{u16,s16,u32,s32,u64,s64}"
+row(SHR, "T: T u32", "a >> b, filled with zeros, or with the sign", numbers.shifted(np.right_shift))
 row("bfe.{u32,s32}", "T: T u32 u32", "c bits of a from bit b on, extended", numbers.bit_field)
 row("prmt.b32", "T: T T T", "four of the bytes of b:a, chosen by the nibbles of c", numbers.permute)
 
 # Floats
-row("add{,.rn}.f32", "T: T T", "a + b, to nearest even", np.add)
-row("sub{,.rn}.f32", "T: T T", "a - b, to nearest even", np.subtract)
-row("mul{,.rn}.f32", "T: T T", "a * b, to nearest even", np.multiply)
+row("add.f32", "T: T T", "a + b, to nearest even", np.add)
+row("sub.f32", "T: T T", "a - b, to nearest even", np.subtract)
+row("mul.f32", "T: T T", "a * b, to nearest even", np.multiply)
 row("fma.rn.f32", "T: T T T", "a * b + c, rounded once", numbers.fma)
 row("fma.rn.ftz.f32", "T: T T T", "the same, subnormal numbers are 0", flushing(numbers.fma))
 row("div.full.f32", "T: T T", "a / b within 2 ulp", np.divide)
@@ -94,59 +90,40 @@ row("setp.eq.{b16,b32,b64}", "pred: T T", "a comparison of bits", np.equal)
 row("setp.ne.{b16,b32,b64,s16,u16,s32,u32,s64,u64}", "pred: T T", "a comparison", np.not_equal)
 row("setp.ne.{f16,f32}", "pred: T T", "false if one is NaN", lambda a, b: (a < b) | (a > b))
 row("setp.neu.{f16,f32}", "pred: T T", "true if one is NaN", np.not_equal)
+row("setp.eq.bf16", "pred: T T", "a comparison", lambda a, b: numbers.from_bf16(a) == numbers.from_bf16(b))
 row("selp.{b16,b32,b64,u16,u32,s32,f32}", "T: T T pred", "d = c ? a : b", lambda a, b, c: np.where(c, a, b))
 
 # Moves and conversions
 row("mov.{pred,b16,u16,b32,u32,s32,f32,b64,u64}", "parts: parts", "a copy; parts lie from the lowest on", "move")
-for to, source in itertools.product(("u16", "s16", "u32", "s32", "u64", "s64"), repeat=2):
+for to, source in itertools.permutations(("u16", "u32", "s32", "u64", "s64"), 2):
     row(f"cvt.{to}.{source}", f"{to}: {source}", "cut, or extended", lambda a, to=TYPES[to]: a.astype(to))
-row("cvt.{u32,s32}.u8", "T: u8", "extended", lambda a: a.astype(np.uint32))
 row("cvt.f32.f16", "f32: f16", "exact", lambda a: a.astype(F32))
 row("cvt.f32.bf16", "f32: bf16", "exact", numbers.from_bf16)
 row("cvt.rn.f16.f32", "f16: f32", "to nearest even", lambda a: a.astype(F16))
 row("cvt.rn.bf16.f32", "bf16: f32", "to nearest even", numbers.to_bf16)
-row(
-    "cvt.rn.f16x2.f32", "f16x2: f32 f32", "a to the upper half, b to the lower", numbers.paired(lambda a: a.astype(F16))
-)
-row("cvt.rn.bf16x2.f32", "bf16x2: f32 f32", "the same", numbers.paired(numbers.to_bf16))
-row("cvt.rna.tf32.f32", "tf32: f32", "to nearest, ties away from zero", numbers.to_tf32)
+row("cvt.rn.f16x2.f32", "f16x2: f32 f32", "a above b", numbers.paired(lambda a: a.astype(F16)))
+row("cvt.rn.bf16x2.f32", "bf16x2: f32 f32", "a above b", numbers.paired(numbers.to_bf16))
 row("cvt.rn.f32.{u32,s32}", "f32: T", "to nearest even", lambda a: a.astype(F32))
 for kind in ("u32", "s32"):
     row(f"cvt.rzi.{kind}.f32", f"{kind}: f32", "to zero, saturated", numbers.truncated(TYPES[kind]))
 
 # Memory
 row("ld.param.{b8,b16,b32,u32,s32,b64,u64,f32}", "T*: address", "an argument", "load_parameter")
-row("atom.global.gpu.acq_rel.add.{u32,f32}", "T: address T", "d = [a], [a] += b, undivided", "atomic_add")
 for form in ("{,.v2,.v4}.{b8,b16,b32}", "{,.v2}.b64"):
     row(f"ld.global{form}", "T*: address", "aligned to its size", "load_global")
     row(f"st.global{form}", ": address T*", "aligned to its size", "store_global")
     row(f"ld.shared{form}", "T*: address", "aligned to its size", "load_shared")
     row(f"st.shared{form}", ": address T*", "aligned to its size", "store_shared")
-row(
-    "ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16",
-    "b32*: address",
-    "rows of 8 x 8 matrices",
-    "load_matrices",
-)
-row(
-    "stmatrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16",
-    ": address b32*",
-    "rows of 8 x 8 matrices",
-    "store_matrices",
-)
-row(
-    "cp.async.{ca,cg}.shared.global",
-    ": address address int u32?",
-    "a copy that a wait ends; zeros from byte d on",
-    "copy_async",
-)
+for form in ("{x1,x2,x4}{,.trans}.shared.b16",):
+    row(f"ldmatrix.sync.aligned.m8n8.{form}", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
+    row(f"stmatrix.sync.aligned.m8n8.{form}", ": address b32*", "rows of 8 x 8 matrices", "store_matrices")
+row("cp.async.{ca,cg}.shared.global", ": address address int u32?", "a copy; zeros from byte d on", "copy_async")
 row("cp.async.commit_group", ":", "the copies since the last one are a group", "commit")
 row("cp.async.wait_group", ": int", "wait until at most so many groups of a thread are left", "wait")
 
 # Warps and tensor cores
-row("shfl.sync.{bfly,idx,up,down}.b32", "T: T u32 u32 u32", "a of another lane", "shuffle")
-row("redux.sync.{min,max,add}.{u32,s32}", "T: T u32", "min, max or sum over the warp", "reduce")
-row("redux.sync.{and,or,xor}.b32", "T: T u32", "bits over the warp", "reduce")
+row("shfl.sync.{bfly,idx}.b32", "T: T u32 u32 u32", "a of another lane", "shuffle")
+row("redux.sync.{min,max,add}.{u32,s32}", "T: T u32", "over the lanes of the warp", "reduce")
 row("mma.sync.aligned.m16n8k16.row.col.f32.{f16.f16,bf16.bf16}.f32", "f32*: b32* b32* f32*", "D = A B + C", "multiply")
 row("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "f32*: b32* b32* f32*", "D = A B + C", "multiply")
 

@@ -14,7 +14,7 @@ import pytest
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs the package triton", allow_module_level=True)
-ROOT, PARTS = Path(__file__).parents[2], 4
+ROOT, PARTS = Path(__file__).parents[2], 3
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
