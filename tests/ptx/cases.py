@@ -9,7 +9,8 @@ import argparse
 import json
 import sys
 import time
-from typing import Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import struct
-from typing import Any, Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget

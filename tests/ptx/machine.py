@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -155,7 +155,7 @@ class Machine:
         data = np.stack([self.full(value).view(site.kind)[on] for value in values], 1).view(U8)
         self.shared.store(site, on, self.full(address)[on], data)
 
-    def copy_async(self, site: Any, on, to, source, size: int, given: Optional[Any] = None) -> None:
+    def copy_async(self, site: Any, on, to, source, size: int, given: Any | None = None) -> None:
         """Copy the first `given` bytes, and fill with zeros up to `size`."""
         data, given = np.zeros((len(on), size), U8), self.full(np.array([size], U32) if given is None else given)[on]
         source = self.full(source)[on]

@@ -1,7 +1,8 @@
 """The global memory of a launch: its tensors, each in a range of addresses of its own."""
 
 import ctypes
-from typing import Any, Iterator, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 

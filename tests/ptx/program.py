@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from typing import Callable, NamedTuple, Optional
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class Block(NamedTuple):
     run: Callable  # of the registers, the mask of threads and the machine; it returns the guard of the last instruction
     instructions: list[Instruction]
     end: str  # "branch", "end", "barrier" or "": what the last instruction does
-    target: Optional[int]  # the block that a branch goes to
+    target: int | None  # the block that a branch goes to
 
 
 class Program:
@@ -126,7 +127,7 @@ class _Coder:
             if part != Symbol("_"):
                 self.write(part, value, kind)
 
-    def argument(self, spec: str, operand, last: Optional[np.dtype]) -> str:
+    def argument(self, spec: str, operand, last: np.dtype | None) -> str:
         """Return the expression of a source; `last` is the last type of the opcode."""
         if spec == "int":
             return str(operand.bits)

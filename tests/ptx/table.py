@@ -8,7 +8,8 @@ quotes: it is a method, which takes the instruction, the threads that take part,
 
 import itertools
 import re
-from typing import Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Row(NamedTuple):
     results: list[str]
     sources: list[str]
     meaning: str
-    function: Union[Callable, str]
+    function: Callable | str
 
 
 TABLE: dict[str, Row] = {}
@@ -31,7 +32,7 @@ def expand(pattern: str) -> list[str]:
     return ["".join(words) for words in itertools.product(*parts)]
 
 
-def row(opcodes: str, operands: str, meaning: str, function: Union[Callable, str]) -> None:
+def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> None:
     for opcode in expand(opcodes):
         kind = next((part for part in reversed(opcode.split(".")) if part in TYPES), "none")
         results, sources = (re.sub(r"\bT\b", kind, side).split() for side in operands.split(":"))

@@ -1,7 +1,7 @@
 """Parse the PTX of one kernel: parameters, registers, and instructions with their operands."""
 
 import re
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple
 
 
 class Register(NamedTuple):
@@ -18,7 +18,7 @@ class Symbol(NamedTuple):
 
 
 class Address(NamedTuple):
-    base: Union[Register, Symbol]
+    base: Register | Symbol
     offset: int
 
 
@@ -29,7 +29,7 @@ class Vector(NamedTuple):
 class Instruction(NamedTuple):
     number: int  # in the text of the kernel
     text: str
-    guard: Optional[Register]
+    guard: Register | None
     negated: bool
     opcode: str
     operands: tuple
