@@ -69,6 +69,19 @@ def test_the_time_limit_saves_and_requeues(cluster, command, tmp_path):
     assert saved["optimizer_history"][-1]["num_updates"] == updates(job)[-1]
 
 
+@pytest.mark.parametrize("status, ends", [(75, "COMPLETED 0:0"), (138, "COMPLETED 0:0"), (1, "FAILED 1:0")])
+def test_the_status_says_whether_a_job_is_requeued(status, ends, cluster, tmp_path):
+    first = f'test "${{SLURM_RESTART_COUNT:-0}}" != 0 || exit {status}'
+    (tmp_path / "train.sh").write_text(f"#!/bin/bash\necho task $SLURM_PROCID of $4: ${{*: -2}}\n{first}\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    job = Job(cluster, tmp_path, tmp_path / "train.sh", "data")
+    if status != 1:
+        job.starts_again(1)
+    assert job.until_ended() == ends
+    found = re.findall(r"task (\d) of (\d): --distributed-rank (\d)", job.text())
+    assert sorted(found) == sorted([("0", "2", "0"), ("1", "2", "1")] * (1 if status == 1 else 2))
+
+
 def test_a_cancelled_job_is_not_requeued(cluster, command, tmp_path):
     job = Job(cluster, tmp_path, *command, "--max-update", 10**6, "--save-dir", tmp_path / "save")
     job.until(lambda: len(updates(job)) >= 3)
