@@ -25,7 +25,7 @@ from tests.ptx.program import Program
 ROOT = Path(__file__).parents[2]
 CASES = {
     "flash": "none/softmax/float16/causal/dropout/3/4x16/0/80/70/75",
-    "mixed": "shared/softmax/float16/causal-padding/plain/2",
+    "mixed": "shared/softmax/float16/causal-padding/plain/2/4x16/0/80/37/45",
 }
 
 
