@@ -44,7 +44,8 @@ def swapped(text: str) -> Iterator[str]:
     for m in re.finditer(r"mma\.sync\S*\s*{[^}]*},\s*{([^}]*)},\s*{([^}]*)}", text):
         for group in (1, 2):
             first, second, *rest = m[group].split(",")
-            yield text[: m.start(group)] + ",".join([second, first, *rest]) + text[m.end(group) :]
+            if first.strip() != second.strip():
+                yield text[: m.start(group)] + ",".join([second, first, *rest]) + text[m.end(group) :]
 
 
 MACHINE = {
