@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from recipes import EXAMPLES, READMES, ROOT, commands_of, dry_run, parse, refusal, script
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
-RECIPES = sorted(path.parent.name for path in EXAMPLES.glob("*/train.sh"))
+SYNTHETIC = {"recall", "nearest_neighbour"}  # they train without fairseq; test_synthetic.py runs them
+RECIPES = sorted({path.parent.name for path in EXAMPLES.glob("*/train.sh")} - SYNTHETIC)
 
 # Replacements for programs that start a script on many GPUs; they set the environment of the first process.
 LAUNCHERS = {
@@ -82,7 +83,7 @@ def taken(command):
     [
         pytest.param(path, id=str(path.relative_to(ROOT)), marks=pytest.mark.slow if path.parent.name in LONG else ())
         for path in READMES
-        if commands_of(path.read_text())
+        if commands_of(path.read_text()) and path.parent.name not in SYNTHETIC
     ],
 )
 def test_fairseq_takes_every_command_of_a_readme(path, launchers, capfd):

@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 
+import grids
 import pytest
 import synthetic
 import torch
 from nearest_neighbour.run import TASK
-from recipes import ROOT
+from recipes import EXAMPLES, ROOT
 from synthetic import Setting, run, train
 
 QUICK = TASK._replace(steps=2)
@@ -58,6 +59,17 @@ train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-sc
     expected = run(task, Setting("B", 8, task.size, task.rate, 0.1, 2, 3))
     assert record["metrics"]["result"] == pytest.approx(expected[last or next(iter(expected))], abs=1e-6)
     assert record["measures"]["result"] == (last or next(iter(expected)))
+
+
+@pytest.mark.parametrize("name", ["recall", "nearest_neighbour"])
+def test_no_two_runs_of_the_pilots_are_the_same(name, tmp_path, monkeypatch):
+    settings, task = [], __import__(f"{name}.run", fromlist=["TASK"]).TASK
+    monkeypatch.setenv("SAVE", str(tmp_path))
+    monkeypatch.setattr(synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity())
+    found = grids.runs(grids.read_grid(EXAMPLES / "grids" / f"{name}_pilots.toml"), [101, 102])
+    for each in found:
+        synthetic.main(task, ["train", *each.train])
+    assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101, 102}
 
 
 def test_what_cannot_be_evaluated_is_said_in_one_line(tmp_path, monkeypatch):

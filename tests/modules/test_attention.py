@@ -125,10 +125,9 @@ def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, norma
 
 @pytest.mark.parametrize("way", ["plain", "weights", "gates", "hook", "beams"])
 def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
-    """There blocks make M; in evaluation it is made at once."""
     module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
     torch.nn.init.normal_(module.head_mixing.query_weight)
-    query, key, kept, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), [], []
+    query, key, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), []
     if way == "gates":
         module.gates = HeadGates(torch.linspace(0, 1, 8))
     elif way == "hook":
@@ -137,10 +136,7 @@ def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
         module.set_beam_size(2)
     for training in (True, False):
         options = {"incremental_state": {}, "static_kv": True} if way == "beams" else {}
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-            out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
-        if way == "plain" and training:
-            assert max(kept) < 20 * 4 * 8 * 8
+        out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
         found.append((out, torch.autograd.grad(out.sum(), list(module.parameters()))))
     torch.testing.assert_close(*found)
 
