@@ -24,7 +24,8 @@ from mixhead_plugin.repairs.replace import replaces
 logger = logging.getLogger(__name__)
 
 NAME = ".lock"
-WAIT = 10.0  # seconds; the workers of a training that was killed may take some to end
+# Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead machine late.
+WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
 _held: dict[str, IO[str]] = {}  # by path; the system drops a lock when its process ends, however it ends
 
 
@@ -39,7 +40,13 @@ def lock(folder: str) -> None:
     """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT seconds."""
     path, deadline = os.path.join(os.path.realpath(folder), NAME), time.monotonic() + WAIT
     while path not in _held:
-        file = open(path, "a+")  # noqa: SIM115 (as long as the process)
+        try:
+            file = open(path, "a+")  # noqa: SIM115 (as long as the process)
+        except OSError as error:  # a file that another user left
+            logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
+            return
+        with suppress(OSError):
+            os.chmod(path, 0o666)  # others who may write into the folder may train in it later
         try:
             # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

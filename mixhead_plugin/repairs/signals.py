@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -28,12 +29,13 @@ _got: list[int] = []
 
 @replaces(utils, "call_main")
 def _call_main(original, cfg, main, **kwargs) -> None:
-    if cfg.common_eval.path is None and not cfg.distributed_training.distributed_no_spawn:
+    parallel = cfg.distributed_training
+    if cfg.common_eval.path is None and parallel.distributed_world_size > 1 and not parallel.distributed_no_spawn:
         _handle(_pass_on)
     try:
         original(cfg, main, **kwargs)
     except ProcessExitedException as error:  # of a worker that fairseq has started
-        if error.exit_code != TRY_AGAIN:
+        if error.exit_code not in (TRY_AGAIN, -signal.SIGUSR1):  # USR1 ends a worker that does not train yet
             raise
         sys.exit(TRY_AGAIN)
 
@@ -52,6 +54,8 @@ def _handle(handler: Callable[[int], None]) -> None:
 
     def handle(number: int, frame: Any) -> None:
         if os.getpid() == ours:
+            # A signal to a whole group ends the data workers too; torch would raise here before a checkpoint is saved.
+            signal.signal(signal.SIGCHLD, lambda number, frame: None)
             handler(number)
         elif number == signal.SIGTERM:  # to a data worker, from torch
             os._exit(128 + number)
@@ -65,7 +69,9 @@ def _handle(handler: Callable[[int], None]) -> None:
 def _load(original, cfg, trainer, **kwargs):
     loaded = original(cfg, trainer, **kwargs)
     modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
-    for module in modules if isinstance(trainer, Trainer) and not cfg.no_save else ():
+    saves = isinstance(trainer, Trainer) and not cfg.no_save and not cfg.no_last_checkpoints
+    saves = saves and threading.current_thread() is threading.main_thread()  # Python gives signals to no other
+    for module in modules if saves else ():
         if hasattr(module, "validate_and_save"):
             install(replaces(module, "validate_and_save")(_validate_and_save))
             _handle(_got.append)
@@ -83,7 +89,8 @@ def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epo
     alone, updates = trainer.data_parallel_world_size == 1, trainer.get_num_updates()
     stops = _got if alone else getattr(trainer, "_signals", 0)  # all workers stop after the same update
     intervals = cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates
-    if not stops or end_of_epoch or any(number > 0 and updates % number == 0 for number in intervals):
+    is_last = 0 < cfg.optimization.max_update <= updates
+    if not stops or end_of_epoch or is_last or any(number > 0 and updates % number == 0 for number in intervals):
         result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
     else:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, None)

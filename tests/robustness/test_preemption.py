@@ -61,6 +61,20 @@ def test_a_signal_saves_and_the_same_command_goes_on(name, update, recipes, undi
     assert_as_undisturbed(parts, tmp_path / "save", undisturbed("transformer_lm", *FOUR_EPOCHS))
 
 
+@pytest.mark.parametrize("flags", [["--num-workers", "1"], ["--num-workers", "1", "--no-save"]], ids=["saves", "not"])
+def test_a_signal_to_the_whole_group_ends_a_training_with_data_workers(flags, recipes, tmp_path):
+    """So do sweep.py and SLURM: the data workers get the signal, too."""
+    before = SIGNAL.format(name="SIGTERM", update=6).replace("os.kill(os.getpid(),", "os.killpg(0,")
+    assert "killpg" in before
+    arguments = [*recipes["transformer_lm"], *FOUR_EPOCHS, *flags, "--save-dir", tmp_path / "save"]
+    ended = start("fairseq-train", *arguments, before=f"import os; os.setpgid(0, 0)\n{before}").wait()
+    if "--no-save" in flags:
+        assert ended.returncode == -signal.SIGTERM
+    else:
+        assert ended.returncode == os.EX_TEMPFAIL, ended.stderr[-3000:]
+        assert_whole(tmp_path / "save")
+
+
 def test_workers_stop_after_the_same_update(recipes, tmp_path):
     """Only the second worker gets the signal."""
     flags = [*DDP, "--max-update", "1000", "--save-dir", tmp_path / "save", "--save-interval-updates", "0"]
