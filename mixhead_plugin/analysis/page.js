@@ -157,11 +157,11 @@ function drawWords(attention, values) {
   let more = attention.mixing ? "This is before mixing." : "The heads of this attention are not mixed.";
   if (attention.mixing && kind === "mixed") {
     const recipe = attention.source.map((_, j) => attention.factor(token, j, head));
-    const terms = strongest(recipe, 4).map((j) => `${number(recipe[j])} × head ${j}`);
+    const terms = strongest(recipe, 4).map((j) => `${number(recipe[j])} × source head ${j}`);
     more = `It is ${terms.join(" + ").replaceAll("+ −", "− ")}${recipe.length > 4 ? " and smaller parts." : "."}`;
   }
   if (kind === "part") more = `Its factor is M[${from}, ${head}] = ${number(attention.factor(token, from, head), 3)}.`;
-  const verb = kind === "part" ? "adds most at" : "looks most at";
+  const verb = kind === "part" ? "adds most at" : "has its strongest weights on";
   const rest = ` ${verb} ${looks || "nothing"}. ${more}`;
   find("#says").replaceChildren(`At ${asker(attention)}, `, make("b", nameOf(attention)), rest);
   const { encoder, decoder, written } = sentences[state.sentence];

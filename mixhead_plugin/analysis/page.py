@@ -65,8 +65,11 @@ def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
 def write_page(file: str | PathLike[str], title: str, facts: str, sentences: Sequence[Sentence]) -> None:
     """Write the page.
 
-    `title` names the model, and `facts` are a line on its attention. Raise ValueError if a weight is not finite.
+    `title` names the model, and `facts` are a line on its attention. Raise ValueError without a sentence, or if a
+    weight is not finite.
     """
+    if not sentences:
+        raise ValueError("a page needs at least one sentence")
     blob = bytearray()
     shown = [one._asdict() | {"attentions": [_packed(blob, heads) for heads in one.attentions]} for one in sentences]
     packed = base64.b64encode(zlib.compress(bytes(blob), 9, -zlib.MAX_WBITS)).decode()

@@ -73,6 +73,8 @@ def see(loaded: Loaded, net_input: dict[str, Tensor], written: Tensor, length: i
         mixing = mixing[0] if mixing is not None and mixing.dim() == 4 else mixing
         found.append(Attention(*where(name), heads.weights()[0], mixing))
 
+    if (tokens := max(x.size(1) for x in net_input.values() if x.dim() > 1)) > length:
+        print(f"--length {length}: the page shows the first {length} of {tokens} tokens")
     net_input = {name: x if x.dim() == 1 else x[:, :length] for name, x in net_input.items()}
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
