@@ -44,7 +44,7 @@ def shown(study: Study, found: Gain) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the rules say of one regime; a comparison that was not run is None."""
+    """The comparisons of one regime; one that was not run is None."""
 
     worth: Gain | None  # the best softmax over average
     against_best: Mapping[str, Gain]  # of each mixed arm, Holm-corrected

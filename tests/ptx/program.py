@@ -16,7 +16,7 @@ SYMBOLS = {"global_smem": 0}  # shared memory begins at 0
 
 
 class Site(NamedTuple):
-    """What a method of the machine knows of its instruction."""
+    """An instruction as the methods of the machine get it."""
 
     instruction: Instruction
     kind: np.dtype  # of one number, as bits

@@ -1,4 +1,4 @@
-"""What does not exist, or does not fit, is one line."""
+"""A name that does not exist, or does not fit, is refused in one line."""
 
 import shutil
 from pathlib import Path
