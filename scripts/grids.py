@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "baseline", "published", "rules", "starts"}
+KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "rules", "starts"}
 ROLES = ("best", "mixed", "average", "gate", "time")  # of rows in rules; mixed is a list, the arm in question first
 NUMBERS = ("alpha", "margin", "size")  # level of the tests, margin of equivalence, head size for the figure
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
@@ -43,6 +43,7 @@ class Grid:
     base: Point
     metrics: Mapping[str, str]  # name -> flags of evaluate.sh
     axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
+    cells: Mapping[str, str]  # "label,label" -> what points with these labels add to train.sh; no others are run
     baseline: str  # the label that the others of its axis are compared with; the grid may lack it
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
@@ -79,12 +80,17 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         labels = next((list(axis) for axis in axes.values() if label in axis), [])
         if start not in labels[: labels.index(label) if label in labels else 0]:
             raise ValueError(f"starts.{label!r} = {start!r}: must be an earlier label of the same axis")
+    cells = table(content, "cells") if "cells" in content else {}
+    labels = {label for axis in axes.values() for label in axis}
+    if wrong := [cell for cell in cells if not set(cell.split(",")) <= labels]:
+        raise ValueError(f"cells.{wrong[0]!r}: is no point of the grid")
     return Grid(
         text(content, "example"),
         text(content, "title", path.stem),
         Point(flags(content, "train"), flags(content, "evaluate")),
         {metric: flags(metrics, metric) for metric in metrics},
         axes,
+        {cell: flags(cells, cell) for cell in cells},
         text(content, "baseline", "softmax"),
         {label: text(published, label) for label in published},
         published_metrics,
@@ -202,7 +208,10 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
     """Return every run of the grid, the last axis moving fastest; the seeds of a point follow one another."""
     found: dict[tuple[str | int, ...], Run] = {}  # by labels and seed
     for labels in itertools.product(*grid.axes.values()):
-        points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels))]
+        cells = [Point(own) for cell, own in grid.cells.items() if set(cell.split(",")) <= set(labels)]
+        if grid.cells and not cells:
+            continue
+        points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels)), *cells]
         train = [word for point in points for word in shlex.split(point.train)]
         shared = [word for point in points for word in shlex.split(point.evaluate)]
         variables = [word for word in train if is_variable(word)]

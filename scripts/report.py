@@ -65,14 +65,19 @@ def comparison(study: Study, words: Sequence[str]) -> str:
         fail(f"--compare {' '.join(words)}: have no seed in common")
     mean, p = gain_cells(study, found)
     seeds = f"{len(found.values)} seeds" + (f", p {p}" if p else ", no interval")
-    return f"{words[0]} over {words[1]}: {mean} {study.unit(study.metric)}, {study.metric}; {seeds}"
+    time = f"; CPU time of the updates, ratio {ratio}" if (ratio := median(study.time_ratios(*rows))) else ""
+    return f"{words[0]} over {words[1]}: {mean} {study.unit(study.metric)}, {study.metric}; {seeds}{time}"
+
+
+def median(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else ""
 
 
 def time_cell(study: Study, row: Row) -> str:
     """Return the median and the range of the training time divided by the baseline's of the same round."""
     for cost in study.cost["rows"]:
-        if tuple(cost["labels"].values()) == row and (ratios := cost.get("time_ratios")):
-            return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        if tuple(cost["labels"].values()) == row:
+            return median(cost.get("time_ratios", []))
     return ""
 
 

@@ -72,6 +72,14 @@ class Study:
             return {run["seed"]: loss for run in self.of(row) if (loss := validation_loss(run)) is not None}
         return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
 
+    def time_ratios(self, row: Row, base: Row) -> list[float]:
+        """Return the CPU time of the updates of a row divided by that of another, for each seed that both have."""
+        ours, theirs = (
+            {run["seed"]: time for run in self.of(each) if (time := last_point(run).get("cpu_seconds"))}
+            for each in (row, base)
+        )
+        return [ours[seed] / theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
     def published(self, row: Row) -> str:
         return self.grid.published.get("/".join(row), "")
 
@@ -121,6 +129,10 @@ def gain(study: Study, row: Row, base: Row | None = None, metric: str = "", leve
     test = stats.ttest_rel(values, [0.0] * len(values))
     interval = test.confidence_interval(level)
     return Gain(values, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def last_point(run: Mapping[str, Any]) -> Mapping[str, float]:
+    return (run.get("points") or [{}])[-1]
 
 
 def validation_loss(run: Mapping[str, Any]) -> float | None:

@@ -43,7 +43,10 @@ def study(tmp_path, monkeypatch):
         if run.seed > len(VALUES[run.labels["attention"]]):
             continue
         value = VALUES[run.labels["attention"]][run.seed - 1]
-        points = [{"update": u, "tokens": u * 100, "cpu_seconds": u / 10, "valid_loss": 9 - u / 50} for u in (50, 100)]
+        pace = 15 if run.labels["attention"] == "A" else 10  # updates a second
+        points = [
+            {"update": u, "tokens": u * 100, "cpu_seconds": u / pace, "valid_loss": 9 - u / 50} for u in (50, 100)
+        ]
         record = {
             "labels": {"heads": "two", "attention": "x"}, "seed": run.seed, "digest": run.digest,
             "metrics": {"test": value}, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
@@ -78,9 +81,11 @@ def test_the_papers_gain_is_of_the_same_metric(study):
 
 
 def test_any_two_rows_are_compared(study, capsys):
-    assert report.comparison(study, ["2,softmax", "2,new"]).endswith("2,new: +9.12 %, test; 2 seeds, no interval")
+    assert "2,new: +9.12 %, test; 2 seeds, no interval;" in report.comparison(study, ["2,softmax", "2,new"])
     gain, p = row_of(study, "2", "A")[2:]
-    assert report.comparison(study, ["2,A", "2,softmax"]) == f"2,A over 2,softmax: {gain} %, test; 3 seeds, p {p[:-2]}"
+    compared, _, time = report.comparison(study, ["2,A", "2,softmax"]).rpartition("; ")
+    assert compared == f"2,A over 2,softmax: {gain} %, test; 3 seeds, p {p[:-2]}"
+    assert time == "CPU time of the updates, ratio 0.67 [0.67, 0.67]"
     with pytest.raises(SystemExit):
         report.comparison(study, ["2,A", "4,A"])
     assert "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
@@ -90,8 +95,9 @@ def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, mo
     figures = []
     monkeypatch.setattr(report.plt, "close", figures.append)
     report.draw(dataclasses.replace(study, grid=dataclasses.replace(study.grid, starts={"4": "2"})), tmp_path / "x.svg")
-    for panel, ends in zip(figures[0].axes, (10000, 10.0)):
-        assert {tuple(line.get_xdata()) for line in panel.lines} == {(ends,) * n for n in (1, 2, 3)}
+    for panel, (end, end_of_a) in zip(figures[0].axes, ((10000, 10000), (10.0, 100 / 15))):
+        expected = {(end,) * n for n in (1, 2, 3)} | {(end_of_a,) * n for n in (1, 3)}
+        assert {tuple(line.get_xdata()) for line in panel.lines} == expected
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,17 @@ def records(tmp_path):
     return [json.loads(path.read_text()) for path in sorted((tmp_path / "out").glob("*/run.json"))]
 
 
+def test_cells_choose_the_points_and_their_flags_come_last(run, calls):
+    cells = '[cells]\n"16,B" = "--lr 3 --heads 8"\n"2" = ""\n'
+    assert run(grid=GRID + cells)[0] == 0
+    assert calls("train") == [
+        "train  --always --heads 2 --mixing none --seed 1",
+        "train mixed --always --heads 2 --mixing position-wise --seed 1",
+        "train mixed --always --heads 16 --mixing position-wise --lr 3 --heads 8 --seed 1",
+    ]
+    assert "cells.'16,C': is no point of the grid" in run(grid=GRID + cells.replace("16,B", "16,C"))[2]
+
+
 def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
     status, printed, _ = run("--seeds", "2", "--only", "16", "--", "--more", "1")
     assert status == 0 and "[4/4] 16, B, seed 2: valid " in printed
