@@ -38,6 +38,7 @@ from typing import Any
 from fairseq_logs import NUMBER, Progress, last_line
 from grids import EVALUATION, TRAINING, Grid, Point, Run, as_name, canonical, fail, is_variable, read_grid, runs
 from provenance import CORES, ROOT, about, add_commit, checksum
+from tqdm import tqdm
 
 EXAMPLES = ROOT / "examples"
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
@@ -53,6 +54,29 @@ def cpu_seconds(pid: int) -> float | None:
     except OSError:
         return None
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def say(text: str) -> None:
+    """Print a line above the bars."""
+    tqdm.write(text)
+    sys.stdout.flush()
+
+
+class Shown(Progress):
+    """Shows the points of a training while it runs: a bar on a terminal, a line for each validation."""
+
+    def __init__(self, points: Sequence[dict[str, float]], run: Run, updates: int | None):
+        super().__init__(points)
+        self.title = run.title
+        self.bar = tqdm(total=updates, desc=run.title, unit=" updates", leave=False, disable=None)
+
+    def add(self, *line: Any) -> dict[str, float] | None:
+        point = super().add(*line)
+        if point:
+            self.bar.update(point["update"] - self.bar.n)
+        if point and "valid_loss" in point:
+            say(f"{self.title}: update {point['update']}, valid loss {point['valid_loss']:g}")
+        return point
 
 
 class Failure(Exception):
@@ -138,7 +162,8 @@ class Runner:
             now |= {name: before[name] for name in ("points", "seconds", "cpu_seconds", "peak_memory_mib")}
         record |= {**now, **record}
         add_commit(record)
-        log, progress = job.folder / "train.log", Progress(record["points"])
+        log, updates = job.folder / "train.log", record["flags"].get("--max-update", [""])[0]
+        progress = Shown(record["points"], job.run, int(updates) if updates.isdecimal() else None)
         try:
             used = self.script(job, "train", job.run.train, log, progress)
             record["trained"] = used["status"] == 0
@@ -146,6 +171,7 @@ class Runner:
                 record[name] = round(record.get(name, 0.0) + used[name], 2)
             record["peak_memory_mib"] = max(record.get("peak_memory_mib", 0.0), used["peak_memory_mib"])
         finally:
+            progress.bar.close()
             record["points"] = progress.all()
             validated = (point for point in reversed(record["points"]) if "valid_loss" in point)
             record |= {name: value for name, value in next(validated, {}).items() if name.startswith("valid_")}
@@ -192,7 +218,7 @@ class Runner:
                 start_new_session=True,  # fairseq's own processes end with it
                 pass_fds=(job.lock,),  # a training that outlives this command keeps its folder
             )
-            usage = self.wait(process, job.run, lines, progress)
+            usage = self.wait(process, lines, progress)
         unit = 1 if sys.platform == "darwin" else 2**10  # bytes
         return {
             "status": process.returncode,
@@ -201,7 +227,7 @@ class Runner:
             "peak_memory_mib": round(usage.ru_maxrss * unit / 2**20, 1),
         }
 
-    def wait(self, process: subprocess.Popen, run: Run, lines: Iterable[str], progress: Progress | None) -> Any:
+    def wait(self, process: subprocess.Popen, lines: Iterable[str], progress: Progress | None) -> Any:
         """Follow the log, pass a stop signal on, and return the resource usage of the process."""
         killed_at, begun = 0.0, ""
         while True:
@@ -210,10 +236,9 @@ class Runner:
             for line in lines:
                 begun += line
                 if begun.endswith("\n"):  # else the script is still writing the line
-                    point = progress.read(begun, cpu) if progress else None
+                    if progress:
+                        progress.read(begun, cpu)
                     begun = ""
-                    if point and "valid_loss" in point:
-                        print(f"{run.title}: update {point['update']}, valid loss {point['valid_loss']:g}", flush=True)
             if pid:
                 process.returncode = os.waitstatus_to_exitcode(status)
                 if status:
@@ -384,7 +409,7 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     missing, failures = [run for run in todo if not runner.finished(run)], []
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}", flush=True)
-    with ThreadPoolExecutor(runner.jobs) as pool:
+    with ThreadPoolExecutor(runner.jobs) as pool, tqdm(total=len(missing), unit="run", disable=None) as bar:
         for future, run in in_turn(pool, runner, missing):
             try:
                 outcome = future.result()
@@ -392,8 +417,9 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
             except Failure as failure:
                 failures.append(f"{run.title}: {failure}")
                 outcome = "failed"
+            bar.update()
             if not runner.stopped_by:
-                print(f"[{done}/{len(todo)}] {run.title}: {outcome}", flush=True)
+                say(f"[{done}/{len(todo)}] {run.title}: {outcome}")
     return failures
 
 
