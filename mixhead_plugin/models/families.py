@@ -102,7 +102,10 @@ def register_families(model: type[FamilyModel], name: str, architectures: dict[s
 
 
 def _prepare(model: type[FamilyModel], family: str, architecture: Preset, args: Any) -> None:
-    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML without a dataclass."""
+    """Complete and check `args`; fairseq calls this for the flags of a command, and for YAML without a dataclass.
+
+    `prepared` checks again what a file or a program gives. Only here the flags of the task stand beside the model's.
+    """
     architecture(args)
     complete(args, family)
     model.check_args(args)

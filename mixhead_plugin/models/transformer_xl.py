@@ -79,7 +79,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         cfg.head_dim = cfg.head_dim or cfg.d_head
         cfg.max_target_positions = cfg.max_target_positions or cfg.tokens_per_sample or DEFAULT_MAX_TARGET_POSITIONS
         cutoffs = _cutoffs(cfg, len(task.target_dictionary))
-        if OrderedTask is not None and isinstance(task, OrderedTask):
+        if isinstance(task, OrderedTask):
             task.numbers_windows = True  # for repairs/truncated_bptt.py: a new epoch or set empties the memory
         return cls(TransformerXLDecoder(cfg, task.target_dictionary, cutoffs))
 

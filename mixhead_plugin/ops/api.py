@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
-from mixhead_plugin.ops.forward_mode import in_forward_mode
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS, sink_problem
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
@@ -27,8 +27,7 @@ IMPLEMENTATIONS = {
     "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(
-        triton.triton_attention,
-        "fused GPU kernels; so far interpreted and compiled, not run on a GPU",
+        triton.triton_attention, "fused GPU kernels; so far interpreted and compiled, not run on a GPU"
     ),
 }
 
@@ -120,6 +119,8 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
+    elif impl != "reference" and in_forward_mode(inputs):
+        raise NotImplementedError(f"impl {impl!r} has no forward-mode derivative; impl 'reference' has")
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
@@ -192,6 +193,13 @@ def fastest(inputs: AttentionInputs) -> str:
     if n_keys <= head_dim and (n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)):
         return "reference"
     return "blockwise"
+
+
+def in_forward_mode(inputs: AttentionInputs) -> bool:
+    """Return whether a tensor carries a tangent; torch's operators without such a derivative give 0, silently."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return False
+    return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in inputs)
 
 
 def triton_problem(inputs: AttentionInputs) -> str:

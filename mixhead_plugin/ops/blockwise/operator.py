@@ -8,7 +8,6 @@ from torch import Tensor
 from mixhead_plugin.ops.blockwise.backward import backward
 from mixhead_plugin.ops.blockwise.forward import forward
 from mixhead_plugin.ops.blockwise.plan import Plan
-from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.operators import SCHEMA, empty_output, register, register_backward, save_inputs, saved_inputs
 from mixhead_plugin.ops.reference import upcast
@@ -16,7 +15,6 @@ from mixhead_plugin.ops.reference import upcast
 
 def blockwise_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by blocks: the same values in memory linear in Nq + Nk."""
-    refuse_forward_mode("blockwise", inputs)
     if inputs.dropout_p > 0:
         # torch's own generator on the CPU repeats with torch.manual_seed and under activation checkpointing.
         inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device="cpu"))

@@ -8,7 +8,6 @@ import re
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.forward_mode import refuse_forward_mode
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
@@ -106,7 +105,6 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` by fused kernels, for a call that has no `problem`."""
     from mixhead_plugin.ops.triton import operators  # noqa: F401  (imports triton, registers the operators)
 
-    refuse_forward_mode("triton", inputs)
     if inputs.dropout_p > 0:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
         # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
