@@ -22,14 +22,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_TESTS = 5  # pytest's status where nothing is selected
-GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 # Files whose tests have other names.
 TESTS = {
     "mixhead_plugin/ops/": ("tests/ops/test_attention.py",),
@@ -175,37 +173,17 @@ def failing_test(tree: Path, tests: Sequence[str], limit: float) -> str | None:
     own = ROOT / ".venv" / "bin" / "python"
     command = [str(own if own.exists() else sys.executable), "-m", "pytest", "-x", "-q", "-n", "0", "-m", "not slow"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    process = subprocess.Popen(
-        [*command, "-p", "no:cacheprovider", *tests], cwd=tree, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace",
-    )  # fmt: skip
     try:
-        output = process.communicate(timeout=limit)[0]
-    except subprocess.TimeoutExpired:
+        ended = subprocess.run(
+            [*command, "-p", "no:cacheprovider", *tests], cwd=tree, env=environment, text=True, timeout=limit,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:  # the launcher of tests/launcher.py ends its commands when pytest is killed
         return "timeout"
-    finally:
-        end(process)
-    if process.returncode in (0, NO_TESTS):
+    if ended.returncode in (0, NO_TESTS):
         return None
-    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    return named[1] if named else f"pytest ended with status {process.returncode}"
-
-
-def end(process: subprocess.Popen) -> None:
-    """End pytest and what its tests have started.
-
-    The launcher of tests/launcher.py is in pytest's group. When pytest ends, it ends its commands, which have groups of
-    their own. SIGKILL to the whole group would leave them.
-    """
-    process.terminate()
-    deadline = time.monotonic() + GRACE
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            process.poll()
-            os.killpg(process.pid, 0)  # raises once the group is empty
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", ended.stdout, re.MULTILINE)
+    return named[1] if named else f"pytest ended with status {ended.returncode}"
 
 
 def noticed(fault: Fault, tree: Path, limit: float) -> str:
