@@ -3,15 +3,13 @@
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from tests.launcher import Launcher
 
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, sys
 sys.stderr.write("to stderr\\n")
 what, *rest = sys.argv[1:]
 if what == "echo":
@@ -20,11 +18,8 @@ elif what == "exit":
     sys.exit(3)
 elif what == "fault":
     raise ValueError("a fault")
-elif what == "signal":
-    os.kill(os.getpid(), signal.SIGTERM)
 else:
-    open(rest[0], "w").write(str(os.getpid()))
-    time.sleep(60)
+    os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
@@ -54,37 +49,3 @@ def test_it_behaves_like_a_process(what, launcher, program, tmp_path):
         found = launcher.run(program, what, "a b", "--c", stdin="typed\n", **settings)
         assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
         assert found.stderr.splitlines()[-1] == expected.stderr.splitlines()[-1]
-
-
-def is_running(pid):
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"  # a zombie has ended
-
-
-def ended(path):
-    deadline = time.monotonic() + 10
-    while is_running(int(path.read_text())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not is_running(int(path.read_text()))
-
-
-@pytest.fixture
-def asleep(launcher, program, tmp_path):
-    """Return a command that has written its number to `pid` and sleeps."""
-    command, path = launcher.start(program, "sleep", tmp_path / "pid"), tmp_path / "pid"
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, command.output()
-        time.sleep(0.01)
-    return command
-
-
-def test_a_time_out_ends_it(asleep, launcher, program, tmp_path):
-    with pytest.raises(subprocess.TimeoutExpired) as raised:
-        asleep.wait(timeout=0.1)
-    assert raised.value.stderr == "to stderr\n" and ended(tmp_path / "pid")
-    assert launcher.run(program, "exit").returncode == 3

@@ -110,10 +110,3 @@ def in_real_size(arch, vocabulary, **flags):
 def parameters(arch, vocabulary, **flags):
     """Return the number of parameters of the model in its real size."""
     return sum(p.numel() for p in in_real_size(arch, vocabulary, **flags).parameters())
-
-
-def assert_as_precise(found, formula, exact):
-    """Assert that a result in half precision has at most twice the error of the formula in the same dtype."""
-    assert found.isfinite().all()
-    found, formula = ((result.double() - exact).abs().max() for result in (found, formula))
-    assert found <= 2 * formula, (found, formula)

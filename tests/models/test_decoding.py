@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from fairseq.search import Sampling
 from fairseq.sequence_generator import SequenceGenerator
 
 from mixhead_plugin.options import SCOPES
-from mixhead_plugin.parts.relative_position import RELATIVE_POSITIONS
-from tests.helpers import VOCABULARY, build, dictionary, shake, tokens
+from tests.helpers import build, dictionary, shake, tokens
 from tests.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
-from tests.xl import build_xl, log_probs
 
 
 def close(found, expected):
@@ -37,32 +34,6 @@ def test_a_language_model_by_steps_is_the_full_pass():
     model = shake(build("mixhead_transformer_lm")).double().eval()
     prefix = tokens(length=6)
     torch.testing.assert_close(step_by_step(model.decoder, prefix)[0], model.decoder(prefix)[0])
-
-
-def steps_of_long_text(model, words):
-    """Return the logits of every step."""
-    state, found = {}, []
-    with torch.no_grad():
-        for t in range(1, words.size(1) + 1):
-            found.append(model.decoder(words[:, :t], incremental_state=state)[0])
-    return torch.cat(found, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("position", [name for name, kind in RELATIVE_POSITIONS.items() if kind.build])
-def test_1500_steps_with_relative_positions_are_the_full_pass(position):
-    flags = {"relative_position": position, "max_target_positions": 1500, "decoder_layers": 1}
-    model = shake(build("mixhead_transformer_lm", **flags)).double().eval()
-    words = torch.randint(4, VOCABULARY, (1, 1500))
-    torch.testing.assert_close(steps_of_long_text(model, words), model(words)[0], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_1500_steps_of_transformer_xl_are_the_full_pass():
-    model = build_xl(max_target_positions=1500, mem_len=4).double().eval()
-    words = torch.randint(4, VOCABULARY, (1, 1500))
-    found = model.get_normalized_probs((steps_of_long_text(model, words), None), log_probs=True)
-    torch.testing.assert_close(found, log_probs(model, words, 0), rtol=1e-9, atol=1e-9)
 
 
 def assert_scores_are_those_of_the_full_pass(models):
@@ -104,22 +75,6 @@ def test_a_search_keeps_the_keys_of_a_sentence_once_not_once_a_beam():
     model.set_beam_size(4)
     beams = {(module.encoder_decoder_attention, module.beam_size) for module in attentions(model.decoder)}
     assert beams == {(True, 4), (False, 1)}
-
-
-def test_equal_sentences_are_no_beams():
-    """After a search with a beam of 4, sample 4 equal sentences, whose lengths become different."""
-    model = shake(build("mixhead_transformer")).eval()
-    source = tokens(batch=1).repeat(4, 1)
-    sample = {"net_input": {"src_tokens": source, "src_lengths": torch.full((4,), 7)}}
-    SequenceGenerator([model], dictionary(), beam_size=4, max_len_b=3).generate([model], sample)
-    found = []
-    for own in (model, shake(build("mixhead_transformer")).eval()):
-        search = Sampling(dictionary())
-        generator = SequenceGenerator([own], dictionary(), beam_size=1, max_len_b=20, search_strategy=search)
-        torch.manual_seed(2)
-        found.append([best["tokens"].tolist() for best, *_ in generator.generate([own], sample)])
-    assert len({len(hypothesis) for hypothesis in found[0]}) > 1
-    assert found[0] == found[1]
 
 
 def test_mixing_matters_to_these_tests():

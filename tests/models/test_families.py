@@ -66,15 +66,6 @@ def test_a_family_is_its_preset(family, upstream):
         assert attention.head_dim == (length if family == "fixhead" else 4)
 
 
-@each_once(family=FAMILIES, upstream=TINY)
-def test_any_flag_overrides_the_preset(family, upstream):
-    flags = dict(attention_normalizer="relu2", head_mixing="position-independent", head_dim=5, value_init_scale=0.1)
-    attention = attentions(build(f"{family}_{upstream}", **flags))[0]
-    assert attention.normalizer == "relu2"
-    assert attention.kinds["head_mixing"] == "position-independent"
-    assert (attention.head_dim, attention.value_init_scale) == (5, 0.1)
-
-
 @pytest.mark.parametrize("arch", ["transformer_lm", "transformer_xl", "synthesizer_lm"])
 def test_a_yaml_file_gets_the_preset_of_the_family(arch):
     for family in FAMILIES:
@@ -100,20 +91,6 @@ def test_a_users_own_architecture_has_the_family_of_its_model(monkeypatch):
 
 def test_the_command_line_trains_in_bf16_without_a_tpu():
     assert command("mixhead_transformer", "--bf16").tpu is False
-
-
-@pytest.mark.parametrize("upstream", TINY)
-def test_training_moves_the_mixing(upstream):
-    model = build(f"mixhead_{upstream}").train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    sentences = tokens(padded=True)
-    for _ in range(2):
-        optimizer.zero_grad()
-        forward(model, sentences).log_softmax(-1)[..., 5].mean().neg().backward()
-        optimizer.step()
-    for attention in attentions(model):
-        for name, value in attention.head_mixing.identity().items():
-            assert (attention.head_mixing.get_parameter(name) - value).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("upstream", TINY)

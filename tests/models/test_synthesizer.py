@@ -1,6 +1,5 @@
 """The Synthesizer is a language model of fairseq."""
 
-import re
 from argparse import Namespace
 from types import SimpleNamespace
 from unittest import mock
@@ -15,10 +14,9 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
-from tests.commands import LM_SIZES, PLUGIN, TRAINING, WHOLE_SETS
 from tests.covering import each_once
 from tests.criterions.cases import criterion, lm_batch
-from tests.helpers import OWN, build, dictionary, run_here, shake, task, tokens
+from tests.helpers import OWN, build, dictionary, shake, task, tokens
 from tests.models.cases import attentions
 
 ARCH = "mixhead_synthesizer_lm"
@@ -117,30 +115,3 @@ def test_evaluation_refuses_what_it_would_leave_out():
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, LONGEST])))
     with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: "):
         asked.eval_lm_dataloader(dataset=SimpleNamespace(sizes=np.array([3, LONGEST + 1])))
-
-
-# ---- fairseq's commands ----------------------------------------------------------------------------------------------
-
-LM_TASK = ["--task", "language_modeling", "--tokens-per-sample", "16", "--sample-break-mode", "none"]
-FLAGS = [*LM_TASK, *LM_SIZES, "--criterion", "orthogonal_cross_entropy", "--orthogonal-weight", "0.5"]
-
-
-@pytest.fixture(scope="module")
-def trained(text_data, tmp_path_factory):
-    save = tmp_path_factory.mktemp("synthesizer")
-    flags = ["--user-dir", PLUGIN, "--arch", ARCH, "--save-dir", save, "--max-update", "6", *TRAINING, *FLAGS]
-    return save / "checkpoint_last.pt", run_here("fairseq-train", text_data, *flags, "--dropout", "0.2")
-
-
-def evaluation(data, path, *flags):
-    return ["fairseq-eval-lm", data, "--user-dir", PLUGIN, "--path", path, *flags, "--max-tokens", "400", *WHOLE_SETS]
-
-
-def test_training_and_evaluation_have_the_same_loss(text_data, trained):
-    path, log = trained
-    assert '"orthogonal_loss"' in log
-    state = torch.load(path, weights_only=True)
-    log = run_here(*evaluation(text_data, path, "--tokens-per-sample", "16", "--gen-subset", "valid"))
-    assert float(re.search(r"Perplexity: ([\d.]+)", log)[1]) == pytest.approx(
-        2 ** state["extra_state"]["val_loss"], rel=2e-3
-    )

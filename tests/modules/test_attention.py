@@ -9,7 +9,6 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.heads import HeadGates
 from mixhead_plugin.ops import IMPLEMENTATIONS
-from tests import helpers
 from tests.covering import covering, each_once
 from tests.modules.definition import (
     CROSS,
@@ -31,7 +30,6 @@ from tests.modules.definition import (
     inputs,
     padding,
 )
-from tests.own_process import in_own_process
 
 # where nothing is different from fairseq before training
 STARTS = [name for name, kind in MIXINGS.items() if kind["head_mixing"] not in ("random", "average", "differential")]
@@ -280,22 +278,3 @@ def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
     assert {name: tensor.shape for name, tensor in module.state_dict().items()} == {
         name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()
     }
-
-
-@pytest.mark.parametrize("arch", ["mixhead_transformer", "l2_transformer_lm", "mixhead_synthesizer_lm"])
-@in_own_process  # torch's own operators fail on meta tensors in some processes that have compiled
-def test_a_whole_model_can_be_built_on_meta_and_its_layers_run(arch):
-    """Run layers alone, because fairseq's models look for padding in the tokens and need values for it."""
-    expected = sum(parameter.numel() for parameter in helpers.build(arch).parameters())
-    with torch.device("meta"):
-        model = helpers.build(arch)
-        layers = [*model.decoder.layers, *(model.encoder.layers if "_lm" not in arch else ())]
-        x = torch.randn(NQ, B, E)
-        for layer in layers:
-            if layer.__class__.__name__.endswith("EncoderLayer"):
-                out = layer(x, encoder_padding_mask=None)
-            else:
-                crosses = layer.encoder_attn is not None
-                out, *_ = layer(x, torch.randn(NK, B, E) if crosses else None, self_attn_mask=future())
-            assert out.shape == x.shape
-    assert sum(parameter.numel() for parameter in model.parameters()) == expected

@@ -59,12 +59,8 @@ def test_a_trained_mixing_starts_as_the_identity_and_so_does_a_checkpoint_withou
         assert torch.equal(matrix, torch.eye(H).expand_as(matrix))
 
 
-def test_low_rank_mixing_starts_where_it_can_learn_and_draws_no_number_of_other_weights():
-    torch.manual_seed(3)
-    expected = torch.randn(1)
-    torch.manual_seed(3)
+def test_low_rank_mixing_starts_where_it_can_learn():
     mixing = build("low-rank")
-    assert torch.equal(torch.randn(1), expected)
     noise = torch.randn(2, 3, H, H)
     (mixing(*inputs().values()) * noise).sum().backward()
     assert all(mixing.get_parameter(name).grad.abs().max() > 0 for name in mixing.identity())
@@ -78,17 +74,6 @@ def test_a_differential_head_is_the_difference_of_a_pair():
         share = torch.sigmoid(x[b, t] @ mixing.weight[:, i] - 2)
         expected = 1.0 if j == i else -share if j == i + H // 2 else 0.0
         torch.testing.assert_close(matrix[b, t, j, i], torch.as_tensor(expected))
-
-
-def test_position_wise_mixing_is_its_equation():
-    mixing = build("position-wise")
-    for parameter in mixing.parameters():
-        parameter.data.normal_()
-    query, x = inputs().values()
-    matrix = mixing(query, x)
-    for b, t, j, i in torch.cartesian_prod(*map(torch.arange, (2, 3, H, H))).tolist():
-        expected = query[b, j, t] @ mixing.query_weight[:, i] + mixing.bias[j, i]
-        torch.testing.assert_close(matrix[b, t, j, i], expected)
 
 
 def test_average_mixing_makes_every_head_the_mean_head():

@@ -24,16 +24,6 @@ OPTIMIZERS = {
         "tpu": False,
     },
     "sgd": {"momentum": 0.9, "weight_decay": 0.01},
-    "adafactor": {
-        "adafactor_eps": "(1e-30, 1e-3)",
-        "clip_threshold": 1.0,
-        "decay_rate": -0.8,
-        "beta1": None,
-        "weight_decay": 0.0,
-        "relative_step": False,
-        "scale_parameter": False,
-        "warmup_init": False,
-    },
 }
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -320,34 +321,41 @@ def children(process):
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-@pytest.mark.slow
-def test_workers_that_fairseq_has_started_end_with_it(recipes, tmp_path):
-    (tmp_path / "train.py").write_text(SPAWN)
-    flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo"]
+@contextmanager
+def spawned(arguments, folder):
+    """Start a training whose two workers fairseq starts; yield its process and its log once it has saved."""
+    (folder / "train.py").write_text(SPAWN)
+    flags = ["--distributed-world-size", "2", "--max-update", "100000", "--save-dir", folder / "save", *GLOO]
     flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}"]
-    flags += ["--save-dir", tmp_path / "save", "--max-update", "100000", "--ddp-backend", "legacy_ddp"]
-    command = [sys.executable, tmp_path / "train.py", *recipes["transformer"], *flags]
-    with (tmp_path / "log").open("w") as log:
-        parent = subprocess.Popen([str(c) for c in command], stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-    workers = []
+    command = [str(word) for word in (sys.executable, folder / "train.py", *arguments, *flags)]
+    with (folder / "log").open("w") as log:
+        parent = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
         deadline = time.monotonic() + 180
-        while not (tmp_path / "save" / "checkpoint_last.pt").exists():
-            assert parent.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
+        while not (folder / "save" / "checkpoint_last.pt").exists():
+            assert parent.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
             time.sleep(0.1)
+        yield parent, folder / "log"
+    finally:
+        parent.kill()
+    assert_whole(folder / "save")
+
+
+@pytest.mark.slow
+def test_workers_that_fairseq_has_started_end_with_it(recipes, tmp_path):
+    with spawned(recipes["transformer"], tmp_path) as (parent, _):
         workers = [c for c in children(parent.pid) if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
         assert len(workers) == 2
         parent.kill()
         parent.wait()
-        deadline = time.monotonic() + NOTICES
-        while any(is_alive(worker) for worker in workers):
-            assert time.monotonic() < deadline, "a worker is left"
-            time.sleep(0.1)
-    finally:
-        parent.kill()
-        for worker in filter(is_alive, workers):
-            os.kill(worker, signal.SIGKILL)
-    assert_whole(tmp_path / "save")
+        try:
+            deadline = time.monotonic() + NOTICES
+            while any(is_alive(worker) for worker in workers):
+                assert time.monotonic() < deadline, "a worker is left"
+                time.sleep(0.1)
+        finally:
+            for worker in filter(is_alive, workers):
+                os.kill(worker, signal.SIGKILL)
 
 
 TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}

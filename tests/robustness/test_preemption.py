@@ -2,16 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 
 from mixhead_plugin.repairs import one_training
-from tests.commands import ROOT, free_port, in_workers, logged, refusal, start
-from tests.robustness.test_faults import FOUR_EPOCHS, SPAWN, assert_as_undisturbed, assert_whole
+from tests.commands import in_workers, logged, refusal, start
+from tests.robustness.test_faults import FOUR_EPOCHS, assert_as_undisturbed, assert_whole, spawned
 
 DDP = ["--ddp-backend", "legacy_ddp"]
 
@@ -89,25 +86,12 @@ def test_workers_stop_after_the_same_update(recipes, tmp_path):
 
 @pytest.mark.slow
 def test_workers_that_fairseq_has_started_get_the_signal(recipes, tmp_path):
-    (tmp_path / "train.py").write_text(SPAWN)
-    flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--max-update", "100000", *DDP]
-    flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--save-dir", tmp_path / "save"]
-    command = [str(word) for word in (sys.executable, tmp_path / "train.py", *recipes["transformer"], *flags)]
-    with (tmp_path / "log").open("w") as log:
-        parent = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
-    try:
-        deadline = time.monotonic() + 180
-        while not (tmp_path / "save" / "checkpoint_last.pt").exists():
-            assert parent.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()[-3000:]
-            time.sleep(0.1)
+    with spawned(recipes["transformer"], tmp_path) as (parent, log):
         parent.send_signal(signal.SIGTERM)
         status = parent.wait(120)
-    finally:
-        parent.kill()
-    text = (tmp_path / "log").read_text()
+    text = log.read_text()
     assert status == os.EX_TEMPFAIL and "ended by a signal after update" in text, text[-3000:]
     assert "Traceback" not in text
-    assert_whole(tmp_path / "save")
 
 
 def test_a_second_training_in_a_folder_is_refused(recipes, tmp_path):
