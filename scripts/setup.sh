@@ -8,7 +8,7 @@
 #   FAIRSEQ=source scripts/setup.sh          build fairseq (default: a wheel, on Linux x86_64 with Python 3.11 and 3.12)
 #
 # .venv keeps the choices for later runs; an empty one returns to the default.
-# MAX_JOBS (2) compilers run at a time; SETUP_TIMEOUT (1800) limits the seconds of any one step.
+# MAX_JOBS (2) compilers run at a time.
 set -euo pipefail
 
 fail() {
@@ -27,7 +27,7 @@ case "${1-}" in
 esac
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-readonly ROOT VENV="$ROOT/.venv" PINS="$ROOT/scripts/requirements" LIMIT="${SETUP_TIMEOUT:-1800}"
+readonly ROOT VENV="$ROOT/.venv" PINS="$ROOT/scripts/requirements"
 readonly VENV_PYTHON="$VENV/bin/python" LOG="$VENV/setup.log"
 readonly STATE="$VENV/.setup" # the digest of each finished step's inputs, and the caller's choices
 
@@ -81,38 +81,24 @@ digest() { # TEXT FILE...: of the text and the files
 finished() { [[ -r "$STATE/$1" && $(<"$STATE/$1") == "$2" ]]; } # STEP DIGEST
 
 run() {
-    local limit=()
-    if command -v timeout >/dev/null; then limit=(timeout --foreground -k 10 "$LIMIT"); fi
-    ${limit[@]+"${limit[@]}"} "$@" >>"$LOG" 2>&1
+    "$@" >>"$LOG" 2>&1
 }
 
 pip_install() {
     run "$VENV_PYTHON" -P -m pip install --progress-bar off "$@"
 }
 
-likely_cause() { # STATUS FIRST_LOG_LINE
-    case "$1 $(tail -n "+$2" "$LOG")" in
-        124*) echo "stopped after $LIMIT s, a slow network? (SETUP_TIMEOUT)" ;;
-        *'No space left on device'*) echo 'the disk is full' ;;
-        *'undefined symbol'*) echo "fairseq's wheel does not fit this torch (FAIRSEQ=source builds fairseq)" ;;
-        *'DO NOT MATCH THE HASHES'*) echo 'the download is not what is pinned (sha256)' ;;
-        *'Max retries'* | *'No matching distribution'*) echo "pip's index was not reached, or lacks this version" ;;
-        *) echo 'see the log' ;;
-    esac
-}
-
 step() { # NAME DIGEST TITLE COMMAND...
-    local name=$1 digest=$2 title=$3 start=$SECONDS status=0 line
+    local name=$1 digest=$2 title=$3 start=$SECONDS status=0
     shift 3
     if finished "$name" "$digest"; then return; fi
     rm -f "$STATE/$name"
-    line=$(($(wc -l <"$LOG") + 1))
     printf '==== %s\n' "$title" >>"$LOG"
     printf 'setup: %-50s' "$title"
     "$@" || status=$?
     if ((status)); then
         printf ' failed\n'
-        fail "'$title' failed: $(likely_cause "$status" "$line"); log: $LOG"
+        fail "'$title' failed: $(tail -n 1 "$LOG"); log: $LOG"
     fi
     printf '%5d s\n' $((SECONDS - start))
     printf '%s' "$digest" >"$STATE/$name"

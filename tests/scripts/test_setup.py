@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash")
-TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sed sha256sum sleep tail timeout wc".split()
+TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sed sha256sum tail".split()
 
 # Replaces the interpreter: `-m venv` makes a folder; everything else runs the real one with `patch` applied.
 PYTHON = """#!{bash}
@@ -33,7 +33,6 @@ fi
 VENV_PYTHON = """#!{bash}
 [[ "$*" == "-c " ]] && exit
 echo "$*" >>{calls}
-if [[ "$*" == *"${{FAKE_HANG-no such}}"* ]]; then sleep 30; fi
 if [[ "$*" == *"${{FAKE_FAIL-no such}}"* ]]; then echo "${{FAKE_ERROR-}}"; exit 3; fi
 """
 # A step of setup.sh, and what its call of Python has.
@@ -176,14 +175,9 @@ def test_a_changed_pin_redoes_its_step_and_what_rests_on_it(checkout, file, step
 
 def test_a_failed_step_is_named_and_resumed(checkout):
     failed = checkout.run(FAKE_FAIL="runtime.txt", FAKE_ERROR="Max retries exceeded")
-    assert_refused(failed, "what fairseq and the tests need", "index", "setup.log")
+    assert_refused(failed, "what fairseq and the tests need", "Max retries exceeded", "setup.log")
     checkout.set_up()
     assert checkout.steps == ["packages", "project", "check"]
-
-
-@pytest.mark.skipif(not shutil.which("timeout"), reason="needs timeout(1)")
-def test_a_step_that_hangs_is_stopped(checkout):
-    assert_refused(checkout.run(FAKE_HANG="pip install", SETUP_TIMEOUT="1"), "torch", "slow network", "SETUP_TIMEOUT")
 
 
 @pytest.mark.parametrize("harm", ["interpreter gone", "moved"])
