@@ -7,9 +7,22 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import PARTS, VARIANT, Assembly, complete, sizes_of
+from mixhead_plugin.parts import (
+    PARTS,
+    VARIANT,
+    Assembly,
+    complete,
+    mixing_parameters,
+    parameter_groups,
+    refuse_nothing,
+    sizes_of,
+)
 
-__all__ = ["VARIANT", "MixedAttention", "mix"]
+__all__ = ["VARIANT", "MixedAttention", "ShapeError", "mix", "mixing_parameters", "parameter_groups"]
+
+
+class ShapeError(ValueError, AssertionError, RuntimeError):
+    """Say which shape was expected; `nn.MultiheadAttention` raises one of the last two, this project the first."""
 
 
 class MixedAttention(Assembly):
@@ -127,6 +140,7 @@ class MixedAttention(Assembly):
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not averaged
         """
         unbatched = query.dim() == 2
+        self._check_shapes(query, key, value, key_padding_mask, attn_mask)
         inputs: list[Any] = [query, key, value]
         if unbatched or not self.batch_first:
             inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
@@ -151,6 +165,37 @@ class MixedAttention(Assembly):
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
+    def _check_shapes(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, mask: Tensor | None
+    ) -> None:
+        """Raise ShapeError in the words of `nn.MultiheadAttention`."""
+        dims = query.dim()
+        if dims not in (2, 3):
+            raise ShapeError(f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query tensor")
+        batched = f"For {'batched' if dims == 3 else 'unbatched'} ({dims}-D) `query`, expected"
+        batch = 1 if dims == 2 else query.size(0 if self.batch_first else 1)
+        n_queries = query.size(1 if dims == 3 and self.batch_first else 0)
+        if padding is not None and padding.dim() != dims - 1:
+            found = f"{padding.dim()}-D tensor instead"
+            raise ShapeError(f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}")
+        if mask is not None and mask.dim() not in (2, 3):
+            raise ShapeError(f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor instead")
+        if mask is not None and mask.dim() == 3 and mask.size(0) != batch * self.num_heads:
+            expected = (batch * self.num_heads, n_queries, mask.size(2))
+            raise ShapeError(f"Expected `attn_mask` shape to be {expected} but got {mask.shape}")
+        if query.size(-1) != self.embed_dim:
+            raise ShapeError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.size(-1)}")
+        if key is None or value is None:
+            return
+        if key.dim() != dims or value.dim() != dims:
+            found = f"{key.dim()}-D and {value.dim()}-D tensors respectively"
+            raise ShapeError(f"{batched} `key` and `value` to be {dims}-D but found {found}")
+        if key.shape[:-1] != value.shape[:-1] or (key.size(-1), value.size(-1)) != (self.kdim, self.vdim):
+            found = f"key shape {key.shape} and value shape {value.shape}"
+            raise ShapeError(f"{found} do not match each other or kdim {self.kdim} and vdim {self.vdim}")
+        if dims == 3 and key.size(0 if self.batch_first else 1) != batch:
+            raise ShapeError(f"key shape {key.shape} does not match the batch of query shape {query.shape}")
+
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
@@ -165,19 +210,23 @@ class MixedAttention(Assembly):
         return kept["key"], kept["value"]
 
 
-def mix(model: nn.Module, **variant: Any) -> nn.Module:
+def mix(model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto", **variant: Any) -> nn.Module:
     """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights and hooks.
 
-    `variant` has keywords of `MixedAttention` from `relative_gain` on. Frozen weights stay frozen. Return the model.
-    Raise ValueError if it has no such attention, is one itself, or has one of a subclass.
+    `variant` has keywords of `MixedAttention` from `relative_gain` on; at least one of them or `head_mixing` must be
+    given. Frozen weights stay frozen. Return the model. Raise ValueError if it has no such attention, is one itself, or
+    has one of a subclass.
     """
     found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     if not found or model in found or any(type(module) is not nn.MultiheadAttention for module in found):
         raise ValueError(f"{type(model).__name__}: must have attentions inside, each exactly nn.MultiheadAttention")
-    new = {module: _mixed(module, variant) for module in found}
-    for module in list(model.modules()):
-        module._modules.update({name: new[old] for name, old in module._modules.items() if old in new})
-        if isinstance(module, nn.TransformerEncoder):
+    asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
+    refuse_nothing(asked)
+    new = {module: _mixed(module, {**asked, "impl": impl}) for module in found}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in new:
+            model.set_submodule(name, new[module])
+        elif isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False  # it would hand padded batches to torch's own kernels
     return model
 

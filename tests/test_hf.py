@@ -74,8 +74,8 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     shared = type(model)(copy.deepcopy(model).config)
     with pytest.raises(RuntimeError, match=r"hf\.load"):
         shared(**inputs)
-    model.set_attn_implementation("eager")
-    with pytest.raises(RuntimeError, match="eager: lost the mixing"):
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="sdpa: lost the mixing"):
         model(**inputs)
     assert hf.load(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()
     path = tmp_path / "model.safetensors"
@@ -91,11 +91,12 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
         (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
         (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),
-        (lambda: hf.mix(build("GPTNeoXForCausalLM")[0]), "BertSelfAttention"),
+        (lambda: hf.mix(build("T5Model")[0]), "nothing is asked for.*; head_mixing: none, position"),
+        (lambda: hf.mix(build("GPTNeoXForCausalLM")[0]), r"hf\.LAYOUTS: BertSelfAttention.*docs/huggingface\.md"),
     ):
         with pytest.raises(ValueError, match=message):
             refused()
-    hf.mix(odd)  # the refusal changed nothing
+    hf.mix(odd, "position-wise")  # the refusal changed nothing
     odd.model.encoder.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         odd(torch.ones(1, 2, dtype=torch.long))

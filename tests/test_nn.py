@@ -67,13 +67,16 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
         lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
         lambda: mix(MixedAttention(E, H)),
         lambda: mix(nn.MultiheadAttention(E, H)),
+        lambda: mix(nn.ModuleList([nn.MultiheadAttention(E, H)])),
     ):
-        with pytest.raises(ValueError, match=rf"^({name}|num_heads|key|MixedAttention|MultiheadAttention).*must.*$"):
+        with pytest.raises(
+            ValueError, match=rf"^({name}|num_heads|key|nothing|MixedAttention|MultiheadAttention).*must.*$"
+        ):
             refused()
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
     new = mix(nn.ModuleDict({"a": old, "b": old}), head_mixing="position-wise")
     assert new["a"] is new["b"] and new["a"].training
-    assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval())["a"].training
+    assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
     assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from os import PathLike
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from mixhead_plugin import hf
 from mixhead_plugin.analysis.page import Attention, Sentence, write_page
@@ -19,25 +17,31 @@ def view(
     tokenizer: Any,
     text: str | Sequence[str],
     file: str | PathLike[str],
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
+    length: int = 128,
 ) -> None:
     """Write one HTML file that shows the heads of a model, mixed or not, on one text or several.
 
-    An encoder-decoder reads `target` in its decoder; without it, what `generate` gives. ValueError if no attention is
-    in `hf.LAYOUTS`.
+    An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it, what `generate`
+    gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the texts, or if a text has more than
+    `length` tokens.
     """
+    texts = [text] if isinstance(text, str) else list(text)
+    targets = [target] * len(texts) if target is None or isinstance(target, str) else list(target)
+    if len(targets) != len(texts):
+        raise ValueError(f"target: has {len(targets)}, must be one for each of {len(texts)} texts")
     sentences = []
-    for one in [text] if isinstance(text, str) else text:
+    for one, its_target in zip(texts, targets):
         inputs = tokenizer(one, return_tensors="pt").to(model.device)
-        read, written = _words(tokenizer, inputs["input_ids"]), []
+        read, written = _words(tokenizer, inputs["input_ids"], length), []
         if model.config.is_encoder_decoder:
-            if target is None:
+            if its_target is None:
                 output = model.generate(**inputs)[:, 1:]
             else:
-                output = tokenizer(text_target=target, return_tensors="pt")["input_ids"].to(model.device)
+                output = tokenizer(text_target=its_target, return_tensors="pt")["input_ids"].to(model.device)
             inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=output)
-            written = _words(tokenizer, inputs["decoder_input_ids"]), _words(tokenizer, output)
-        found = _heads(model, inputs)
+            written = _words(tokenizer, inputs["decoder_input_ids"], length), _words(tokenizer, output, length)
+        found = [_heads(model, heads) for heads in hf.attentions(model, inputs).values()]
         sides = (
             (read, *written) if written else (read, [], []) if found[0].site == "encoder-self" else ([], read, read[1:])
         )
@@ -45,62 +49,18 @@ def view(
     write_page(file, model.config.name_or_path or type(model).__name__, type(model).__name__, sentences)
 
 
-def _words(tokenizer: Any, tokens: Tensor) -> list[str]:
+def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     """Return the words of the first sentence of tokens [1, N]."""
+    if tokens.size(1) > length:
+        raise ValueError(f"a text of {tokens.size(1)} tokens: must have at most length {length}")
     return [tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t) for t in tokens[0].tolist()]
 
 
-def _heads(model: PreTrainedModel, inputs: Any) -> list[Attention]:
-    """Return the heads of all attentions for one sentence."""
-    modules = {name: module for name, module in model.named_modules() if type(module).__name__ in hf.LAYOUTS}
-    if not modules:
-        raise ValueError(f"{type(model).__name__}: has none of the attentions of hf.LAYOUTS: {', '.join(hf.LAYOUTS)}")
-    found: dict[str, Attention] = {}
-    hooks = [m.register_forward_hook(partial(_see, found, name), with_kwargs=True) for name, m in modules.items()]
-    mixed = any(hasattr(module, hf.NAME) for module in modules.values())
-    former, training = model.config._attn_implementation, model.training
-    AttentionInterface.register(hf.NAME, _with_weights)
-    if not mixed:
-        model.set_attn_implementation("eager")  # the others return no weights
-    try:
-        with torch.no_grad():
-            model.eval()(**inputs, **({"use_cache": False} if model.can_generate() else {}))
-    finally:
-        AttentionInterface.register(hf.NAME, hf.mixed_attention)
-        if not mixed:
-            model.set_attn_implementation(former)
-        model.train(training)
-        for hook in hooks:
-            hook.remove()
-    return list(found.values())
-
-
-def _with_weights(*tensors: Any, **settings: Any) -> tuple[Tensor, Tensor | None]:
-    return hf.mixed_attention(*tensors, **settings | {"output_attentions": True})
-
-
-def _see(found: dict[str, Attention | None], name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-    """Keep the heads of an attention. Where they are mixed, call it again with a mixing that copies source heads."""
-    if name in found:
-        return
-    found[name] = None  # such a call of its own
-    weights, mixings = [output[-1][0]], []
-    if getattr(module, "head_mixing", None) is not None:
-        sizes = getattr(module, hf.NAME).sizes
-        weights = []
-        for copied in torch.eye(sizes.num_heads, device=output[0].device).split(sizes.mixed_heads, 1):
-
-            def replace(part: nn.Module, inputs: Any, mixing: Tensor, copied: Tensor = copied) -> Tensor:
-                mixings.append(mixing)
-                return copied
-
-            with module.head_mixing.register_forward_hook(replace):
-                weights.append(module(*args, **kwargs)[-1][0])
-    mixing = mixings[0] if mixings else None
-    cross = re.search("cross|encoder_attn|EncDec", name)
-    decoder = "decoder" in name.split(".") or getattr(module, "is_causal", False)
-    site = "cross" if cross else "decoder-self" if decoder else "encoder-self"
-    layer = int(re.search(r"\.(\d+)\.", name)[1])
-    found[name] = Attention(
-        site, layer, torch.cat(weights), mixing[0] if mixing is not None and mixing.dim() == 4 else mixing
-    )
+def _heads(model: PreTrainedModel, heads: hf.LayerHeads) -> Attention:
+    """Return the heads of one attention on the first sentence."""
+    cross = re.search("cross|encoder_attn|EncDec", heads.name)
+    causal = "decoder" in heads.name.split(".") or getattr(model.get_submodule(heads.name), "is_causal", False)
+    site = "cross" if cross else "decoder-self" if causal else "encoder-self"
+    layer = int(re.search(r"\.(\d+)\.", heads.name)[1])
+    mixing = heads.mixing
+    return Attention(site, layer, heads.source[0], mixing[0] if mixing is not None and mixing.dim() == 4 else mixing)

@@ -7,13 +7,12 @@ M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.heads import HeadGates
-from mixhead_plugin.parts import Axis
+from mixhead_plugin.parts import Axis, cut
 
 
 class KeptHeads(NamedTuple):
@@ -83,13 +82,7 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
         if entry not in table:
             kind = type(attention).__name__
             raise OptionError(f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be masked")
-        for dim, kind, whole_heads in table[entry]:
-            heads = torch.tensor(getattr(kept, kind), device=tensor.device)
-            if whole_heads:
-                within = torch.arange(attention.head_dim, device=tensor.device)
-                heads = (heads[:, None] * attention.head_dim + within).flatten()
-            tensor = tensor.index_select(dim, heads)
-        smaller[entry] = tensor.clone() if not table[entry] else tensor
+        smaller[entry] = cut(tensor, table[entry], kept._asdict(), attention.head_dim).clone()
     return smaller
 
 

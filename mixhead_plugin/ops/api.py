@@ -178,8 +178,8 @@ def fastest(inputs: AttentionInputs) -> str:
     and with them, and both passes must drop the same weights.
     """
     query, key = inputs.query, inputs.key
-    if query.device.type == "meta":
-        return "reference"  # there are shapes alone, and counters of FLOPs know its operations
+    if query.device.type == "meta" or torch.compiler.is_exporting():
+        return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
     if in_forward_mode(inputs):

@@ -1,7 +1,8 @@
 """Define what flags add to an attention: mixings, sinks, gates and relative positions; needs torch alone."""
 
-from mixhead_plugin.parts.assembly import VARIANT, Assembly, check_parts, complete, sizes_of
+from mixhead_plugin.parts.assembly import VARIANT, Assembly, check_parts, complete, refuse_nothing, sizes_of
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
+from mixhead_plugin.parts.parameters import cut, mixing_parameters, parameter_groups
 from mixhead_plugin.parts.table import PARTS
 
 __all__ = [
@@ -14,5 +15,9 @@ __all__ = [
     "PartKind",
     "check_parts",
     "complete",
+    "cut",
+    "mixing_parameters",
+    "parameter_groups",
+    "refuse_nothing",
     "sizes_of",
 ]

@@ -27,6 +27,13 @@ def complete(variant: Mapping[str, str], impl: str = "auto") -> dict[str, str]:
     return {name: variant.get(name, next(iter(table))) for name, table in VARIANT.items()}
 
 
+def refuse_nothing(asked: Mapping[str, object]) -> None:
+    """Raise ValueError without any keyword of a variant; plain attention has to be asked for, too."""
+    if not asked:
+        choices = "; ".join(f"{name}: {', '.join(table)}" for name, table in VARIANT.items())
+        raise ValueError(f"nothing is asked for; must be at least one of {choices}")
+
+
 def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: int | None = None) -> None:
     """Raise PartError if parts do not go together, or not with `mixed_heads` heads after mixing (None: the usual)."""
     sink, head_mixing = variant["attention_sink"], variant["head_mixing"]

@@ -1,0 +1,175 @@
+"""The attention function and the masks of mixed models, as `transformers` calls them."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
+
+from mixhead_plugin.hf.layouts import Site
+from mixhead_plugin.ops.api import attend_with_weights
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.parts import PARTS, Assembly, sizes_of
+
+NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
+
+
+class MixedHeads(Assembly):
+    """The parts that `mix` adds to one attention, and what the attention computes its queries from during a call."""
+
+    def __init__(self, site: Site, model: nn.Module, variant: dict[str, str], impl: str):
+        super().__init__()
+        projection: Any = model.get_submodule(site.path("queries"))
+        embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
+        self.variant, self.impl = variant, impl
+        self.config = site.module.config  # the model's
+        self.former = self.config._attn_implementation
+        self.sizes = sizes_of(variant, site.heads, site.head_dim, embed_dim)
+        self.add_parts(variant, self.sizes)
+        self.to(projection.weight).train(site.module.training)
+        # The heads that pruning left, as numbered at first; their number then; the zeros in place of cut values.
+        self.kept = {"source": list(range(self.sizes.num_heads)), "mixed": list(range(self.sizes.mixed_heads))}
+        self.outputs, self.missing_values = self.sizes.mixed_heads, 0
+        self.names = {kind: site.path(kind).rpartition(".")[2] for kind in ("queries", "values")}
+        self.followed: dict[str, tuple[nn.Module, RemovableHandle]] = {}
+        self.hooks: tuple[RemovableHandle, ...] = ()
+        self.running = self.wants_weights = False
+        self.taken: tuple[Tensor, Tensor] | None = None
+        self.seen: list[AttentionInputs] | None = None  # a list while someone wants to see the calls
+
+    def attach(self, module: nn.Module) -> None:
+        """Add the parts to an attention, under the names that its files have, and follow its calls."""
+        vars(module)[NAME] = self  # no child: each part would have two names
+        for option in PARTS:
+            setattr(module, option, getattr(self, option))
+        self.hooks = (
+            module.register_forward_pre_hook(self._begin, with_kwargs=True),
+            module.register_forward_hook(self._end, always_call=True),
+        )
+
+    def detach(self, module: nn.Module) -> None:
+        module.config = self.config
+        for hook in (*self.hooks, *(hook for _, hook in self.followed.values())):
+            hook.remove()
+        for name in (NAME, *PARTS):
+            delattr(module, name)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take what the attention has now: an adapter may have replaced projections and parts."""
+        self.running, self.wants_weights = True, bool(kwargs.get("output_attentions"))  # GPT-2 does not pass it on
+        for option in PARTS:
+            if getattr(self, option) is not getattr(module, option):
+                setattr(self, option, getattr(module, option))
+        for kind, hook in (("queries", self._keep), ("values", self._complete)):
+            projection = module.get_submodule(self.names[kind])
+            former, handle = self.followed.get(kind, (None, None))
+            if projection is former or (kind == "values" and not self.missing_values):
+                continue
+            if handle is not None:
+                handle.remove()
+            self.followed[kind] = projection, projection.register_forward_hook(hook)
+
+    def _keep(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+        if self.running:  # someone else may call the projection, too
+            self.taken = args[0], output
+
+    def _complete(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        return F.pad(output, (0, self.missing_values))  # some attentions want as many heads of values as of keys
+
+    def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Refuse what another implementation computed: it took nothing. After an exception there is no output."""
+        lost = self.running and output is not None
+        self.take()
+        if lost:
+            name = type(module).__name__
+            raise RuntimeError(f"{name}: lost the mixing, its attention must go through the AttentionInterface")
+
+    def take(self) -> tuple[Tensor, Tensor] | None:
+        """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""
+        taken, self.taken, self.running = self.taken, None, False
+        return taken
+
+    def position_bias(self, bias: Tensor) -> Tensor:
+        """Return T5's biases [1, H, Nq, Nk], which its layers share, of the heads that pruning left here."""
+        return bias if bias.size(1) == len(self.kept["source"]) else bias[:, self.kept["source"]]
+
+
+def mixed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    output_attentions: bool = False,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention of a module that `mix` has seen, by the contract of the `AttentionInterface`.
+
+    Args:
+        query, key, value: [B, H, Nq, D], and twice [B, G, Nk, D] where G divides H
+        attention_mask: broadcastable to [B, H, Nq, Nk]; bool, True is visible; or floats that are added to the scores,
+            the least number of their type hides; None hides the future where the module is causal
+        position_bias: [1, H, Nq, Nk], added to the scores (T5)
+
+    Returns:
+        output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose `attn_implementation` is eager, the
+        mixed weights [B, H', Nq, Nk]
+    """
+    mixed: MixedHeads | None = getattr(module, NAME, None)
+    taken = None if mixed is None else mixed.take()
+    if mixed is None or taken is None:
+        problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
+        raise RuntimeError(f"{type(module).__name__}: {problem}")
+    if (chosen := mixed.config._attn_implementation) not in (NAME, "eager"):
+        raise RuntimeError(f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager")
+    if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:  # not served
+        raise ValueError(f"{type(module).__name__}: {used[0]} cannot be used with mixed heads")
+    (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
+    x, projected = taken  # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
+    projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
+    if attention_mask is None:
+        causal = n_queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    elif attention_mask.is_floating_point():
+        attention_mask = attention_mask.masked_fill(attention_mask <= torch.finfo(attention_mask.dtype).min, -torch.inf)
+    elif attention_mask.shape[1:3] == (1, 1):  # for all heads and queries
+        padding, attention_mask = ~attention_mask[:, 0, 0].expand(batch, -1), None
+    else:
+        attention_mask = by_head(~attention_mask, heads, query.dtype)
+    if position_bias is not None:
+        position_bias = mixed.position_bias(position_bias)
+        attention_mask = position_bias if attention_mask is None else attention_mask + position_bias
+    if (groups := heads // key.size(1)) > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    if (group := mixed.parts()["head_mixing"].group) > 1:  # neighbours are the values of one mixed head
+        value = value.unflatten(1, (-1, group)).transpose(2, 3).flatten(3)  # [B, H', Nk, Dv]
+    value = value[:, : mixed.sizes.mixed_heads]
+    inputs = mixed.inputs_of(
+        query, key, value, projected, x, attn_mask=attention_mask, key_padding_mask=padding, causal=causal,
+        dropout_p=dropout, scale=head_dim**-0.5 if scaling is None else scaling,
+    )  # fmt: skip
+    if mixed.seen is not None:
+        mixed.seen.append(inputs)
+    need_weights = output_attentions or mixed.wants_weights or mixed.config.output_attentions or chosen == "eager"
+    out, weights = attend_with_weights(inputs, mixed.impl, need_weights)
+    return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
+
+
+def mixed_mask(**settings: Any) -> Tensor | None:
+    """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs none."""
+    if settings["mask_function"] is bidirectional_mask_function:
+        settings["q_length"] = 1  # all queries see the same keys
+    elif settings["q_length"] not in (1, settings["kv_length"]):
+        settings["allow_is_causal_skip"] = False  # the rest of a static cache is hidden too
+    return sdpa_mask(**settings)
+
+
+AttentionInterface.register(NAME, mixed_attention)
+AttentionMaskInterface.register(NAME, mixed_mask)

@@ -1,0 +1,98 @@
+"""Mix the heads of a model, and take the mixing away again."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mixhead_plugin.hf.attend import NAME, MixedHeads
+from mixhead_plugin.hf.layouts import sites_of
+from mixhead_plugin.parts import PARTS, VARIANT, complete, refuse_nothing
+
+# These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
+# imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
+REFUSED = {"attn_implementation": NAME, "experts_implementation": "mixed heads, load by mixhead_plugin.hf.load"}
+PRUNED = "mixhead_pruned"  # of the entry of a config that has the heads that `prune` removed, by layer
+
+
+def mix(
+    model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: str
+) -> PreTrainedModel:
+    """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts as the identity.
+
+    Args:
+        model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the variant
+        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax changes the outputs
+        impl: the implementation of `ops.attention`
+
+    Raises:
+        ValueError: an unknown value, nothing that is asked for, a model without such attentions, or one that is mixed
+            or pruned already, or has adapters
+    """
+    asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
+    variant = complete(asked, impl)
+    served = ("normalizer", "head_mixing", "score_mixing", "attention_sink", "attention_gate")
+    if left := [name for name in variant if name not in served and variant[name] != next(iter(VARIANT[name]))]:
+        raise ValueError(f"{left[0]}: must be left out, the model has its own")
+    if any(hasattr(site.module, NAME) for site in sites_of(model)):
+        raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
+    if any(hasattr(module, "base_layer") for module in model.modules()):
+        raise ValueError(f"{type(model).__name__}: has adapters; must be mixed before they are added")
+    refuse_nothing(asked)
+    return attach(model, variant, impl)
+
+
+def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
+    """Make every attention of `model` compute a variant, which may be the plain one."""
+    sites = sites_of(model)
+    all_heads = [MixedHeads(site, model, variant, impl) for site in sites]  # before any change: one may be refused
+    memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
+    for module in (module for module in model.modules() if hasattr(module, "config")):
+        config: Any = copy.deepcopy(module.config, memo)
+        if not (config.output_attentions and config._attn_implementation == "eager"):  # it wants no other name then
+            config._attn_implementation = NAME
+        vars(config).update(REFUSED, **{NAME: variant})
+        module.config = config
+    for site, heads in zip(sites, all_heads):
+        heads.attach(site.module)
+        heads.config = site.module.config
+        # Its own config: whatever `transformers` chooses for the model, the attention calls `mixed_attention`.
+        site.module.config = copy.copy(heads.config)
+        site.module.config._attn_implementation_internal = NAME
+    model.register_state_dict_post_hook(_refuse_to_lose)
+    return model
+
+
+def _refuse_to_lose(model: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    """Raise ValueError where PEFT would save an adapter without the mixing."""
+    parts = {f"{name}.": part for name, part in model.named_modules() if name.rpartition(".")[2] in PARTS}
+    lost = {name.split(".")[-2] for name, part in parts.items() if part.state_dict() and "_adapters" not in vars(part)}
+    if lost and getattr(model, "peft_config", None):
+        raise ValueError(f"adapter: must have modules_to_save={sorted(lost)}, or it would lose the mixing")
+
+
+def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
+    """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
+    found = [module for module in model.modules() if hasattr(module, NAME)]
+    if not found:
+        raise ValueError(f"{type(model).__name__}: has no mixing")
+    if hasattr(model.config, PRUNED):
+        raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
+    for module in found:
+        for name, part in ((name, getattr(module, name)) for name in PARTS):
+            start: dict[str, Tensor] = getattr(part, "identity", dict)()
+            state = {} if part is None else part.state_dict()
+            same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
+            if not (part is None or same) or getattr(module, NAME).variant["normalizer"] != "softmax":
+                raise ValueError(f"{type(model).__name__}: without {name} its outputs would change")
+    model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
+    for module in found:
+        getattr(module, NAME).detach(module)
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    for config in configs:
+        config._attn_implementation = model.config._attn_implementation
+        for name in (NAME, *REFUSED):
+            vars(config).pop(name, None)
+    return model

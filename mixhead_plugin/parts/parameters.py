@@ -1,0 +1,44 @@
+"""Find, group and cut the parameters of parts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.parts.kinds import Axis
+from mixhead_plugin.parts.table import PARTS
+
+
+def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return by name the parameters of mixings, sinks, gates and relative positions; none of them needs weight decay.
+
+    Weight decay pulls M to 0, not to the identity.
+    """
+    options = {*PARTS, "relative_gain"}
+    return {name: p for name, p in model.named_parameters() if options.intersection(name.split("."))}
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, mixing_lr: float | None = None) -> list[dict[str, Any]]:
+    """Return the trained parameters as groups for an optimizer: matrices decay, vectors and `mixing_parameters` do not.
+
+    `mixing_lr` is the learning rate of the mixing parameters; None for that of the optimizer.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    mixing = [trained.pop(name) for name in mixing_parameters(model) if name in trained]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in trained.values() if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained.values() if p.dim() <= 1], "weight_decay": 0.0},
+        {"params": mixing, "weight_decay": 0.0} | ({} if mixing_lr is None else {"lr": mixing_lr}),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def cut(tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int) -> Tensor:
+    """Return a tensor with only the heads of `kept`, by kind, in the dimensions that go by heads."""
+    for dim, kind, whole_heads in axes:
+        heads = torch.tensor(kept[kind], dtype=torch.long, device=tensor.device)
+        if whole_heads:
+            heads = (heads[:, None] * head_dim + torch.arange(head_dim, device=tensor.device)).flatten()
+        tensor = tensor.index_select(dim, heads)
+    return tensor
