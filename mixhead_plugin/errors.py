@@ -20,7 +20,7 @@ def option_name(option: str) -> str:
 
 
 def end_in_one_line() -> None:
-    """Let an OptionError end this process with one line, as commands do; MIXHEAD_TRACEBACK=1 shows where."""
+    """Let an OptionError, or a missing file, end this process with one line; MIXHEAD_TRACEBACK=1 shows where."""
     if os.environ.get("MIXHEAD_TRACEBACK") != "1":
         sys.excepthook = _print_one_line
 
@@ -28,8 +28,8 @@ def end_in_one_line() -> None:
 def _print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     lines = str(error).strip().splitlines() or [""]
     # torch raises the errors of its workers again, with their traceback before the message.
-    found = re.match(rf"{__name__}[.]\w+: (.*)", lines[-1])
-    if found is None and not issubclass(kind, OptionError):
+    found = re.match(rf"(?:{__name__}[.]\w+|FileNotFoundError): (.*)", lines[-1])
+    if found is None and not issubclass(kind, (OptionError, FileNotFoundError)):
         sys.__excepthook__(kind, error, trace)
     else:
         message = lines[0] if found is None else found[1]

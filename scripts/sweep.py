@@ -43,7 +43,7 @@ from tqdm import tqdm
 EXAMPLES = ROOT / "examples"
 OF_ONE_MACHINE = {"--user-dir", "--save-dir", "--continue-once"}  # flags left out of the record
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+GRACE = 60.0  # seconds from SIGTERM to SIGKILL: a training ends its update and saves a checkpoint first
 POLL = 0.1  # seconds between two looks at a running script
 
 

@@ -40,6 +40,7 @@ from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
 from mixhead_plugin.parts import PARTS, AttentionSizes
 from mixhead_plugin.repairs.checkpoint_files import check_finite
+from mixhead_plugin.repairs.checksums import check_records
 
 State = dict[str, Tensor]
 
@@ -108,6 +109,7 @@ def read_tensors(folder: Path) -> State:
     path = next((path for path in (folder / name for name in WEIGHTS) if path.exists()), None)
     if path is None:
         raise OptionError(f"{folder}: has neither {' nor '.join(WEIGHTS)}")
+    check_records(path)
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)

@@ -33,12 +33,14 @@ def average(paths: list[Path], target: Path) -> None:
     import mixhead_plugin
     from mixhead_plugin.errors import OptionError
     from mixhead_plugin.repairs.checkpoint_files import check_state
+    from mixhead_plugin.repairs.checksums import check_records
 
     mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
 
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
         try:
+            check_records(path)
             state = torch.load(path, map_location="cpu", weights_only=True)
             check_state(str(path), state)
         except OptionError as error:

@@ -15,7 +15,6 @@ from mixhead_plugin.repairs.replace import replaces
 MAGIC, HEAD = b"MMIDIDX\x00\x00", "<QBQ"  # of mmap, the format that fairseq-preprocess writes by default
 OTHER_MAGIC = (b"TNTIDX\x00\x00", b"HUFFIDX")  # of formats that are not checked
 AGAIN = "run fairseq-preprocess again"
-CHUNK = 1 << 20  # sentences at a time: LM1B has 30 million
 COMPARED = 1 << 27  # number of tokens, from the beginning, that are compared with the dictionary
 
 
@@ -66,16 +65,13 @@ def _size_of_data(index: str, lines: int, width: int) -> int:
     _check_size(index, start + 12 * lines, f"for {lines:,} sentences")
     lengths = np.memmap(index, np.int32, "r", offset=start, shape=(lines,))
     begins = np.memmap(index, np.int64, "r", offset=start + lengths.nbytes, shape=(lines,))
-    needed = 0
-    for first in range(0, lines, CHUNK):
-        sizes = lengths[first : first + CHUNK].astype(np.int64) * width
-        ends = needed + np.cumsum(sizes)
-        if sizes.min() < 0 or (begins[first : first + CHUNK] != ends - sizes).any():
-            raise OptionError(f"{index}: is damaged, a sentence does not begin where the one before ends; {AGAIN}")
-        needed = int(ends[-1])
-    if needed == 0:
+    sizes = lengths.astype(np.int64) * width
+    ends = np.cumsum(sizes)
+    if sizes.min() < 0 or (begins != ends - sizes).any():
+        raise OptionError(f"{index}: is damaged, a sentence does not begin where the one before ends; {AGAIN}")
+    if ends[-1] == 0:
         raise OptionError(f"{index}: has no tokens; {AGAIN}")
-    return needed
+    return int(ends[-1])
 
 
 def _check_size(path: str, needed: int, what: str) -> None:

@@ -6,7 +6,6 @@ started again makes one more update or epoch.
 """
 
 import logging
-import sys
 from types import SimpleNamespace
 
 from fairseq import checkpoint_utils
@@ -14,7 +13,7 @@ from fairseq.logging import metrics
 from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
 from fairseq.trainer import Trainer
 
-from mixhead_plugin.repairs.replace import replaces
+from mixhead_plugin.repairs.replace import replaces, train_command
 
 _FAIRSEQ = "https://github.com/facebookresearch/fairseq"
 ISSUE = f"{_FAIRSEQ}/issues/3531 (--patience), {_FAIRSEQ}/pull/4071 (reduce_lr_on_plateau)"
@@ -44,15 +43,15 @@ def _load(original, cfg, trainer, **kwargs):
         metrics.load_state_dict({"train_inner": state["metrics"]["train_inner"]})
     if not cfg.reset_meters:
         vars(_should_stop_early()).update(state.get("early_stop", {}))
-    reason = _reason_to_end(cfg, trainer)
+    reason = reason_to_end(cfg, trainer)
     if reason is not None:
         logger.info(f"nothing to train: {reason}")
         trainer.cfg.optimization.max_epoch = -1  # fairseq reads it after it has loaded the checkpoint
     return state, epochs
 
 
-def _reason_to_end(cfg, trainer: Trainer) -> str | None:
-    """Return why the loaded training had already ended, or None."""
+def reason_to_end(cfg, trainer: Trainer) -> str | None:
+    """Return why a training has ended, or None; `cfg` are its flags for checkpoints."""
     limits = trainer.cfg.optimization
     if 0 < limits.max_update <= trainer.get_num_updates():
         return f"--max-update {limits.max_update} is reached"
@@ -65,9 +64,7 @@ def _reason_to_end(cfg, trainer: Trainer) -> str | None:
 
 def _should_stop_early():
     """Return the function of fairseq-train that counts bad epochs for --patience in its attributes."""
-    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
-    found = (getattr(module, "should_stop_early", None) for module in modules)
-    return next((function for function in found if function is not None), SimpleNamespace())
+    return getattr(train_command(), "should_stop_early", SimpleNamespace())
 
 
 @replaces(ReduceLROnPlateauLRSchedule, "state_dict")

@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from contextlib import suppress
-from multiprocessing.util import Finalize
 from typing import IO
 
 from fairseq import checkpoint_utils
@@ -23,7 +22,7 @@ from mixhead_plugin.repairs.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-NAME = ".lock"
+NAME = ".lock"  # this file stays: removing it could let two trainings in
 # Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead machine late.
 WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
 _held: dict[str, IO[str]] = {}  # by path; the system drops a lock when its process ends, however it ends
@@ -39,32 +38,31 @@ def _load(original, cfg, trainer, **kwargs):
 def lock(folder: str) -> None:
     """Lock a folder for this process, or refuse it if another process keeps it locked for WAIT seconds."""
     path, deadline = os.path.join(os.path.realpath(folder), NAME), time.monotonic() + WAIT
-    while path not in _held:
-        try:
-            file = open(path, "a+")  # noqa: SIM115 (as long as the process)
-        except OSError as error:  # a file that another user left
-            logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
-            return
+    if path in _held:
+        return
+    try:
+        file = open(path, "a+")  # noqa: SIM115 (as long as the process)
         with suppress(OSError):
             os.chmod(path, 0o666)  # others who may write into the folder may train in it later
-        try:
-            # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.stat(path), os.fstat(file.fileno())):  # or the first has just removed it
-                file.truncate(0)
-                print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
-                _held[path] = file
-                Finalize(None, _remove, [path], exitpriority=0)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.ENOENT):
-                logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
-                return
+        while not _is_free(file):
             if time.monotonic() > deadline:
                 file.seek(0)
-                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder") from error
+                raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder")
             time.sleep(0.2)
+        file.truncate(0)
+        print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
+        _held[path] = file
+    except OSError as error:  # a file of another user, or a file system without locks
+        logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
 
 
-def _remove(path: str) -> None:
-    with suppress(OSError):
-        os.remove(path)
+def _is_free(file: IO[str]) -> bool:
+    """Return True if this process has locked a file now, and False if another process has."""
+    try:
+        # Not flock: children would keep that lock, and not every NFS passes it on to other machines.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return False
+    return True

@@ -2,7 +2,9 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -28,3 +30,9 @@ def install(function: Callable) -> None:
         return function(original, *args, **kwargs)
 
     setattr(owner, name, kind(replacement))
+
+
+def train_command() -> Any:
+    """Return the module of fairseq-train; an empty one if another program trains."""
+    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
+    return next((module for module in modules if hasattr(module, "validate_and_save")), SimpleNamespace())

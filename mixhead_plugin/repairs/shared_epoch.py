@@ -6,18 +6,17 @@ it skips sentences or sees them twice. With another --update-freq it may leave o
 
 import logging
 import math
+import zlib
 from typing import Any
 
-from fairseq import checkpoint_utils
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.trainer import Trainer
-from omegaconf import OmegaConf
 
 from mixhead_plugin.repairs.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-# Our entry in an iterator's state: the batches `seen` by all `workers` together, of `batches` in the order of `seed`.
+# Our entry in an iterator's state: the batches that all `workers` have `seen` together, and in which `order`.
 SHARDS = "shards"
 
 
@@ -45,7 +44,7 @@ def _state_dict(original, epochs: EpochBatchIterator) -> dict[str, Any]:
     if (number := state["iterations_in_epoch"]) > 0:
         seen, begin = _resumed(epochs, state["epoch"])
         seen += (number - begin) * epochs.num_shards
-        state[SHARDS] = {"seen": seen, "workers": _workers(epochs), **_order(epochs)}
+        state[SHARDS] = {"seen": seen, "workers": _workers(epochs), "order": _order(epochs)}
     return state
 
 
@@ -53,8 +52,9 @@ def _workers(epochs: EpochBatchIterator) -> int:
     return getattr(epochs, "_workers", epochs.num_shards)
 
 
-def _order(epochs: EpochBatchIterator) -> dict[str, int]:
-    return {"batches": len(epochs.frozen_batches), "seed": epochs.seed}
+def _order(epochs: EpochBatchIterator) -> int:
+    """Return a number that differs if the seed differs, or the size or the first sentence of any batch."""
+    return zlib.crc32(repr((epochs.seed, [(len(b), int(b[0])) for b in epochs.frozen_batches])).encode())
 
 
 @replaces(EpochBatchIterator, "load_state_dict")
@@ -68,15 +68,14 @@ def _load_state_dict(original, epochs: EpochBatchIterator, state: dict[str, Any]
 def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     """Return the number to count on from, 0 to begin the epoch anew, and note the batches that have been seen."""
     epoch, number, saved = state["epoch"], state["iterations_in_epoch"], state.get(SHARDS, {})
-    workers, group, now = _workers(epochs), getattr(epochs, "_update_freq", 1), _order(epochs)
-    then = saved.get("workers", 0)
-    seen = saved.get("seen", number * (epochs.num_shards if workers == then else then))
-    if any(saved.get(name, value) != value for name, value in now.items()):
-        reason = f"--max-tokens, --batch-size, --seed or the data have changed ({saved}, now {now})"
+    workers, group = _workers(epochs), getattr(epochs, "_update_freq", 1)
+    then, seen = saved.get("workers"), saved.get("seen")
+    if "order" not in saved:
+        reason = "its checkpoint does not say which batches have been seen"
+    elif saved["order"] != _order(epochs):
+        reason = "--max-tokens, --batch-size, --seed or the data have changed"
     elif workers == then and seen == number * epochs.num_shards and number % group == 0:
         return number
-    elif not saved:
-        reason = "its checkpoint does not say how many workers there were"
     # Some tasks (truncated_bptt_lm) and iterators give each worker its own data, or an order by the number of workers.
     elif workers != epochs.num_shards or type(epochs) is not EpochBatchIterator:
         reason = f"the task binds data to workers, of which there were {then}, now {workers}"
@@ -97,14 +96,3 @@ def _get_train_iterator(original, trainer: Trainer, epoch: int, *args, **kwargs)
     numbers = trainer.cfg.optimization.update_freq
     epochs._update_freq, epochs._workers = numbers[min(epoch, len(numbers)) - 1], trainer.data_parallel_world_size
     return epochs
-
-
-@replaces(checkpoint_utils, "load_checkpoint_to_cpu")
-def _load_checkpoint(original, *args, **kwargs) -> dict[str, Any]:
-    """Add the number of workers to a checkpoint that was saved without this repair: its config has it."""
-    checkpoint = original(*args, **kwargs)
-    state = (checkpoint.get("extra_state") or {}).get("train_iterator", {})
-    if state.get("iterations_in_epoch", 0) > 0 and SHARDS not in state and OmegaConf.is_config(checkpoint.get("cfg")):
-        workers = OmegaConf.select(checkpoint["cfg"], "distributed_training.distributed_world_size")
-        state.update({SHARDS: {"workers": workers}} if workers else {})
-    return checkpoint

@@ -19,7 +19,8 @@ from fairseq.distributed import utils
 from fairseq.trainer import Trainer
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from mixhead_plugin.repairs.replace import install, replaces
+from mixhead_plugin.repairs.end_of_epoch import reason_to_end
+from mixhead_plugin.repairs.replace import install, replaces, train_command
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,13 @@ def _call_main(original, cfg, main, **kwargs) -> None:
 
 
 def _pass_on(number: int) -> None:
-    """Send a signal to the workers. As long as there is none, it ends this process."""
-    for worker in multiprocessing.active_children():
+    """Send a signal to the workers, and ignore the next ones. As long as there are no workers, end this process."""
+    workers = multiprocessing.active_children()
+    for worker in workers:
         os.kill(worker.pid, signal.SIGUSR1)
-    if not multiprocessing.active_children():
-        signal.signal(number, signal.SIG_DFL)
+    for each in (signal.SIGTERM, signal.SIGUSR1):  # srun sends SIGTERM to all tasks as soon as one has ended
+        signal.signal(each, signal.SIG_IGN if workers else signal.SIG_DFL)
+    if not workers:
         signal.raise_signal(number)
 
 
@@ -68,13 +71,12 @@ def _handle(handler: Callable[[int], None]) -> None:
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     loaded = original(cfg, trainer, **kwargs)
-    modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first
     saves = isinstance(trainer, Trainer) and not cfg.no_save and not cfg.no_last_checkpoints
-    saves = saves and threading.current_thread() is threading.main_thread()  # Python gives signals to no other
-    for module in modules if saves else ():
-        if hasattr(module, "validate_and_save"):
-            install(replaces(module, "validate_and_save")(_validate_and_save))
-            _handle(_got.append)
+    command = train_command()
+    # Python gives signals to the main thread alone.
+    if saves and hasattr(command, "validate_and_save") and threading.current_thread() is threading.main_thread():
+        install(replaces(command, "validate_and_save")(_validate_and_save))
+        _handle(_got.append)
     return loaded
 
 
@@ -89,15 +91,15 @@ def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epo
     alone, updates = trainer.data_parallel_world_size == 1, trainer.get_num_updates()
     stops = _got if alone else getattr(trainer, "_signals", 0)  # all workers stop after the same update
     intervals = cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates
-    is_last = 0 < cfg.optimization.max_update <= updates
-    if not stops or end_of_epoch or is_last or any(number > 0 and updates % number == 0 for number in intervals):
+    regular = end_of_epoch or any(number > 0 and updates % number == 0 for number in intervals)
+    if not stops or regular or reason_to_end(cfg.checkpoint, trainer) is not None:
         result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
     else:
         checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, None)
     if not stops:
         return result
     logger.info(f"ended by a signal after update {updates}, with a checkpoint: the same command goes on")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun and torch send it to the others as soon as one has ended
     if not alone:
         torch.distributed.barrier()
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun sends it to the others as soon as one has ended
     sys.exit(TRY_AGAIN)

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, check_state, is_arithmetic
-from mixhead_plugin.repairs.checksums import changed_record
+from mixhead_plugin.repairs.checksums import check_records
+from mixhead_plugin.repairs.one_training import NAME
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal
 
 
@@ -166,7 +167,7 @@ def test_every_command_calls_the_check(command, translation_data, text_data, tra
     BAD[COMMANDS[command]](translation_checkpoint, bad)
     line = refusal(*command_line(command, data, bad), stdin="hund katze sieht\n")
     assert f": error: {bad}: " in line, line
-    assert list(tmp_path.iterdir()) == [bad], "code has run, or something is written"
+    assert {path.name for path in tmp_path.iterdir()} <= {bad.name, NAME}, "code has run, or something is written"
 
 
 @pytest.mark.slow
@@ -279,10 +280,16 @@ def test_without_the_repair_a_changed_byte_is_another_weight(tmp_path):
     at = content.index(torch.arange(600.0).numpy().tobytes()) + 401
     path.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
     assert not torch.equal(torch.load(path, weights_only=True)["model"]["weight"], SMALL["model"]["weight"])
-    assert changed_record(str(path)) == "a/data/0"
+    with pytest.raises(OptionError, match="its record a/data/0 has changed"):
+        check_records(path)
 
 
-def test_a_checkpoint_of_an_older_torch_has_no_checksums(tmp_path):
-    path = tmp_path / "old.pt"
-    torch.save(SMALL, path, _use_new_zipfile_serialization=False)
+@pytest.mark.parametrize("kind", ["older torch", "switched off"])
+def test_a_checkpoint_without_checksums_loads(kind, tmp_path):
+    path, before = tmp_path / "old.pt", torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(kind != "switched off")
+    try:
+        torch.save(SMALL, path, _use_new_zipfile_serialization=kind != "older torch")
+    finally:
+        torch.serialization.set_crc32_options(before)
     assert checkpoint_utils.load_checkpoint_to_cpu(str(path))["model"]["bias"].sum() == 3

@@ -5,10 +5,8 @@ import logging
 from collections import Counter
 
 import pytest
-import torch
 from fairseq import options, tasks
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
-from omegaconf import OmegaConf
 
 from mixhead_plugin.repairs import shared_epoch
 from tests.own_process import in_own_process
@@ -104,7 +102,6 @@ def test_the_same_workers_resume_as_in_fairseq(monkeypatch):
         state = first.state()
         expected = first.see()
         assert Workers(2, 3, state).see() == expected
-        state.pop(shared_epoch.SHARDS)
         monkeypatch.setattr(EpochBatchIterator, "load_state_dict", EpochBatchIterator.load_state_dict.__wrapped__)
         assert Workers(2, 3, state).see() == expected
         monkeypatch.undo()
@@ -169,12 +166,14 @@ def said(caplog):
 @pytest.mark.parametrize(
     "settings, reason",
     [
-        ({"chosen": BATCHES[:-1]}, "'batches': 53"),
-        ({"seed": 5}, "'seed': 5"),
+        ({"chosen": BATCHES[:-1]}, "the data have changed"),
+        ({"chosen": [*BATCHES[:-2], [52], [51]]}, "the data have changed"),
+        ({"chosen": [[0, 1], *BATCHES[1:]]}, "the data have changed"),
+        ({"seed": 5}, "--seed or the data have changed"),
         ({"kind": InParts}, "binds data to workers, of which there were 2, now 1"),
         ({"grouped_shuffling": True}, "bind data to workers (2, now 1)"),
     ],
-    ids=["batches", "seed", "parts", "groups"],
+    ids=["number", "order", "sizes", "seed", "parts", "groups"],
 )
 def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, caplog):
     first = Workers(2)
@@ -182,7 +181,7 @@ def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, capl
     with caplog.at_level(logging.INFO):
         again = Workers(1, state=first.state(), **settings)
     assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [True]
-    assert len(again.see()) == len(settings.get("chosen", BATCHES))
+    assert len(again.see()) == sum(map(len, settings.get("chosen", BATCHES)))
 
 
 def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
@@ -199,27 +198,11 @@ def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):
         assert len(list(epochs.next_epoch_itr())) == len(BATCHES) - (4 if line is None else 0)
 
 
-def saved_by_fairseq(workers, updates, **cfg):
-    """Return a checkpoint without the repair's entry."""
-    first = Workers(workers)
-    seen = first.see(updates)
-    state = {name: value for name, value in first.state().items() if name != shared_epoch.SHARDS}
-    extra = {"train_iterator": state}
-    made = {"model": {"weight": torch.ones(1)}, "extra_state": extra, "args": None, "optimizer_history": [{}]}
-    return seen, {**made, "cfg": {"model": {"_name": "tiny"}, "task": {}, **cfg}}
-
-
-def test_the_config_of_an_older_checkpoint_says_how_many_workers_there_were(tmp_path, monkeypatch):
-    seen, checkpoint = saved_by_fairseq(3, 5, distributed_training={"distributed_world_size": 3})
-    checkpoint["cfg"] = OmegaConf.create(checkpoint["cfg"])
-    loaded = shared_epoch._load_checkpoint(lambda path: checkpoint, "old.pt")
-    rest = Workers(2, state=loaded["extra_state"]["train_iterator"]).see()
-    assert sorted(seen + rest) == list(range(len(BATCHES)))
-
-
 def test_a_checkpoint_that_does_not_say_it_begins_the_epoch_anew(caplog):
-    _, checkpoint = saved_by_fairseq(3, 5)
-    loaded = shared_epoch._load_checkpoint(lambda path: checkpoint, "old.pt")
+    """As one of fairseq without the plugin."""
+    first = Workers(3)
+    first.see(5)
+    state = {name: value for name, value in first.state().items() if name != shared_epoch.SHARDS}
     with caplog.at_level(logging.INFO):
-        assert len(Workers(2, state=loaded["extra_state"]["train_iterator"]).see()) == len(BATCHES)
-    assert "does not say how many workers there were" in said(caplog)[0]
+        assert len(Workers(2, state=state).see()) == len(BATCHES)
+    assert "does not say which batches have been seen" in said(caplog)[0]

@@ -17,7 +17,7 @@ from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
 REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate"}
-TRAPS = {"restore_file", "wrong_names", "no_worker", "torchrun_workers", "asynchronous_writing", "longer_inputs"}
+TRAPS = {"restore_file", "wrong_names", "no_worker", "torchrun_workers", "longer_inputs"}
 
 
 def test_groups():

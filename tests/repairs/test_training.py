@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import signal
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -149,25 +148,16 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
         assert checkpoint_utils.save_checkpoint.best == 3.0
 
 
-WITH_DICT = "label_smoothed_cross_entropy"  # its encoder returns a dict
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CASES if name != WITH_DICT]
-
-
-@pytest.mark.parametrize("upstream", [WITH_DICT, *OTHERS])
-def test_the_module_of_the_first_nan_is_found(upstream, caplog):
+def test_the_search_for_nan_ends_where_an_encoder_returns_a_dict(caplog):
     """fairseq computes the batch again with these hooks when it sees a NaN or infinite gradient."""
-    made, sample = model(upstream), CASES[upstream].batch()
-    judge = criterion(f"orthogonal_{upstream}", rank_weight=0.01)
-    judge(made, sample)[0].sum().backward()
-    made.zero_grad()
+    name = "label_smoothed_cross_entropy"
+    made, sample = model(name), CASES[name].batch()
     layer = next(name for name, module in made.named_modules() if name.endswith("layers.1.fc2"))
     made.get_submodule(layer).bias.data[0] = INF
     with caplog.at_level(logging.WARNING), NanDetector(made):
-        judge(made, sample)[0].sum().backward()
-    said = [record.message for record in caplog.records]
-    forward, backward = ([text for text in said if f", {way}" in text] for way in ("forward", "backward"))
-    assert len(forward) == 1 and forward[0].startswith(f"Inf detected in output of {layer}, shape")
-    assert len(backward) == 1 and "NaN detected in output of" in backward[0]
+        criterion(f"orthogonal_{name}", rank_weight=0.01)(made, sample)[0].sum().backward()
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith(f"Inf detected in output of {layer}, shape")
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -214,7 +204,7 @@ def trainer_of(epochs=None, **dataset):
         made.append(settings["epoch"])
         return epochs or batches()
 
-    trainer = MagicMock(_validated=None)
+    trainer = MagicMock()
     trainer.task = SimpleNamespace(
         cfg=SimpleNamespace(),
         max_positions=lambda: None,
@@ -251,16 +241,11 @@ def test_a_resumed_epoch_has_the_batches_of_the_first(dataset, kwargs, expected)
 
 def test_a_validation_that_stops_early_leaves_no_thread():
     epochs = batches(number=50, buffer_size=1)
-    trainer, *_ = trainer_of(epochs)
+    trainer, *_ = trainer_of(epochs, max_valid_steps=1)
     before = threading.active_count()
     for _ in range(3):
-        rest = Trainer.get_valid_iterator(trainer, "valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False)
-        next(rest)
-        assert threading.active_count() == before + 1
-    Trainer.get_valid_iterator(trainer, "valid")
+        next(Trainer.get_valid_iterator(trainer, "valid").next_epoch_itr(shuffle=False, set_dataset_epoch=False))
     assert threading.active_count() == before
-    with pytest.raises(RuntimeError, match="given up"):
-        next(rest)
 
 
 # ---- checkpoints to begin from ---------------------------------------------------------------------------------------
@@ -302,7 +287,7 @@ def test_a_new_training_and_one_of_another_program_are_left_alone(flags, tmp_pat
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
 
 
-def started(monkeypatch, variables, writes_asynchronously=False, **flags):
+def started(monkeypatch, variables, **flags):
     """Return how many times fairseq calls `main`, and the config that it does it with."""
     for name in (*TORCHRUN, "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
@@ -312,7 +297,7 @@ def started(monkeypatch, variables, writes_asynchronously=False, **flags):
     monkeypatch.setattr(distributed_utils, "distributed_init", lambda cfg: cfg.distributed_training.distributed_rank)
     cfg = SimpleNamespace(common=SimpleNamespace(tpu=False, cpu=True), common_eval=SimpleNamespace(path=None))
     cfg.distributed_training = DistributedTrainingConfig(tpu=False, **flags)
-    cfg.checkpoint = SimpleNamespace(write_checkpoints_asynchronously=writes_asynchronously, save_dir="save")
+    cfg.checkpoint = SimpleNamespace(save_dir="save")
     calls = []
     distributed_utils.call_main(cfg, calls.append)
     return len(calls), cfg.distributed_training
@@ -346,12 +331,6 @@ def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
         started(monkeypatch, variables, distributed_world_size=1)
     for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
         assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
-
-
-@pytest.mark.skipif(find_spec("iopath") is not None, reason="iopath is installed")
-def test_writing_asynchronously_without_iopath_is_refused_not_forgotten(monkeypatch):
-    with pytest.raises(OptionError, match=r"^--write-checkpoints-asynchronously: needs the package iopath"):
-        started(monkeypatch, {}, writes_asynchronously=True, distributed_world_size=1)
 
 
 @pytest.mark.parametrize("is_worker", [True, False])

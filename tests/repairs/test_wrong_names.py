@@ -1,17 +1,16 @@
 """A name that does not exist, or does not fit, is refused in one line."""
 
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
+import subprocess
+import sys
+from functools import partial
 
 import pytest
 from fairseq import options
-from fairseq.data import Dictionary
-from fairseq.dataclass.configs import DistributedTrainingConfig
-from fairseq.distributed import utils
 
 from mixhead_plugin.errors import OptionError
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, refusal
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, free_port, refusal
+from tests.robustness.test_faults import SPAWN
 
 
 @pytest.mark.parametrize(
@@ -27,29 +26,6 @@ def test_an_unknown_architecture_is_one_line_with_near_names(arch, line, tmp_pat
         options.parse_args_and_arch(parser, [str(tmp_path), "--arch", arch])
     assert str(error.value).startswith(line) and len(str(error.value)) < 200
     assert options.parse_args_and_arch(parser, [str(tmp_path), "--arch", "transformer"]).arch == "transformer"
-
-
-def missing_set():
-    raise FileNotFoundError("Dataset not found: valid (data)")  # as fairseq's tasks do
-
-
-@pytest.mark.parametrize(
-    "fault, line",
-    [
-        (lambda: Dictionary.load("data/dict.de.txt"), "data/dict.de.txt: no such file"),
-        (missing_set, "Dataset not found: valid"),
-    ],
-    ids=["dictionary", "set"],
-)
-def test_a_missing_file_is_one_line(fault, line):
-    workers = DistributedTrainingConfig(tpu=False, distributed_world_size=1)
-    cfg = SimpleNamespace(distributed_training=workers, common=SimpleNamespace(tpu=False))
-    cfg.common_eval = SimpleNamespace(path="model.pt")
-    cfg.checkpoint = SimpleNamespace(write_checkpoints_asynchronously=False)
-    with pytest.raises(OptionError, match=f"^{line}"):
-        utils.call_main(cfg, lambda cfg: fault())
-    with pytest.raises(FileNotFoundError, match="mine"):
-        utils.call_main(cfg, lambda cfg: Path("mine").read_text())
 
 
 MODEL = "is of another model; --arch and sizes must be the same:"
@@ -69,12 +45,40 @@ def test_a_checkpoint_of_another_training_is_one_line(kind, translation_data, tr
     assert f"error: {translation_checkpoint}: {line}" in refusal(*command, *restored, *flags)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["valid.idx", "dict.txt"])
-def test_a_language_model_without_a_file_is_one_line(name, text_data, tmp_path):
-    data = shutil.copytree(text_data, tmp_path / "data")
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("dict.de.txt", "No such file or directory: "),
+        slow("valid.de-en.de.idx", "Dataset not found: valid"),
+        slow("dict.txt", "No such file or directory: "),
+        slow("valid.idx", "Dataset not found: valid"),
+    ],
+)
+def test_a_missing_file_is_one_line(name, said, translation_data, text_data, tmp_path):
+    arch, sizes = ("mixhead_transformer", SIZES) if "de" in name else ("mixhead_transformer_lm", LM_SIZES)
+    data = shutil.copytree(translation_data if "de" in name else text_data, tmp_path / "data")
     for path in (data / name, (data / name).with_suffix(".bin")):
         path.unlink(missing_ok=True)
-    command = ["fairseq-train", data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer_lm", *LM_SIZES]
-    line = refusal(*command, *TRAINING, "--task", "language_modeling", "--save-dir", tmp_path / "save")
-    assert "no such file; must be as fairseq-preprocess wrote it" in line
+    command = ["fairseq-train", data, "--user-dir", PLUGIN, "--arch", arch, *sizes, *TRAINING]
+    command += [] if "de" in name else ["--task", "language_modeling"]
+    assert f"fairseq-train: error: {said}" in refusal(*command, "--save-dir", tmp_path / "save").replace(
+        "[Errno 2] ", ""
+    )
+
+
+@pytest.mark.slow
+def test_a_missing_file_is_one_line_where_fairseq_starts_the_workers(translation_data, tmp_path):
+    (tmp_path / "train.py").write_text(SPAWN)
+    data = shutil.copytree(translation_data, tmp_path / "data")
+    (data / "dict.de.txt").unlink()
+    flags = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
+    flags += ["--distributed-init-method", f"tcp://localhost:{free_port()}", "--save-dir", tmp_path / "save"]
+    words = [data, "--user-dir", PLUGIN, "--arch", "mixhead_transformer", *SIZES, *TRAINING, *flags]
+    command = [str(word) for word in (sys.executable, tmp_path / "train.py", *words)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    said = [line for line in ended.stderr.splitlines() if ": error: " in line]
+    assert said == [f"fairseq-train: error: [Errno 2] No such file or directory: '{data}/dict.de.txt'"]
+    assert "Traceback" not in ended.stderr

@@ -35,8 +35,11 @@ def check_first_phase(checkpoint: Path, early: bool) -> None:
     import bert
     import torch
 
+    from mixhead_plugin.repairs.checksums import check_records
+
     bert.register()  # lets torch's safe loader read fairseq's checkpoints
     try:
+        check_records(checkpoint)
         state = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
         updates = int(state["optimizer_history"][-1]["num_updates"])
         wanted = int(state["cfg"]["optimization"]["max_update"])
