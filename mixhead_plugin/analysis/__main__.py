@@ -13,7 +13,7 @@ from mixhead_plugin.errors import OptionError, end_in_one_line
 
 PROGRAM = "python -m mixhead_plugin.analysis"
 # Each is a module of this package; the first line of its docstring is the command's summary.
-COMMANDS = ("view", "spectrum", "mixing", "curves", "importance", "ablate", "prune")
+COMMANDS = ("view", "spectrum", "mixing", "importance", "ablate", "prune")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

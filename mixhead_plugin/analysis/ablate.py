@@ -40,7 +40,7 @@ def run(args: Namespace) -> None:
     metrics = list(dict.fromkeys(["loss", args.metric]))
 
     def score() -> dict[str, float]:
-        return scores.score(loaded, batches, args, metrics)
+        return scores.score(loaded, batches, metrics)
 
     baseline = score()
     print("baseline: " + ", ".join(f"{scores.METRICS[metric]} {baseline[metric]:.4f}" for metric in metrics))

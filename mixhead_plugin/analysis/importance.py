@@ -5,8 +5,8 @@ The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for
 L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
 mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
-To compare two sets, give --subset valid,test. To compare the same set of other data, give --compare-data. The command
-draws the importances on one set over those on the other, and prints Pearson's r.
+To compare two sets, give --subset valid,test. The command draws the importances on one set over those on the other, and
+prints Pearson's r.
 
 Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
 `prune --importance importance.json` reads the first set.
@@ -101,7 +101,6 @@ def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
     add_normalization(parser, default="none")
-    parser.add_argument("--compare-data", metavar="DIR", help="also weigh on this data, and compare")
     output.add_arguments(parser)
 
 
@@ -111,10 +110,9 @@ def add_normalization(parser: ArgumentParser, default: str) -> None:
 
 
 def run(args: Namespace) -> None:
-    folders = [args.data, args.compare_data] if args.compare_data else [args.data]
     subsets = args.subset.split(",")
-    if len(folders) * len(subsets) > 2 or len(set(subsets)) < len(subsets):
-        raise OptionError(f"--subset {args.subset}: must be one set, or two different ones without --compare-data")
+    if len(subsets) > 2 or len(set(subsets)) < len(subsets):
+        raise OptionError(f"--subset {args.subset}: must be one set, or two different ones")
     title = (
         "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
         if args.normalize == "none"
@@ -122,18 +120,15 @@ def run(args: Namespace) -> None:
     )
     results: dict[str, Any] = {"sets": []}
     shown, pictures = {}, {}
-    for folder in folders:
-        loaded = loading.load_from(Namespace(**{**vars(args), "data": folder}), args.checkpoint)
-        data = str(loaded.cfg.task.data)
-        for subset in subsets:
-            weights, sentences = weigh(args, loaded, subset)
-            label = f"{subset} of {data}" if len(folders) > 1 else subset
-            shown[label] = NORMALIZATIONS[args.normalize](weights)
-            print(f"{label}: importance of each head ({sentences} sentences)\n{table(shown[label])}")
-            name = "importance" if len(shown) == 1 else "importance-2"
-            pictures[name] = heat_maps(shown[label], title)
-            found = {"label": label, "data": data, "subset": subset, "sentences": sentences}
-            results["sets"].append({**found, "attentions": as_json(weights)})
+    loaded = loading.load_from(args, args.checkpoint)
+    data = str(loaded.cfg.task.data)
+    for subset in subsets:
+        weights, sentences = weigh(args, loaded, subset)
+        shown[subset] = NORMALIZATIONS[args.normalize](weights)
+        print(f"{subset}: importance of each head ({sentences} sentences)\n{table(shown[subset])}")
+        pictures["importance" if len(shown) == 1 else "importance-2"] = heat_maps(shown[subset], title)
+        found = {"label": subset, "data": data, "subset": subset, "sentences": sentences}
+        results["sets"].append({**found, "attentions": as_json(weights)})
     if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():

@@ -4,7 +4,7 @@ M[j, i] is the weight of source head j in mixed head i. The first figure shows M
 the diagonal would hide what was learned. Where M depends on the position (Mixhead B), it shows the mean over the
 tokens, and another figure the standard deviation over the tokens.
 
-The second figure shows the Frobenius norms ||M - I|| and ||M^T M - I||. The first says how much the heads are mixed.
+It prints the Frobenius norms ||M - I|| and ||M^T M - I||. The first says how much the heads are mixed.
 The orthogonal_* criteria penalise the square of the second. Where M depends on the position, the norms are means over
 the tokens: the mean of M can be near the identity although no token's M is.
 
@@ -26,8 +26,6 @@ from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
-
-DISTANCES = {"from_identity": r"$\|M - I\|_F$", "from_orthogonal": r"$\|M^\top M - I\|_F$"}
 
 
 def distances(mixing: Tensor) -> Tensor:
@@ -107,7 +105,7 @@ def run(args: Namespace) -> None:
         results[name] = {key: value for key, value in layer._asdict().items() if value is not None}
     sites = {site: [layers[name] for name in names] for site, names in by_site(layers).items()}
     with figures.style():
-        pictures = {"mixing": draw_matrices(sites), "mixing_distances": draw_distances(sites)}
+        pictures = {"mixing": draw_matrices(sites)}
         if HEAD_MIXINGS[kind].reads:
             pictures["mixing_spread"] = draw_matrices(sites, spread=True)
     output.write(args, "mixing", {"attentions": results}, pictures)
@@ -129,18 +127,3 @@ def draw_matrices(sites: dict[str, list[Layer]], spread: bool = False) -> Any:
     labels = {"xlabel": "mixed head i", "ylabel": "source head j"}
     label = "standard deviation of M[j, i] over tokens" if spread else "(M - I)[j, i]"
     return figures.heat_maps(panels, (2.0, 2.3), label, figures.SEQUENTIAL if spread else "PuOr", square=True, **labels)
-
-
-def draw_distances(sites: dict[str, list[Layer]]) -> Any:
-    figure, axes = figures.subplots(1, len(DISTANCES), (3.6, 3.2))
-    for panel, (distance, label) in zip(axes[0], DISTANCES.items(), strict=True):
-        for site, look in figures.lines(sites).items():
-            there = sites[site]
-            numbers = [layer.layer for layer in there]
-            values = [getattr(layer, distance) for layer in there]
-            panel.plot(numbers, values, **look, marker="o", markersize=4, label=site)
-        panel.set(xlabel="layer", ylabel=label)
-        panel.set_ylim(0, 1.08 * panel.get_ylim()[1])
-        figures.integer_axis(panel.xaxis)
-    figures.legend_below(figure, axes)
-    return figure

@@ -40,8 +40,8 @@ def writable_folder(path: str) -> str:
 def writable_file(path: str) -> str:
     """Parse a file for argparse; refuse one that cannot be written."""
     writable_folder(str(Path(path).absolute().parent))
-    if os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"{path}: is a folder, must be a file")
+    if os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{path}: is a folder or read-only, must be a writable file")
     return path
 
 
@@ -67,7 +67,7 @@ def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict
     flags = {key: value for key, value in vars(args).items() if isinstance(value, (str, int, float, list, dict))}
     versions = {module.__name__: module.__version__ for module in (mixhead_plugin, torch, fairseq)}
     versions["python"] = platform.python_version()
-    content = _plain({"command": command, "versions": versions, "flags": flags, **results})
+    content = plain({"command": command, "versions": versions, "flags": flags, **results})
     Path(args.output).mkdir(parents=True, exist_ok=True)
     files.append(Path(args.output) / f"{command}.json")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
@@ -76,12 +76,12 @@ def write(args: Namespace, command: str, results: dict[str, Any], pictures: dict
         print(f"wrote {file}")
 
 
-def _plain(value: Any) -> Any:
-    """Return tensors, arrays and tuples as lists, NaN and infinities as None."""
+def plain(value: Any) -> Any:
+    """Return a value for JSON: tensors, arrays and tuples as lists, NaN and infinities as None."""
     if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
         value = value.tolist()
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,21 +2,26 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const SITES = { "encoder-self": "Encoder", "decoder-self": "Decoder", cross: "Cross" };
 const KINDS = { mixed: "Mixed head", source: "Source head", part: "Contribution" };
 const state = { sentence: 0, site: "cross", layer: -1, kind: "mixed", head: 0, from: 0, token: 1, minus: false };
-let sentences; // with all weights unpacked
+let sentences; // with all weights unpacked, and each token isolated from the direction of the others
 
 const find = (query, inside = document) => inside.querySelector(query);
 const range = (n) => [...Array(n).keys()];
 const number = (x, digits = 2) => x.toFixed(digits).replace(/^-(0\.0*)$/, "$1").replace("-", "−");
 const largest = (values) => values.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
 const between = (least, x, most) => Math.max(least, Math.min(most, x));
+const choose = (change) => draw(Object.assign(state, change));
 const quoted = (text) => `“${text}”`;
+const isolated = (tokens) => tokens.map((text) => `\u2068${text}\u2069`);
 
 // Return an attention with a list of weights [Nq * Nk] for `source` and `mixed`, and with factor(t, j, i) = M_t[j, i].
 function unpack(bytes, { encoder, decoder, written }, attention) {
-  const heads = ({ at, shape: [count, queries, keys], step, zero }) => range(count).map((head) => {
-    const codes = bytes.subarray(at + head * queries * keys, at + (head + 1) * queries * keys);
-    return Float64Array.from(codes, (code) => (code - zero[head]) * step[head]);
-  });
+  const floats = ({ at, shape }) => new Float32Array(bytes.slice(at, at + 4 * shape.reduce((a, b) => a * b)).buffer);
+  const heads = ({ at, shape: [count, queries, keys], ...place }) => {
+    const [step, zero] = [floats(place.step), floats(place.zero)]; // of each row
+    const weights = Float64Array.from(bytes.subarray(at, at + count * queries * keys), (code, k) =>
+      (code - zero[Math.floor(k / keys)]) * step[Math.floor(k / keys)]);
+    return range(count).map((head) => weights.subarray(head * queries * keys, (head + 1) * queries * keys));
+  };
   const { site, layer, mixing } = attention;
   const source = heads(attention.source);
   const mixed = mixing ? heads(attention.mixed) : source;
@@ -26,7 +31,7 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
   const found = { site, layer, mixing, source, mixed, queries, keys, next: site === "encoder-self" ? [] : written };
   if (!mixing) return found;
   const size = source.length * mixed.length;
-  const m = new Float32Array(bytes.slice(mixing.at, mixing.at + 4 * mixing.shape.reduce((a, b) => a * b)).buffer);
+  const m = floats(mixing);
   const start = mixing.shape.length === 2 ? () => 0 : (t) => t * size;
   return { ...found, factor: (t, j, i) => m[start(t) + j * mixed.length + i] };
 }
@@ -71,9 +76,8 @@ function legend(target, low, peak, words) {
   target.replaceChildren(number(low), bar, number(peak), make("span", words));
 }
 
-function make(name, text = "", properties = {}) {
-  return Object.assign(document.createElement(name), { textContent: text }, properties);
-}
+const make = (name, text = "", properties = {}) =>
+  Object.assign(document.createElement(name), { textContent: text }, properties);
 
 function makeSvg(name, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -81,14 +85,11 @@ function makeSvg(name, attributes) {
   return element;
 }
 
-function choose(change) {
-  draw(Object.assign(state, change));
-}
-
 // Fill `target` with a button for each of `options`, a list of values and their names.
 function choice(target, options, key) {
   const buttons = options.map(([value, text]) =>
-    make("button", text, { onclick: () => choose({ [key]: value }), ariaPressed: value === state[key] }));
+    make("button", text, { id: `${key}-${value}`, ariaPressed: value === state[key],
+      onclick: () => choose({ [key]: value }) }));
   target.replaceChildren(target.firstElementChild, ...buttons);
   target.hidden = options.length < 2;
 }
@@ -108,8 +109,8 @@ function names(words, on, pick) {
 
 // Draw a matrix with names of rows and columns. `mark` is the chosen {row, column}; one left out is the whole length.
 function heat(target, { values, rows, columns, peak, cell: [width, height], mark = {}, say, pick, label }) {
-  const classes = ["heat", "top", "side", "field", "mark"];
-  const [whole, top, side, field, box] = classes.map((className) => make("div", "", { className }));
+  const parts = ["heat", "top", "side", "field", "mark"].map((className) => make("div", "", { className }));
+  const [whole, top, side, field, box] = parts;
   whole.style = `--width: ${width}px; --height: ${height}px; --columns: ${columns.length}; --rows: ${rows.length}`;
   side.append(...names(rows, mark.row, (row) => pick(row, mark.column ?? 0)));
   top.append(...names(columns, mark.column, (column) => pick(mark.row ?? 0, column)));
@@ -126,7 +127,7 @@ function heat(target, { values, rows, columns, peak, cell: [width, height], mark
     const [row, column] = place(event);
     tip(event, say(row, column, number(values[row * columns.length + column], 3)));
   };
-  field.onpointerleave = (event) => tip(event, "");
+  field.onpointerleave = (event) => event.pointerType === "touch" || tip(event, ""); // a finger is lifted at once
   field.onclick = (event) => pick(...place(event));
   field.append(canvas, box);
   whole.append(make("span"), top, side, field);
@@ -176,10 +177,10 @@ function drawLines(attention, values) {
   values.forEach((weight, at) => {
     const [query, key] = [Math.floor(at / keys.length), at % keys.length];
     const x = (Math.abs(weight) / peak) ** 0.75;
-    const [thick, opaque] = query === state.token ? [0.5 + 6 * x, 0.15 + 0.8 * x] : [0.5 + 1.5 * x, 0.18 * x];
     svg.append(makeSvg("line", {
-      x1: 1, y1: query + 0.5, x2: 99, y2: key + 0.5, class: weight < 0 ? "less" : "plus",
-      "stroke-width": weight && thick.toFixed(2), "stroke-opacity": opaque.toFixed(3),
+      x1: 1, y1: query + 0.5, x2: 99, y2: key + 0.5, stroke: `rgb(${colour(weight / peak)})`,
+      "stroke-width": (query === state.token ? 0.5 + 6 * x : 2 * x).toFixed(2),
+      "stroke-opacity": query === state.token ? 1 : 0.4 * x,
     }));
   });
   const weights = make("div", "", { className: "weights" });
@@ -189,6 +190,7 @@ function drawLines(attention, values) {
   find("#lines").style = `--height: ${between(19, 420 / height, 34)}px; --rows: ${height}`;
   find("#lines").replaceChildren(read, svg, weights);
   find("#lines-card h2").textContent = `Token by token, ${nameOf(attention)}`;
+  legend(find("#lines-card .legend"), row.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: of the chosen token");
 }
 
 function drawMatrix({ queries, keys }, values, name) {
@@ -231,7 +233,7 @@ function drawMixing(attention) {
     say: (row, column, x) => `source head ${row} in mixed head ${column}: M${minus ? " − I" : ""} is ${x}`,
     pick: (row, column) => choose({ kind: "part", from: row, head: column }), label: `M at ${queries[token]}`,
   });
-  Object.assign(find("#minus"), { ariaPressed: minus, disabled: source.length !== mixed.length });
+  Object.assign(find("#minus"), { ariaPressed: minus, hidden: source.length !== mixed.length });
   const still = attention.mixing.shape.length === 2 ? ", as at all tokens" : "";
   find("h2", card).textContent = `How the heads mix at ${asker(attention)}${still}`;
   const scale = `${minus ? "M − I" : "M"}; the weights beside it go up to ${number(weights)}`;
@@ -246,9 +248,10 @@ function drawAll() {
     row.append(make("span", `layer ${attention.layer}`), ...attention[kind].map((values, head) => {
       const canvas = paint(values, attention.keys.length, largest(values));
       canvas.style = `width: ${canvas.width * scale}px; height: ${canvas.height * scale}px`;
-      const button = make("button", "", { title: `layer ${attention.layer}, head ${head}` });
-      button.ariaPressed = attention.layer === state.layer && head === state.head;
-      button.onclick = () => choose({ layer: attention.layer, head, kind });
+      const { layer } = attention;
+      const button = make("button", "", { id: `layer-${layer}-${head}`, title: `layer ${layer}, head ${head}` });
+      button.ariaPressed = layer === state.layer && head === state.head;
+      button.onclick = () => choose({ layer, head, kind });
       button.append(canvas, make("small", String(head)));
       return button;
     }));
@@ -259,6 +262,7 @@ function drawAll() {
 }
 
 function draw() {
+  const { id } = document.activeElement;
   if (!inSite().length) state.site = sites()[0];
   if (!current()) state.layer = inSite().at(-1).layer;
   const attention = current();
@@ -271,12 +275,14 @@ function draw() {
   choice(find("#layers"), inSite().map(({ layer }) => [layer, String(layer)]), "layer");
   choice(find("#heads"), heads, "head");
   choice(find("#kinds"), attention.mixing ? Object.entries(KINDS) : [], "kind");
+  choice(find("#sources"), state.kind === "part" ? attention.source.map((_, j) => [j, String(j)]) : [], "from");
   const values = chosen(attention);
   drawWords(attention, values);
   drawMixing(attention);
   drawLines(attention, values);
   drawMatrix(attention, values, nameOf(attention));
   drawAll();
+  if (id) document.getElementById(id)?.focus({ preventScroll: true }); // the buttons are new
 }
 
 function press(event) {
@@ -293,7 +299,7 @@ function press(event) {
     a: () => move("site", sites(), 1),
     m: () => ({ kind: state.kind === "mixed" ? "source" : "mixed" }),
     i: () => ({ minus: !state.minus }),
-    Escape: () => ({ kind: "mixed" }),
+    j: () => ({ kind: "part", ...move("from", range(current().source.length), 1) }),
     ...Object.fromEntries(inSite().map(({ layer }) => [layer, () => ({ layer })])),
   };
   if (!(event.key in changes)) return;
@@ -304,7 +310,10 @@ function press(event) {
 const packed = Uint8Array.from(atob(DATA.blob), (letter) => letter.charCodeAt(0));
 const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
 const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-sentences = DATA.sentences.map((one) => ({ ...one, attentions: one.attentions.map((a) => unpack(bytes, one, a)) }));
+sentences = DATA.sentences.map(({ attentions, ...sides }) => {
+  const one = Object.fromEntries(Object.entries(sides).map(([side, tokens]) => [side, isolated(tokens)]));
+  return { ...one, attentions: attentions.map((attention) => unpack(bytes, one, attention)) };
+});
 const select = find("#sentences select");
 select.append(...sentences.map(({ encoder, decoder }, value) =>
   make("option", (encoder.length ? encoder : decoder).join(" "), { value })));
@@ -312,6 +321,7 @@ select.onchange = () => choose({ sentence: Number(select.value), token: 0 });
 find("#sentences").hidden = sentences.length < 2;
 find("#minus").onclick = () => choose({ minus: !state.minus });
 document.addEventListener("keydown", press);
+document.addEventListener("pointerdown", (event) => tip(event, ""), true);
 dark.addEventListener("change", draw);
 addEventListener("resize", draw);
 draw();

@@ -47,17 +47,17 @@ def pack_floats(blob: bytearray, tensor: Tensor) -> dict[str, Any]:
 
 
 def pack_weights(blob: bytearray, weights: Tensor) -> dict[str, Any]:
-    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step, and 0 stays 0.
+    """Append weights [H, Nq, Nk] in 8 bits; a weight is (code - zero) * step of its row, and 0 stays 0.
 
-    The error is at most half a step: 1/510 of a head's largest weight, or 1/508 of its range if some are negative.
+    The error is at most half a step: 1/510 of a row's largest weight, or 1/508 of its range if some are negative.
     """
-    weights = weights.double()
-    low, high = weights.amin((1, 2)).clamp(max=0), weights.amax((1, 2)).clamp(min=0)  # [H]
+    low, high = weights.amin(2).clamp(max=0), weights.amax(2).clamp(min=0)  # [H, Nq]
     step = (high - low) / torch.where(low < 0, 254, 255)
     step = torch.where(step > 0, step, 1)
     zero = (-low / step).round()
-    codes = (weights / step[:, None, None]).round() + zero[:, None, None]
-    place = {"at": len(blob), "shape": list(weights.shape), "step": step.tolist(), "zero": zero.tolist()}
+    codes = (weights / step[..., None]).round() + zero[..., None]
+    place = {"step": pack_floats(blob, step), "zero": pack_floats(blob, zero)}
+    place |= {"at": len(blob), "shape": list(weights.shape)}
     blob += codes.to(torch.uint8).contiguous().numpy().tobytes()
     return place
 

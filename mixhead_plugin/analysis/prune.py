@@ -53,7 +53,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "heads that stay in each attention (default: %(default)s)"
     parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
     parser.add_argument("--fraction", type=fraction, metavar="F", help="with --save: the fraction of heads to cut off")
-    parser.add_argument("--save", metavar="FILE", help="write a checkpoint without the cut heads")
+    parser.add_argument(
+        "--save", type=output.writable_file, metavar="FILE", help="write a checkpoint without the cut heads"
+    )
     scores.add_arguments(parser)
     output.add_arguments(parser, labels=True)
 
@@ -141,7 +143,7 @@ def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
         removed = least_important(NORMALIZATIONS[args.normalize](weights), i * STEP, args.at_least)
         if not done or len(removed) > done[-1].removed:
             with without(found, removed):
-                score = scores.score(loaded, batches, args, [args.metric])[args.metric]
+                score = scores.score(loaded, batches, [args.metric])[args.metric]
             done.append(Step(len(removed) / number, len(removed), score))
     return done
 
@@ -202,17 +204,17 @@ def cut_off(args: Namespace) -> None:
 
     batches = list(loading.batches_from(args, whole))
     metrics = list(dict.fromkeys(["loss", args.metric]))
-    some, flags = batches[:TIMED_BATCHES], scores.generation_flags(whole, args)
+    some = batches[:TIMED_BATCHES]
     report: dict[str, dict[str, Any]] = {}
     for name, model in {"whole": whole, "pruned": pruned}.items():
-        report[name] = {**sizes(model), **scores.score(model, batches, args, metrics)}
+        report[name] = {**sizes(model), **scores.score(model, batches, metrics)}
         report[name]["forward_s"] = seconds(partial(scores.criterion_averages, model, some))
         if scores.translates(model):
-            translate = partial(scores.translate, model, some[:1], flags)
+            translate = partial(scores.translate, model, some[:1])
             tokens = sum(map(len, translate()[0]))  # the outputs of both have different lengths
             report[name]["decoding_ms"] = 1000 * seconds(translate) / tokens
     with without(found, removed):
-        report["masked"] = scores.score(whole, batches, args, metrics)
+        report["masked"] = scores.score(whole, batches, metrics)
     print(comparison(report))
     print("to train on: fairseq-train with the flags of its training, followed by")
     print(f"  {smaller.training_flags(pruned, args.save)}")
@@ -223,12 +225,9 @@ def cut_off(args: Namespace) -> None:
 
 
 def check_target(args: Namespace) -> None:
-    """Refuse several checkpoints, a --save that cannot be written, and a --save onto the checkpoint itself."""
+    """Refuse several checkpoints, and a --save onto the checkpoint itself."""
     if len(args.checkpoints) > 1:
         raise OptionError(f"--save {args.save}: cuts one checkpoint, not {len(args.checkpoints)}")
-    folder = os.path.dirname(os.path.abspath(args.save))
-    if os.path.isdir(args.save) or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise OptionError(f"--save {args.save}: must be a file in a writable folder")
     if os.path.exists(args.save) and os.path.samefile(args.save, args.checkpoints[0]):
         raise OptionError(f"--save {args.save}: is the checkpoint itself")
 

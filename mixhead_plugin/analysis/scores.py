@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 from sacrebleu.metrics import BLEU
 
-from mixhead_plugin.analysis.loading import Loaded, positive
+from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 
 Batches = Sequence[dict[str, Any]]  # fairseq's samples
@@ -20,19 +20,8 @@ METRICS = {"loss": "loss (base 2)", "accuracy": "accuracy (%)", "bleu": "BLEU"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("--metric", choices=sorted(METRICS), default="loss", help="what is scored (default: loss)")
-    group = parser.add_argument_group(
-        "translations", "for --metric bleu and for timing; the defaults are those of --eval-bleu in training"
-    )
-    group.add_argument("--beam", type=positive, help="beam size (default: 5)")
-    group.add_argument("--lenpen", type=float, help="length penalty (default: 1)")
-    group.add_argument("--max-len-a", type=float, help="longest translation: ax + b for a source of x (default: 0)")
-    group.add_argument("--max-len-b", type=int, help="b in ax + b (default: 200)")
-    group.add_argument(
-        "--post-process", help="how subwords become words: subword_nmt, sentencepiece, '@@ ', ... (default: they stay)"
-    )
-    text = "sacreBLEU's tokenizer (default: 13a; none for tokenised text)"
-    group.add_argument("--bleu-tokenize", choices=sorted(BLEU.TOKENIZERS), help=text)
+    text = "what is scored; bleu is that of --eval-bleu in training, whose eval_bleu_* --model-overrides can change"
+    parser.add_argument("--metric", choices=sorted(METRICS), default="loss", help=f"{text} (default: loss)")
 
 
 def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
@@ -48,14 +37,14 @@ def criterion_averages(loaded: Loaded, batches: Batches) -> dict[str, float]:
     }
 
 
-def score(loaded: Loaded, batches: Batches, args: Namespace, wanted: Sequence[str]) -> dict[str, float]:
+def score(loaded: Loaded, batches: Batches, wanted: Sequence[str]) -> dict[str, float]:
     """Return the model's scores on `batches`, by metric; refuse scores that are not finite.
 
     The loss is the criterion's, in bits per token for language models and translation, per sentence for other tasks.
     """
     found = criterion_averages(loaded, batches) if set(wanted) != {"bleu"} else {}
     if "bleu" in wanted:
-        found["bleu"] = bleu(loaded, batches, args)
+        found["bleu"] = bleu(loaded, batches)
     for metric in wanted:
         if metric not in found:
             raise OptionError(f"--metric {metric}: {type(loaded.criterion).__name__} does not log it; it logs loss")
@@ -64,16 +53,10 @@ def score(loaded: Loaded, batches: Batches, args: Namespace, wanted: Sequence[st
     return {metric: found[metric] for metric in wanted}
 
 
-def generation_flags(loaded: Loaded, args: Namespace) -> Namespace:
-    """Return the flags of fairseq's generator: the given ones, else those of --eval-bleu-args, else the defaults."""
-    trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
-    given = {name: getattr(args, name) for name in ("beam", "lenpen", "max_len_a", "max_len_b")}
-    return Namespace(**{"beam": 5, **trained_with, **{name: x for name, x in given.items() if x is not None}})
-
-
-def translate(loaded: Loaded, batches: Batches, flags: Namespace) -> list[list[torch.Tensor]]:
+def translate(loaded: Loaded, batches: Batches) -> list[list[torch.Tensor]]:
     """Return the best translation of each sentence, by batch, as tokens [length]."""
-    generator = loaded.task.build_generator([loaded.model], flags)
+    trained_with = json.loads(getattr(loaded.cfg.task, "eval_bleu_args", None) or "{}")
+    generator = loaded.task.build_generator([loaded.model], Namespace(**{"beam": 5, **trained_with}))
     found = []
     for batch in batches:
         hypotheses = loaded.task.inference_step(generator, [loaded.model], batch)
@@ -81,20 +64,18 @@ def translate(loaded: Loaded, batches: Batches, flags: Namespace) -> list[list[t
     return found
 
 
-def bleu(loaded: Loaded, batches: Batches, args: Namespace) -> float:
+def bleu(loaded: Loaded, batches: Batches) -> float:
     if not translates(loaded):
         raise OptionError(f"--metric bleu: {type(loaded.task).__name__} does not translate")
-    task = loaded.cfg.task
-    post_process = args.post_process or getattr(task, "eval_bleu_remove_bpe", None)
-    tokenizer = args.bleu_tokenize or ("none" if getattr(task, "eval_tokenized_bleu", False) else "13a")
-    words = loaded.task.target_dictionary
+    task, words = loaded.cfg.task, loaded.task.target_dictionary
+    tokenizer = "none" if getattr(task, "eval_tokenized_bleu", False) else "13a"
 
     def text(tokens: torch.Tensor, unknown: str) -> str:
         # fairseq gives unknown words different names in hypothesis and reference, so that they never match.
-        return words.string(tokens.int().cpu(), post_process, unk_string=unknown)
+        return words.string(tokens.int().cpu(), getattr(task, "eval_bleu_remove_bpe", None), unk_string=unknown)
 
     hypotheses, references = [], []
-    for batch, translations in zip(batches, translate(loaded, batches, generation_flags(loaded, args)), strict=True):
+    for batch, translations in zip(batches, translate(loaded, batches), strict=True):
         hypotheses += [text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
         references += [text(target[target.ne(words.pad())], "UNKNOWNTOKENINREF") for target in batch["target"]]
     return BLEU(tokenize=tokenizer).corpus_score(hypotheses, [references]).score

@@ -3,7 +3,7 @@
 The matrix of a head, [n, n] for a window of n tokens, has n singular values s_1 >= s_2 >= ... The first figure shows
 (s_1 + ... + s_k) / (s_1 + ... + s_n) over k for each layer (thin) and the mean of the layers (bold). A curve near the
 upper left corner means a low rank. Each curve is a mean over the heads and windows. Where heads mix, the curves are
-those of the mixed matrices. --source draws those of the source heads too.
+those of the mixed matrices.
 
 The second figure shows the effective rank of each head, exp(-sum_k p_k ln p_k) with p_k = s_k / sum s. It is n if all
 singular values are equal, and 1 if only one is not 0. Where heads mix, it shows the source heads beside the mixed
@@ -38,6 +38,8 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.reference import mix_heads
 
+CAN_SHOW = """Above: softmax allows at most D values, mixed heads more; whether a model needs more is not shown.
+Below: 1 if all heads look alike at a token; what the heads are good for is not shown."""
 NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
 
 
@@ -133,7 +135,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--length", type=loading.positive, metavar="N", help=text)
     text = "largest number of windows (default: %(default)s)"
     parser.add_argument("--windows", type=loading.positive, default=16, metavar="N", help=text)
-    parser.add_argument("--source", action="store_true", help="also draw the curves of the source heads, before mixing")
 
 
 def run(args: Namespace) -> None:
@@ -153,8 +154,8 @@ def run(args: Namespace) -> None:
         print(NOTE)
         results["note"] = NOTE
     with figures.style():
-        drawn = [m for m in measured if args.source or not m.source]
-        pictures = {"spectrum": draw_curves(drawn, length), "effective_rank": draw_ranks(measured)}
+        pictures = {"spectrum": draw_curves([m for m in measured if not m.source], length)}
+        pictures["effective_rank"] = draw_ranks(measured)
         pictures["log_and_heads"] = draw_logs(measured)
     output.write(args, "spectrum", results, pictures)
 
@@ -182,11 +183,10 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
     for axis, site in zip(axes[0], sites, strict=True):
         for m in measured:
             curves = [s.cumulative.numpy() for s in m.spectra.get(site, {}).values()]
-            look = lines[m.checkpoint] | ({"linestyle": (0, (2, 1))} if m.source else {})
             for curve in curves:
-                axis.plot(ranks, curve, **look, linewidth=0.6, alpha=0.55)
+                axis.plot(ranks, curve, **lines[m.checkpoint], linewidth=0.6, alpha=0.55)
             if curves:
-                axis.plot(ranks, np.mean(curves, 0), **look, linewidth=2.2, label=m.label)
+                axis.plot(ranks, np.mean(curves, 0), **lines[m.checkpoint], linewidth=2.2, label=m.label)
         axis.plot(ranks, ranks / length, color="grey", linestyle=":", linewidth=1, label="all singular values equal")
         axis.set(
             title=site, xlabel=f"number of largest singular values (of {length})", xlim=(1, length), ylim=(0, 1.02)
@@ -243,4 +243,5 @@ def draw_logs(measured: list[Measured]) -> Any:
     axes[0, 0].set_ylabel("singular value of log P\n(largest = 1)")
     axes[1, 0].set_ylabel("effective rank of\n{P_j[t]} over heads j")
     figures.legend_below(figure, axes)
+    figure.suptitle(CAN_SHOW, fontsize=8)
     return figure

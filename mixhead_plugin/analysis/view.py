@@ -12,7 +12,7 @@ Example: view checkpoint_best.pt --text 'ein Mann schläft .' --output page.html
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from fairseq.data import Dictionary
@@ -41,12 +41,13 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.target and len(args.target) != len(args.text or ()):
-        raise OptionError(f"--target: must be given once for each --text, {len(args.text or ())} times")
+        numbers = f"there are {len(args.target)} --target and {len(args.text or ())} --text"
+        raise OptionError(f"--target: must be given once for each --text, whose translation it is; {numbers}")
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")
     inputs = from_text(args, loaded) if args.text else from_data(args, loaded)
-    sentences = [see(loaded, *each, args.length) for each in inputs]
+    sentences = [see(loaded, each, args.length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
     except ValueError as error:
@@ -64,8 +65,23 @@ def facts(loaded: Loaded) -> str:
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
 
 
-def see(loaded: Loaded, net_input: dict[str, Tensor], written: Tensor, length: int) -> Sentence:
+class Input(NamedTuple):
+    """Hold what a model reads and writes for one sentence."""
+
+    net_input: dict[str, Tensor]
+    written: Tensor  # the tokens to predict [N]
+    unknown: tuple[list[str], list[str]] = ([], [])  # words of --text and of --target that the dictionaries lack
+
+
+def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[str]:
+    """Return the words of tokens [N]; those that the dictionary lacks come from `unknown`, in their order."""
+    left = (f"{word} (unknown)" for word in unknown)
+    return [next(left, dictionary[t]) if t == dictionary.unk() else dictionary[t] for t in tokens.tolist()]
+
+
+def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
+    net_input, written, (lacking, lacking_target) = inputs
     found: list[Attention] = []
 
     def keep(name: str, attention: MixheadAttention, heads: Heads) -> None:
@@ -84,41 +100,45 @@ def see(loaded: Loaded, net_input: dict[str, Tensor], written: Tensor, length: i
     with torch.no_grad(), hooked(loaded.model, keep):
         loading.forward(loaded, net_input)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary or loaded.task.source_dictionary
-    read, after = [source[token] for token in net_input["src_tokens"][0]], [target[token] for token in written[:length]]
+    read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:
-        return Sentence(read, [target[token] for token in net_input["prev_output_tokens"][0]], after, found)
+        decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
+        return Sentence(read, decoder, words(target, written[:length], lacking_target), found)
+    after = words(target, written[:length], lacking)
     return Sentence(read, [], [], found) if found[0].site == "encoder-self" else Sentence([], read, after, found)
 
 
-def from_data(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield the inputs of some sentences of --subset, and the tokens to predict."""
+def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
+    """Yield some sentences of --subset."""
     for batch in loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences):
-        yield batch["net_input"], batch["target"][0]
+        yield Input(batch["net_input"], batch["target"][0])
 
 
-def from_text(args: Namespace, loaded: Loaded) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-    """Yield the inputs for each --text, and the tokens that the decoder writes."""
+def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
+    """Yield each --text, with its --target or the model's own translation."""
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     for number, text in enumerate(args.text):
-        tokens = encode(args, loaded, source, text, "--text")
+        tokens, unknown = encode(args, loaded, source, text, "--text")
         if not scores.translates(loaded):
             masked = any(where(name).site == "encoder-self" for name in attentions(loaded.model))
             first = tokens.new_tensor([source.bos() if masked else source.eos()])
             read = torch.cat([first, tokens if masked else tokens[:-1]])
-            yield {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}, tokens
+            net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
+            yield Input(net_input, tokens, (unknown, []))
             continue
-        net_input: dict[str, Any] = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
+        net_input = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
+        lacking: list[str] = []
         if args.target:
-            written = encode(args, loaded, target, args.target[number], "--target")
+            written, lacking = encode(args, loaded, target, args.target[number], "--target")
         else:
             batch = {"id": tokens.new_tensor([0]), "net_input": net_input}
-            ((written,),) = scores.translate(loaded, [batch], Namespace(beam=5))
+            ((written,),) = scores.translate(loaded, [batch])
         read = torch.cat([written.new_tensor([target.eos()]), written[:-1]])
-        yield {**net_input, "prev_output_tokens": read[None]}, written
+        yield Input({**net_input, "prev_output_tokens": read[None]}, written, (unknown, lacking))
 
 
-def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str) -> Tensor:
-    """Return the tokens of a text [N], on the model's device; name those that the dictionary lacks."""
+def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, flag: str) -> tuple[Tensor, list[str]]:
+    """Return the tokens of a text [N] on the model's device, and the words that the dictionary lacks."""
     pieces = text.split()
     if args.sentencepiece is not None:
         import sentencepiece
@@ -131,4 +151,4 @@ def encode(args: Namespace, loaded: Loaded, dictionary: Dictionary, text: str, f
         raise OptionError(f"{flag} {text!r}: has no words")
     if unknown := [piece for piece in pieces if dictionary.index(piece) == dictionary.unk()]:
         print(f"{flag}: the dictionary lacks {', '.join(unknown)}")
-    return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device)
+    return torch.tensor([*map(dictionary.index, pieces), dictionary.eos()], device=loaded.device), unknown

@@ -17,14 +17,13 @@ def read_page(path):
     data = json.loads(data)
     blob = zlib.decompress(base64.b64decode(data["blob"]), -zlib.MAX_WBITS)
 
-    def array(place):
-        kind = np.uint8 if "step" in place else np.float32
+    def array(place, kind=np.float32):
         flat = np.frombuffer(blob, kind, count=int(np.prod(place["shape"])), offset=place["at"])
         return flat.reshape(place["shape"])
 
     def weights(place):
-        step, zero = (np.array(place[name])[:, None, None] for name in ("step", "zero"))
-        return (array(place) - zero) * step
+        step, zero = (array(place[name])[..., None].astype(float) for name in ("step", "zero"))
+        return (array(place, np.uint8) - zero) * step
 
     for sentence in data["sentences"]:
         for found in sentence["attentions"]:
@@ -38,9 +37,9 @@ def assert_shows(found, source, mixing, mixed):
     """Assert that an attention of a page has these weights [H, Nq, Nk] within half a step of 8 bits, and this M."""
     for shown, expected in {"source": source, "mixed": mixed}.items():
         expected = expected.double().numpy()
-        low, high = expected.min((1, 2)).clip(max=0), expected.max((1, 2)).clip(min=0)
+        low, high = expected.min(2).clip(max=0), expected.max(2).clip(min=0)
         bound = np.where(low < 0, (high - low) / 508, high / 510)
-        error = np.abs(found.get(shown, found["source"]) - expected).max((1, 2))
+        error = np.abs(found.get(shown, found["source"]) - expected).max(2)
         assert (error <= bound + 1e-6 * high).all(), (shown, error / bound)
         assert (found.get(shown, found["source"])[expected == 0] == 0).all()
     if mixing is None:

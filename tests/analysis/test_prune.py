@@ -123,7 +123,7 @@ def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
     weights = {e["name"]: {k: torch.tensor(e[k]) for k in ("source", "mixed")} for e in found["importance"]}
     order = least_important(prune.NORMALIZATIONS["layer"](weights), 0.5)
     with without(prunable(loaded), order):
-        expected = scores.score(loaded, list(batches(loaded)), None, ["loss"])["loss"]
+        expected = scores.score(loaded, list(batches(loaded)), ["loss"])["loss"]
     assert found["steps"][4]["score"] == pytest.approx(expected, rel=1e-6)
     assert f"50.0% (8)  {expected:.4f}" in out
     assert found["label"] == "mixhead_lm"  # of no updates

@@ -98,8 +98,8 @@ def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analys
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--target", "a"], "--target: must be given once for each --text"),
-        (["--text", "a", "--text", "b", "--target", "a"], "--target: must be given once for each --text, 2 times"),
+        (["--target", "a"], "--target: must be .* there are 1 --target and 0 --text"),
+        (["--text", "a", "--text", "b", "--target", "a"], "--target: .* there are 1 --target and 2 --text"),
         (["--text", "a", "--target", "b"], "--target: .* does not translate"),
         (["--text", "  "], "--text '  ': has no words"),
         (["--data", "nowhere", "--text", "a"], "nowhere"),
@@ -118,6 +118,23 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_
             (tmp_path / "no").write_text("")
         status, _, errors = analysis("view", "x.pt", "--output", page)
         assert status == 2 and "argument --output: " in errors
+
+
+def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_path):
+    flags = ["--text", "nie hund war", "--target", "never dog", "--output", tmp_path / "page.html"]
+    status, printed, _ = analysis("view", checkpoint("translation", "none"), *flags)
+    assert status == 0 and "--text: the dictionary lacks nie, war" in printed
+    (sentence,) = read_page(tmp_path / "page.html")
+    assert sentence["encoder"] == ["nie (unknown)", "hund", "war (unknown)", "</s>"]
+    assert sentence["decoder"][:2] == ["</s>", "never (unknown)"] and sentence["written"][0] == "never (unknown)"
+
+
+def test_a_page_that_is_read_only_is_refused_before_the_work(analysis, tmp_path, monkeypatch):
+    page = tmp_path / "page.html"
+    page.write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(page))  # root may write anywhere
+    status, _, errors = analysis("view", "x.pt", "--output", page)
+    assert status == 2 and "is a folder or read-only, must be a writable file" in errors
 
 
 def sentence_of(layers=2, heads=4, tokens=6, words=None):
