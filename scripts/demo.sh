@@ -2,7 +2,6 @@
 # Train fairseq's model and the Mixhead one with the same flags, and print both scores.
 #   scripts/demo.sh                  translate German to English, on generated text; ends in BLEU
 #   DATA=folder scripts/demo.sh      the same on {train,valid,test}.{de,en} of that folder
-#   scripts/demo.sh lm               language model of Python's help texts; ends in perplexity
 #   scripts/demo.sh --help           the flags
 set -euo pipefail
 

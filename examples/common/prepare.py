@@ -65,7 +65,7 @@ def ending_at_once() -> Iterator[None]:
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
-LOCK = "prepare.lock"  # in DATA, during a preparation
+LOCK = "prepare.lock"  # in DATA; it stays, and the system drops the lock when its processes end
 _locks: set[int] = set()  # descriptors of locked files
 
 SETTINGS = "settings.json"  # in every folder that depends on flags of prepare.sh
@@ -76,44 +76,24 @@ UNCHECKED = "counts-not-checked"  # an empty file in every folder that was made 
 def data_folder() -> Iterator[Path]:
     """Create the folder DATA of the environment, lock it, and yield it."""
     folder = Path(os.environ["DATA"])
-    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = _locked(path)
-    except BlockingIOError:
-        fail(f"DATA={folder}: another prepare.sh uses it (process {_holder(path)} or one that it started)")
+        file = (folder / LOCK).open("a+")
     except OSError as error:
         fail(f"DATA={folder}: {error.strerror}")
-    _locks.add(descriptor)
-    try:
-        yield folder
-    finally:
-        path.unlink(missing_ok=True)
-        _locks.discard(descriptor)
-        os.close(descriptor)
-
-
-def _locked(path: Path) -> int:
-    """Lock the file; return its descriptor, which holds the lock. Raises BlockingIOError if another process has it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    with file:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)  # another preparation has just ended, and removed this file
-
-
-def _holder(path: Path) -> str:
-    """Return the id of the process that took the lock. If it was killed, its fairseq-preprocess may still hold it."""
-    with suppress(OSError):
-        return path.read_text().strip()
-    return "?"
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            fail(f"DATA={folder}: another prepare.sh uses it (process {file.read().strip()} or one that it started)")
+        file.truncate(0)
+        print(os.getpid(), file=file, flush=True)
+        _locks.add(file.fileno())
+        try:
+            yield folder
+        finally:
+            _locks.discard(file.fileno())
 
 
 def mark_unchecked(folder: Path) -> None:

@@ -14,33 +14,30 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from pydoc_data.topics import topics
 from typing import NamedTuple
 
-import matplotlib
 import sacrebleu
 import sentencepiece
 from tqdm import tqdm
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
-from mixhead_plugin.analysis.figures import VARIANTS
+from mixhead_plugin.analysis import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "mixhead_plugin"
 CORPUS = ROOT / "examples" / "demo" / "corpus"
 HELD_OUT = 600  # pairs for validation, and as many for the test
 SPLITS = ("train", "valid", "test")
+LANGUAGES = ("de", "en")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 RUNNING: list[subprocess.Popen] = []
 # Otherwise fairseq leaves out the last sentences of every set, those that fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
+METRIC = "sacreBLEU"
 BEAM = 5
 SAMPLES = 5
 
 # Both models have these flags. Mixhead is meant for many small heads.
-TRANSLATION_FLAGS = """
+FLAGS = """
     --source-lang de --target-lang en --share-all-embeddings
     --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
     --encoder-attention-heads 32 --decoder-attention-heads 32 --dropout 0.1
@@ -48,14 +45,10 @@ TRANSLATION_FLAGS = """
     --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 200 --clip-norm 1.0
     --max-tokens 1500
 """.split()
-LM_FLAGS = """
-    --task language_modeling --sample-break-mode none --tokens-per-sample 128 --share-decoder-input-output-embed
-    --decoder-layers 4 --decoder-embed-dim 128 --decoder-input-dim 128 --decoder-output-dim 128
-    --decoder-ffn-embed-dim 512 --decoder-attention-heads 16 --decoder-normalize-before --dropout 0.2
-    --criterion cross_entropy
-    --optimizer adam --adam-betas (0.9,0.98) --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 100 --clip-norm 1.0
-    --max-tokens 2048
-""".split()
+
+
+def fail(message: str) -> None:
+    sys.exit(f"demo: error: {message}")
 
 
 class Result(NamedTuple):
@@ -68,10 +61,6 @@ class Result(NamedTuple):
     score: float
     validation: list[tuple[int, float]]  # updates, perplexity
     hypotheses: list[str]
-
-
-def fail(message: str) -> None:
-    sys.exit(f"demo: error: {message}")
 
 
 def run(command: list[str], log: Path, threads: int, bar: tqdm | None = None) -> tuple[list[str], float]:
@@ -130,10 +119,10 @@ def follow(line: str, bar: tqdm) -> None:
 
 
 def train(
-    arch: str, flags: list[str], data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
+    arch: str, data: Path, save: Path, args: argparse.Namespace, row: int, threads: int
 ) -> tuple[int, list[tuple[int, float]], float]:
     """Train `arch`; return the number of its parameters, its perplexity at every validation, and its seconds."""
-    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *flags, *WHOLE_SETS]
+    command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--arch", arch, *FLAGS, *WHOLE_SETS]
     command += ["--max-update", str(args.updates), "--validate-interval-updates", str(max(1, args.updates // 8))]
     command += ["--seed", str(args.seed), "--save-dir", str(save), "--no-epoch-checkpoints"]
     command += ["--log-format", "json", "--log-interval", "10", "--num-workers", "0"]
@@ -145,12 +134,11 @@ def train(
     return int(parameters.replace(",", "")), validation, seconds
 
 
-def subwords(text: Path, out: Path, languages: list[str], size: int) -> None:
+def subwords(text: Path, out: Path, size: int) -> None:
     """Train sentencepiece on the training text; write every file of `text` in pieces to `out`."""
-    files = {language: text / f"train.{language}" for language in languages}
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=",".join(map(str, files.values())),
+            input=",".join(str(text / f"train.{language}") for language in LANGUAGES),
             model_prefix=str(out / "sentencepiece"),
             vocab_size=size,
             hard_vocab_limit=False,
@@ -162,16 +150,17 @@ def subwords(text: Path, out: Path, languages: list[str], size: int) -> None:
         fail(f"sentencepiece cannot cut {text} into --vocabulary {size} pieces: {error}")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(out / "sentencepiece.model"))
     for split in SPLITS:
-        for language in languages:
+        for language in LANGUAGES:
             with (text / f"{split}.{language}").open() as source, (out / f"{split}.{language}").open("w") as target:
                 for line in source:
                     print(*pieces.encode(line.strip(), out_type=str), file=target)
 
 
-def preprocess(cut: Path, data: Path, extra: list[str]) -> None:
+def preprocess(cut: Path, data: Path, *extra: str) -> None:
     command = ["fairseq-preprocess", "--destdir", str(data), "--workers", str(CORES), *extra]
+    command += ["--source-lang", "de", "--target-lang", "en"]
     for split in SPLITS:
-        command += [f"--{split}pref", str(cut / split) + ("" if "--source-lang" in extra else ".en")]
+        command += [f"--{split}pref", str(cut / split)]
     run(command, cut / "preprocess.log", 1)
 
 
@@ -179,7 +168,7 @@ def own_parallel_text(folder: Path) -> Path:
     """Return the user's folder; end the program unless {train,valid,test}.{de,en} are parallel."""
     for split in SPLITS:
         counts = []
-        for language in ("de", "en"):
+        for language in LANGUAGES:
             file = folder / f"{split}.{language}"
             if not file.is_file():
                 fail(f"DATA={folder}: {file.name} is missing")
@@ -192,24 +181,12 @@ def own_parallel_text(folder: Path) -> Path:
 
 def write_corpus(folder: Path) -> Path:
     """Unpack the pairs of examples/demo/corpus to `folder`; the last ones are for validation and test."""
-    for language in ("de", "en"):
+    for language in LANGUAGES:
         with gzip.open(CORPUS / f"{language}.gz", "rt", encoding="utf-8") as file:
             lines = file.readlines()
         parts = {"train": lines[: -2 * HELD_OUT], "valid": lines[-2 * HELD_OUT : -HELD_OUT], "test": lines[-HELD_OUT:]}
         for split, part in parts.items():
             (folder / f"{split}.{language}").write_text("".join(part), encoding="utf-8")
-    return folder
-
-
-def write_topics(folder: Path, seed: int) -> Path:
-    """Write the help texts of Python to `folder`; no topic is in two splits."""
-    names = sorted(topics)
-    random.Random(seed).shuffle(names)
-    held_out = len(names) // 10
-    parts = {"test": names[:held_out], "valid": names[held_out : 2 * held_out], "train": names[2 * held_out :]}
-    for split, members in parts.items():
-        lines = (line.strip() for name in members for line in topics[name].splitlines())
-        (folder / f"{split}.en").write_text("".join(f"{line}\n" for line in lines if line))
     return folder
 
 
@@ -226,18 +203,8 @@ def translate(data: Path, save: Path, references: list[str], threads: int) -> tu
     return sacrebleu.corpus_bleu(ordered, [references]).score, ordered, seconds
 
 
-def evaluate_lm(data: Path, save: Path, threads: int) -> tuple[float, float]:
-    """Return the perplexity of the test set per subword, and the seconds."""
-    command = ["fairseq-eval-lm", str(data), "--user-dir", str(PLUGIN), "--path", str(save / "checkpoint_best.pt")]
-    command += ["--gen-subset", "test", "--tokens-per-sample", "128", "--context-window", "64"]
-    command += ["--max-tokens", "4096", *WHOLE_SETS]
-    lines, seconds = run(command, save.with_suffix(".evaluate.log"), threads)
-    (perplexity,) = (m[1] for m in map(re.compile(r"Perplexity: ([\d.]+)").search, lines) if m)
-    return float(perplexity), seconds
-
-
-def report(results: list[Result], metric: str, how: str) -> None:
-    print(f"\n{'model':<24} {metric:>10} {'parameters':>11} {'added':>7} {'training':>10} {how:>12}")
+def report(results: list[Result]) -> None:
+    print(f"\n{'model':<24} {METRIC:>10} {'parameters':>11} {'added':>7} {'training':>10} {'translation':>12}")
     for r in results:
         print(
             f"{r.arch:<24} {r.score:>10.2f} {r.parameters:>11,} {r.parameters - results[0].parameters:>7,} "
@@ -245,39 +212,39 @@ def report(results: list[Result], metric: str, how: str) -> None:
         )
 
 
-def record(results: list[Result], metric: str, flags: list[str], args: argparse.Namespace, folder: Path) -> None:
+def record(results: list[Result], args: argparse.Namespace, folder: Path) -> None:
     """Write results.json, and pictures of the validation perplexity against updates."""
     rows = [{k: v for k, v in r._asdict().items() if k != "hypotheses"} for r in results]
     settings = {"updates": args.updates, "vocabulary": args.vocabulary, "seed": args.seed}
-    everything = {"metric": metric, "flags": " ".join(flags), **settings, "models": rows}
+    everything = {"metric": METRIC, "flags": " ".join(FLAGS), **settings, "models": rows}
     (folder / "results.json").write_text(json.dumps(everything, indent=2) + "\n")
-    figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
+    figure, ((axes,),) = figures.subplots(1, 1, (6, 3.5))
     for r in results:
-        colour = VARIANTS["B" if r.arch.startswith("mixhead") else "fairseq"]
-        label = f"{r.arch}: {r.score:.2f} {metric}"
+        colour = figures.VARIANTS["B" if r.arch.startswith("mixhead") else "fairseq"]
+        label = f"{r.arch}: {r.score:.2f} {METRIC}"
         axes.plot(*zip(*r.validation, strict=True), marker=".", color=colour, label=label)
     axes.set(xlabel="updates", ylabel="validation perplexity", yscale="log")
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    for suffix in ("png", "svg"):
-        figure.savefig(folder / f"training.{suffix}", dpi=150)
+    figures.save(figure, str(folder), "training")
 
 
-def translation_demo(args: argparse.Namespace, folder: Path) -> None:
+def compare(args: argparse.Namespace, folder: Path) -> None:
+    """Train both models, translate the test set with them, and print and write what came out."""
     if "DATA" in os.environ:
         text = own_parallel_text(Path(os.environ["DATA"]))
         print(f"data: {text}")
     else:
         text = write_corpus(folder / "text")
         print("data: German-English sentences (examples/demo/corpus)")
-    subwords(text, folder / "subwords", ["de", "en"], args.vocabulary)
+    subwords(text, folder / "subwords", args.vocabulary)
     data = folder / "binary"
-    preprocess(folder / "subwords", data, ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"])
-    sources, references = ((text / f"test.{language}").read_text().splitlines() for language in ("de", "en"))
+    preprocess(folder / "subwords", data, "--joined-dictionary")
+    sources, references = ((text / f"test.{language}").read_text().splitlines() for language in LANGUAGES)
 
     def work(arch: str, row: int, threads: int) -> Result:
         save = folder / arch
-        parameters, validation, train_seconds = train(arch, TRANSLATION_FLAGS, data, save, args, row, threads)
+        parameters, validation, train_seconds = train(arch, data, save, args, row, threads)
         bleu, hypotheses, seconds = translate(data, save, references, threads)
         return Result(arch, parameters, train_seconds, seconds, bleu, validation, hypotheses)
 
@@ -288,46 +255,19 @@ def translation_demo(args: argparse.Namespace, folder: Path) -> None:
         for result in results:
             name = "Mixhead" if result.arch.startswith("mixhead") else "fairseq"
             print(f"{name:<10} {result.hypotheses[i]}")
-    report(results, "sacreBLEU", "translation")
-    record(results, "sacreBLEU", TRANSLATION_FLAGS, args, folder)
-
-
-def lm_demo(args: argparse.Namespace, folder: Path) -> None:
-    text = write_topics(folder / "text", args.seed)
-    print("data: the help texts of Python (pydoc_data.topics)")
-    subwords(text, folder / "subwords", ["en"], args.vocabulary)
-    data = folder / "binary"
-    preprocess(folder / "subwords", data, ["--only-source"])
-
-    def work(arch: str, row: int, threads: int) -> Result:
-        save = folder / arch
-        parameters, validation, train_seconds = train(arch, LM_FLAGS, data, save, args, row, threads)
-        perplexity, seconds = evaluate_lm(data, save, threads)
-        return Result(arch, parameters, train_seconds, seconds, perplexity, validation, [])
-
-    results = side_by_side(work, ("transformer_lm", "mixhead_transformer_lm"))
-    print()
-    report(results, "perplexity", "evaluation")
-    record(results, "perplexity", LM_FLAGS, args, folder)
-
-
-DEMOS = {"translation": (translation_demo, 300, 2000), "lm": (lm_demo, 300, 4000)}
+    report(results)
+    record(results, args, folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
-    parser.add_argument("what", nargs="?", default="translation", choices=DEMOS, help="(default: %(default)s)")
-    parser.add_argument("--updates", type=int, help="training updates of each model (default: 300)")
-    parser.add_argument("--vocabulary", type=int, help="sentencepiece pieces (default: 2000, lm: 4000)")
+    parser.add_argument("--updates", type=int, default=300, help="updates of each model (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=2000, help="sentencepiece pieces (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="a new folder for all output (default: runs/demo/..., emptied)")
     parser.add_argument("--seed", type=int, default=1, help="of all random choices (default: %(default)s)")
     args = parser.parse_args()
-    demo, updates, vocabulary = DEMOS[args.what]
-    args.updates = args.updates or updates
-    args.vocabulary = args.vocabulary or vocabulary
-
     if args.folder is None:
-        folder = ROOT / "runs" / "demo" / args.what
+        folder = ROOT / "runs" / "demo" / "translation"
         shutil.rmtree(folder, ignore_errors=True)
     else:
         folder = args.folder.absolute()
@@ -336,7 +276,7 @@ def main() -> None:
     for part in ("text", "subwords"):
         (folder / part).mkdir(parents=True)
     start = time.monotonic()
-    demo(args, folder)
+    compare(args, folder)
     print(f"\nin {time.monotonic() - start:.0f} s; results, pictures, checkpoints and logs: {os.path.relpath(folder)}")
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     data = work / "binary"
     work.mkdir(parents=True)
     write_text(work)
-    preprocess(work, data, ["--source-lang", "de", "--target-lang", "en"])
+    preprocess(work, data)
     command = ["fairseq-train", str(data), "--user-dir", str(PLUGIN), "--save-dir", str(work), *FLAGS]
     run(command, work / "train.log", 1)
     shrink(work / "checkpoint_best.pt", data, ROOT / HERE)

@@ -4,9 +4,9 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from mixhead_plugin.analysis import figures
 from mixhead_plugin.analysis.figures import VARIANTS
 
 LOOKS = {
@@ -46,9 +46,7 @@ def draw(folder: Path, rows: list[dict[str, Any]], tasks: dict[str, str], settin
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=9, frameon=False)
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    with rc_context({"svg.hashsalt": "low_rank_bottleneck"}):
-        figure.savefig(folder / "low_rank_bottleneck.svg", metadata={"Date": None})
-    figure.savefig(folder / "low_rank_bottleneck.png", dpi=150)
+    figures.save(figure, str(folder), "low_rank_bottleneck")
 
 
 def _apart(sizes: list[int], distance: float) -> list[int]:

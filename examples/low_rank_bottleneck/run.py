@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper, theorems 1 and 2).
+"""Measure how large a head must be to give any attention weights (low-rank bottleneck paper, theorem 1).
 
     examples/low_rank_bottleneck/run.py                     minutes on a CPU
     examples/low_rank_bottleneck/run.py --quick             seconds, a test
     examples/low_rank_bottleneck/run.py --sizes 4 8 16 --sharpness 3
 
-First check the theorems; the exit status is 1 if one fails. Then fit W_Q, W_K and Mixhead's M of a layer, for each head
+First check the theorem; the exit status is 1 if that fails. Then fit W_Q, W_K and Mixhead's M of a layer, for each head
 size. Its attention weights shall come near random matrices whose rows sum to 1. Write results.json,
 low_rank_bottleneck.png and low_rank_bottleneck.svg to --output.
 """
@@ -16,7 +16,7 @@ import sys
 import time
 from argparse import Namespace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -24,6 +24,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common.errors import failing
 from low_rank_bottleneck.figure import draw
 from low_rank_bottleneck.fitting import STARTS, Problem, effective_rank, fit, random_problem, uniform_squares
 from low_rank_bottleneck.theorems import Check, checks, smallest_error
@@ -46,11 +47,8 @@ ATTENTIONS = {
     "mixhead": Attention("softmax", mixed=True),
 }
 FIXHEAD = "fixhead"  # softmax with heads of size n
+fail = failing("low_rank_bottleneck")
 TASKS = {"own": "every head has a matrix of its own", "one": "one matrix from all heads"}
-
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"low_rank_bottleneck: error: {message}")
 
 
 def parse(arguments: list[str] | None) -> Namespace:

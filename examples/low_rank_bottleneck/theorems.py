@@ -1,4 +1,4 @@
-"""Check theorems 1 and 2 of 'Low-Rank Bottleneck in Multi-head Attention Models' by computations that can fail.
+"""Check theorem 1 of 'Low-Rank Bottleneck in Multi-head Attention Models' by computations that can fail.
 
 Positions are rows here, columns in the paper: X is [n, d], and the rows of P sum to 1. All tensors are float64.
 """
@@ -83,7 +83,7 @@ def smallest_error(weights: Tensor, head_size: int) -> Tensor:
 
 def checks(positions: int) -> list[Check]:
     """Return all checks; `positions` is n, except where the paper gives n."""
-    return [*_construction(positions), *_counterexample(), *_full_rank(positions), *_theorem_2(positions)]
+    return [*_construction(positions), *_counterexample(), *_full_rank(positions)]
 
 
 def _centred_log(weights: Tensor) -> Tensor:
@@ -138,74 +138,3 @@ def _weights(embedding: Tensor, query: Tensor, key: Tensor, normalizer: str) -> 
     identity = torch.eye(len(embedding), dtype=embedding.dtype).expand(1, len(query), -1, -1)
     queries, keys = project(embedding, query)[None], project(embedding, key)[None]
     return attention(queries, keys, identity, normalizer=normalizer, impl="reference")[0]
-
-
-class Layer(NamedTuple):
-    """A layer of softmax heads without the residual connection: f_W or g_V of the paper's section 3.1."""
-
-    query: Tensor  # [H, d, D]
-    key: Tensor  # [H, d, D]
-    output: Tensor  # the product of the value's and the output's projection, [H, d, d]
-
-    def __call__(self, embedding: Tensor) -> Tensor:
-        """Return the sum of all heads, [n, d], for X [n, d]."""
-        value = project(embedding, self.output)[None]  # [1, H, n, d]
-        queries, keys = project(embedding, self.query)[None], project(embedding, self.key)[None]
-        return attention(queries, keys, value, impl="reference")[0].sum(0)
-
-    def scores(self, head: int) -> Tensor:
-        """Return the matrix S [d, d] of a head: tokens x and y have the score x S y^T."""
-        return self.query[head] @ self.key[head].T * self.query.shape[2] ** -0.5
-
-
-def _theorem_2(n: int, size: int = 8, heads: int = 4) -> list[Check]:
-    """Check theorem 2: heads of size d / h cannot compute what heads of size d compute.
-
-    This holds even if all large heads have the same scores. In each of the proof's three cases the outputs differ for
-    some X [n, d].
-    """
-    generator = torch.Generator().manual_seed(3)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    small = size // heads
-    # The values of head i are in its own `small` columns, as in any layer of heads of size d / h.
-    split = torch.block_diag(*[torch.ones(small, 1, dtype=torch.float64)] * heads).T  # [h, d]
-    outputs = split[:, :, None] * normal(size, size)  # [h, d, d]
-    narrow = Layer(normal(heads, size, small), normal(heads, size, small), outputs)
-    found = []
-
-    def compare(case: str, wide: Layer, embedding: Tensor) -> None:
-        expected = wide(embedding)
-        apart = torch.linalg.matrix_norm(narrow(embedding) - expected) / torch.linalg.matrix_norm(expected)
-        name = f"theorem 2: {heads} heads of {small} against {size}, n {n}, {case}: distance at the proof's X"
-        found.append(Check(name, float(apart), 1e-3, above=True))
-
-    def layer(scores: Tensor, output: Tensor) -> Layer:
-        query = (scores * size**0.5).expand(heads, -1, -1)
-        return Layer(query, torch.eye(size, dtype=torch.float64).expand(heads, -1, -1), output)
-
-    def tokens(*vectors: Tensor) -> Tensor:
-        return torch.stack([*vectors, *[torch.zeros(size, dtype=torch.float64)] * (n - len(vectors))])
-
-    # 1. The sums of the value maps differ. X: n equal tokens, whose weights are always 1/n.
-    wide = layer(normal(size, size), normal(heads, size, size))
-    difference = wide.output.sum(0) - narrow.output.sum(0)
-    vector = torch.linalg.svd(difference).U[:, 0]
-    compare("other values", wide, vector.expand(n, -1))
-
-    # 2. The values are the same, but the score of some token with itself differs. X: that token, and zeros.
-    wide = layer(normal(size, size), narrow.output)
-    symmetric = wide.scores(0) - narrow.scores(0)
-    values, vectors = torch.linalg.eigh(symmetric + symmetric.T)
-    compare("same values", wide, tokens(vectors[:, values.abs().argmax()]))
-
-    # 3. Only scores between two different tokens differ, by a skew-symmetric matrix. X: a token, and a large one.
-    skew = normal(size, size)
-    wide = layer(narrow.scores(0) + skew - skew.T, narrow.output)
-    first = torch.linalg.svd(wide.scores(0) - narrow.scores(0)).U[:, 0]
-    towards, away = first @ wide.scores(0), first @ narrow.scores(0)
-    second = towards / towards.norm() - away / away.norm()  # its score is above 0 in one layer, below 0 in the other
-    compare("same values, same scores of a token with itself", wide, tokens(first, 10 * second))
-    return found

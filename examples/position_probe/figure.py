@@ -1,16 +1,13 @@
 """Draw the positions that trained models give to zeros."""
 
-import io
 import itertools
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from mixhead_plugin.analysis.figures import COLOURS
+from mixhead_plugin.analysis import figures
 
 COLUMNS = 3
 
@@ -20,7 +17,7 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq turns on everyone's debugging messages
     rows = [row for row in rows if row["model"] == rows[0]["model"]]
     attentions = list(dict.fromkeys(row["attention"] for row in rows))
-    colours = dict(zip(dict.fromkeys(row["position"] for row in rows), COLOURS))
+    colours = dict(zip(dict.fromkeys(row["position"] for row in rows), figures.COLOURS))
     down = -(-len(attentions) // COLUMNS)
     figure = Figure(figsize=(7.2, 1.1 + 1.6 * down), layout="constrained")
     axes = figure.subplots(down, COLUMNS, sharex=True, sharey=True, squeeze=False)
@@ -43,10 +40,4 @@ def draw(folder: Path, rows: list[dict[str, Any]], n: int) -> None:
     axes[-1, COLUMNS // 2].set_xlabel("place of the zero", fontsize=9)
     figure.supylabel(f"answer of the {rows[0]['model']}", fontsize=9)
     figure.legend(shown.values(), shown, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    with rc_context({"svg.hashsalt": "position_probe"}):
-        svg = io.StringIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    # fewer digits and no indentation make the file much smaller
-    text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", svg.getvalue())
-    (folder / "position_probe.svg").write_text(re.sub(r"\n +", "\n", text))
-    figure.savefig(folder / "position_probe.png", dpi=150)
+    figures.save(figure, str(folder), "position_probe")

@@ -23,7 +23,7 @@ from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -31,18 +31,18 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from common.errors import failing
 from position_probe.figure import draw
 from position_probe.probe import KINDS, POSITIONS, VARIANTS, Outcome, Setting, examine, random_spread, train
+
+from mixhead_plugin.analysis.output import plain
 
 DEFAULTS = dict(n=16, seeds=3, steps=800)
 QUICK = dict(n=6, seeds=1, steps=100)
 AT_LEAST = dict(n=2, seeds=1, steps=1, jobs=1)
+fail = failing("position_probe")
 FACTORS = (1.5, 2, 4)
 EQUAL = 1e-10  # states that differ by less are equal; rounding makes 1e-15
-
-
-def fail(message: str) -> NoReturn:
-    sys.exit(f"position_probe: error: {message}")
 
 
 def parse(arguments: list[str] | None) -> Namespace:
@@ -206,21 +206,12 @@ def main(arguments: list[str] | None = None) -> None:
         "against_theory": problems,
         "rows": rows,
     }
-    text = json.dumps(_plain(results), indent=1, allow_nan=False)
+    text = json.dumps(plain(results), indent=1, allow_nan=False)
     (options.output / "results.json").write_text(text + "\n")
     draw(options.output, rows, options.n)
     print(f"\n{results['seconds']} s; results.json, position_probe.png and .svg: {options.output}")
     if problems:
         fail("contradicts the theory: " + "; ".join(problems))
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, which a diverged training leaves, by None: JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 if __name__ == "__main__":

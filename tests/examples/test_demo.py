@@ -55,15 +55,6 @@ def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_
     assert (tmp_path / "out" / "training.png").stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_the_language_model_ends_in_perplexities(tmp_path):
-    result = run("lm", "--updates", 2, "--folder", tmp_path / "out")
-    assert result.returncode == 0, result.stderr[-3000:]
-    record = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert record["metric"] == "perplexity"
-    assert all(1 < model["score"] < 10_000 for model in record["models"])
-
-
 def test_text_that_does_not_fit_is_refused_in_one_line(text, tmp_path):
     (text / "test.de").write_text("Hallo!\n")
     result = run("--folder", tmp_path / "out", data=text)

@@ -141,7 +141,7 @@ def test_words_that_occur_three_times_the_most_frequent_first(archive, environme
     unknown = sum(word not in known for word in words(TEXT["test"]))
     tokens = len(words(TEXT["test"])) + LINES
     assert statistics["test"] == {"lines": LINES, "tokens": tokens, "unknown": unknown, "words": tokens}
-    assert sorted(path.name for path in data().iterdir()) == ["counts", "text", "word"]
+    assert sorted(path.name for path in data().iterdir()) == ["counts", "prepare.lock", "text", "word"]
 
 
 def test_subwords_hold_the_whole_text(archive):

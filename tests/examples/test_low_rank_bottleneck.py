@@ -1,4 +1,4 @@
-"""examples/low_rank_bottleneck checks the theorems and fits heads of growing size to random matrices."""
+"""examples/low_rank_bottleneck checks theorem 1 and fits heads of growing size to random matrices."""
 
 import json
 
@@ -38,11 +38,10 @@ def errors(outcome, task, attention):
 
 
 @pytest.mark.parametrize("positions", [3, 8])
-def test_every_theorem_holds(positions):
+def test_every_check_holds(positions):
     found = checks(positions)
     assert [check.name for check in found if not check.holds] == []
     assert sum("theorem 1" in check.name for check in found) == 6
-    assert sum("theorem 2" in check.name for check in found) == 3
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "sigsoftmax"])

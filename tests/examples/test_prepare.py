@@ -66,16 +66,15 @@ def test_a_signal_ends_a_preparation_and_all_that_it_started(number, data):
         program.kill()
     assert program.returncode == 128 + number
     assert log.splitlines()[1:] == [f"prepare: interrupted by {number.name}; run again to go on"]
-    assert list(data.iterdir()) == []
+    assert list(data.iterdir()) == [data / LOCK]
 
 
 def test_a_folder_is_prepared_by_one_at_a_time(data, capsys):
     with data_folder() as folder:
         assert folder == data
         assert f"DATA={data}: another prepare.sh uses it (process {os.getpid()} " in refused_here(capsys, enter)
-    (data / LOCK).touch()  # a killed preparation leaves it
     enter()
-    assert list(data.iterdir()) == []
+    assert list(data.iterdir()) == [data / LOCK]
 
 
 def test_fairseq_preprocess_that_fails_leaves_nothing(data, capfd):

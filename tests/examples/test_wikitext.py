@@ -106,7 +106,7 @@ def test_it_is_fetched_counted_and_binarised(corpus, breaks, ends, server, tmp_p
         None,
         f"bytes={(server.folder / corpus.archive.file).stat().st_size // 2}-",
     ]
-    assert sorted(path.name for path in data.iterdir()) == sorted(["archives", breaks, "text"])
+    assert sorted(path.name for path in data.iterdir()) == sorted(["archives", breaks, "prepare.lock", "text"])
 
     capfd.readouterr()
     prepare(corpus, data, monkeypatch, "--breaks", breaks)

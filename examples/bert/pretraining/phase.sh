@@ -9,7 +9,7 @@ esac
 default_arch=fixhead_bert_d512_h8_k128
 SAVE=$(save_folder "$default_arch" "$@")
 phase=$SAVE/$VARIANT
-[[ $STEP == export ]] || prepared "$DATA/binary"
+prepared "$DATA/binary"
 
 last_checkpoint() { # CHECKPOINT, AVERAGE's average, or the last of the phase: BERT's authors did not select by loss
     if [[ ! ${CHECKPOINT:-} && ! ${AVERAGE:-} ]]; then
