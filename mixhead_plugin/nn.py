@@ -146,7 +146,7 @@ class MixedAttention(Assembly):
             inputs = [None if x is None else x[None] if unbatched else x.transpose(0, 1) for x in inputs]
         if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
-        x, q = inputs[0], self.q_proj(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
+        x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
         k, v = self._keys_and_values(inputs[1], inputs[2], cache)
         causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
@@ -202,8 +202,8 @@ class MixedAttention(Assembly):
         """Return keys and values [B, H, Nk, D], behind those of the cache, which keeps them."""
         kept = {} if cache is None else cache
         if key is not None and value is not None:
-            new = {"key": self.k_proj(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
-            new["value"] = self.v_proj(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
+            new = {"key": self.keys(key).unflatten(2, (self.num_heads, -1)).transpose(1, 2)}
+            new["value"] = self.values(value).unflatten(2, (self.num_mixed_heads, -1)).transpose(1, 2)
             kept |= {name: torch.cat([kept[name], x], dim=2) if name in kept else x for name, x in new.items()}
         elif key is not value or not kept:
             raise ValueError("key, value: must both be given, or both be in the cache and None")

@@ -14,7 +14,7 @@ from omegaconf import II, OmegaConf
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores, implementation_problem, triton
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.parts import PARTS, Assembly, PartError, sizes_of
+from mixhead_plugin.parts import MIXINGS, PARTS, VARIANT, Assembly, PartError, sizes_of
 
 # The attentions that each --attention-scope changes, by site.
 SCOPES = {
@@ -45,7 +45,7 @@ CHOICES = {
     "attention_normalizer": tuple(NORMALIZERS),
     "attention_scope": tuple(SCOPES),
     "attention_impl": ("auto", *IMPLEMENTATIONS),
-    **{option: tuple(table) for option, table in PARTS.items()},
+    **{option: tuple(values) for option, values in VARIANT.items() if option != "normalizer"},
 }
 
 
@@ -65,6 +65,8 @@ class AttentionOptions(FairseqDataclass):
     attention_normalizer: str = _flag("attention_normalizer", "softmax", "how a row of scores becomes weights")
     head_mixing: str = _flag("head_mixing", "none", "where the matrix that mixes the heads comes from")
     score_mixing: str = _flag("score_mixing", "none", "where the matrix comes from that mixes the heads' scores")
+    feature_mixing: str = _flag("feature_mixing", "none", "how heads share queries, keys and values, or outputs")
+    mixed_features: str = _flag("mixed_features", "qkv", "what --feature-mixing heads or shared mixes: q, k, v")
     attention_sink: str = _flag("attention_sink", "none", "the score of one more key in each row, which has no value")
     attention_gate: str = _flag("attention_gate", "none", "what scales the outputs of heads before out_proj")
     head_dim: Optional[int] = _flag(
@@ -75,7 +77,7 @@ class AttentionOptions(FairseqDataclass):
     )
     attention_impl: str = _flag("attention_impl", "auto", "which code computes the attention")
     value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
-    mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of head and score mixing")
+    mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of head, score, feature mixing")
     relative_position: str = _flag(
         "relative_position",
         "none",
@@ -254,7 +256,7 @@ def _check_parts(args: Any, covered: dict[str, AttentionSite]) -> None:
 
 def _example(args: Any, site: str, shape: AttentionSite, heads: int, mixed_heads: int | None = None) -> AttentionInputs:
     """Return a call of the attention at a site, without numbers; `mixed_heads` is None for the usual number."""
-    variant = {name: getattr(args, name) for name in PARTS} | {"normalizer": args.attention_normalizer}
+    variant = {name: getattr(args, name, args.attention_normalizer) for name in VARIANT}  # one flag has a longer name
     gain, head_dim = args.relative_gain, _head_dim(args, shape)
     if site == "cross":
         variant["relative_position"], gain = "none", 0
@@ -318,9 +320,9 @@ def _check_learning_rate(args: Any) -> None:
     flag = f"--mixing-lr-scale {args.mixing_lr_scale}"
     if args.mixing_lr_scale == 1:
         return
-    if not any(PARTS[name][getattr(args, name)].trained for name in ("head_mixing", "score_mixing")):
-        neither = f"--head-mixing {args.head_mixing} and --score-mixing {args.score_mixing}"
-        raise OptionError(f"{flag}: has no effect with {neither}; must be 1")
+    if not any(PARTS[name][getattr(args, name)].trained for name in MIXINGS):
+        mixings = ", ".join(f"{option_name(name)} {getattr(args, name)}" for name in MIXINGS)
+        raise OptionError(f"{flag}: has no effect with {mixings}; must be 1")
     if getattr(args, "fp16", False) and not getattr(args, "fp16_no_flatten_grads", False):
         raise OptionError(f"{flag}: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart")
     # The first two round small steps to 0; the others rearrange the parameters.

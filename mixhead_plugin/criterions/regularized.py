@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.options import FAIRSEQ_MODEL, model_options, most_heads
-from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.parts import PARTS
 
 
 def _flag(name: str) -> Any:
@@ -96,7 +96,7 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
         if options is FAIRSEQ_MODEL:
             acts = False
         elif PENALTIES[name].on_mixing:
-            acts = HEAD_MIXINGS[options.head_mixing].orthogonal
+            acts = any(table[getattr(options, option)].orthogonal for option, table in PARTS.items())
         else:
             acts = most_heads(options) > 1
         if not acts:
@@ -104,9 +104,9 @@ def _check_model(model: Any, weights: Mapping[str, float]) -> None:
 
 
 def _refuse(name: str, weight: float) -> NoReturn:
-    trained = " or ".join(kind for kind, entry in HEAD_MIXINGS.items() if entry.orthogonal)
+    trained = " or ".join(kind for kind, entry in PARTS["head_mixing"].items() if entry.orthogonal)
     remedy = "use an architecture of this plugin with two heads or more"
     if PENALTIES[name].on_mixing:
-        remedy = f"use an architecture mixhead_*, --head-mixing {trained}"
+        remedy = f"use an architecture mixhead_*, --head-mixing {trained}, or --feature-mixing"
     default = f" (the default is {weight})" if weight == PENALTIES[name].weight else ""
     raise OptionError(f"--{name}-weight {weight}: nothing to act on in this model; {remedy}, or 0{default}")

@@ -143,6 +143,9 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
         raise OptionError(f"--synthesizer-factor {options.synthesizer_factor}: must be at most the length, {longest}")
     if options.relative_position != "none":
         raise OptionError(f"--relative-position {options.relative_position}: must be none, the scores are absolute")
+    if options.feature_mixing in ("heads", "shared") and options.mixed_features != "v":
+        flag = f"--mixed-features {options.mixed_features}"
+        raise OptionError(f"{flag}: must be v, a Synthesizer has values alone that --feature-mixing can mix")
     if options.score_mixing != "none" and not kind.multiplies:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
         flag = f"--score-mixing {options.score_mixing}"

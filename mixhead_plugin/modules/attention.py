@@ -19,7 +19,7 @@ from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.ops.reference import append_sink, apply_gain, masked_scores, mix_heads, weighted_values
-from mixhead_plugin.parts import PARTS, Assembly, complete, sizes_of
+from mixhead_plugin.parts import MIXINGS, PARTS, Assembly, complete, sizes_of
 
 
 class MixheadAttention(Assembly, CachedAttention):
@@ -36,7 +36,7 @@ class MixheadAttention(Assembly, CachedAttention):
             num_heads, or num_heads / 2 with differential mixing
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether queries only see earlier keys; relative positions depend on it
-        mixing_lr_scale: factor on the learning rate of the head and score mixing
+        mixing_lr_scale: factor on the learning rate of the head, score and feature mixing
         variant: the keywords of `parts.VARIANT`; relative positions are for self-attention
     """
 
@@ -108,7 +108,7 @@ class MixheadAttention(Assembly, CachedAttention):
             raise ValueError("relative positions need self-attention without constant keys, which have no position")
         self.add_parts(variant, sizes, relative_gain)
         self.normalize = NORMALIZERS[self.normalizer].weights  # TorchScript cannot look it up by name
-        for mixing in (self.head_mixing, self.score_mixing):
+        for mixing in (getattr(self, option) for option in MIXINGS):
             if mixing is not None:
                 scale_learning_rate(mixing, mixing_lr_scale)
         self.impl = impl
@@ -133,6 +133,7 @@ class MixheadAttention(Assembly, CachedAttention):
         return {
             "attention_normalizer": self.normalizer,
             **self.kinds,
+            **({} if self.mixed_features is None else {"mixed_features": self.mixed_features}),
             "attention_heads": self.num_heads,
             "head_dim": self.head_dim,
             "mixed_heads": self.num_mixed_heads,
@@ -180,7 +181,7 @@ class MixheadAttention(Assembly, CachedAttention):
         if not self.skip_embed_dim_check:
             assert embed_dim == self.embed_dim, f"query dim {embed_dim} != {self.embed_dim}"
 
-        q = self._split_heads(self.q_proj(query), self.num_heads)  # [B, H, Nq, D]
+        q = self._split_heads(self.queries(query), self.num_heads)  # [B, H, Nq, D]
         k, v, key_padding_mask = self._keys_and_values(
             query, key, value, key_padding_mask, incremental_state, static_kv
         )

@@ -39,8 +39,8 @@ class CachedAttention(MultiheadAttention):
                 if key_padding_mask is not None:
                     key_padding_mask = key_padding_mask[:: self.beam_size]
                 saved["prev_beams"] = key.new_empty(key.size(1), self.beam_size, 0)
-            k = self._split_heads(self.k_proj(key), self.num_heads)
-            v = self._split_heads(self.v_proj(value), self.num_mixed_heads)
+            k = self._split_heads(self.keys(key), self.num_heads)
+            v = self._split_heads(self.values(value), self.num_mixed_heads)
 
         if incremental_state is not None:
             k = self._after_cached(saved, "prev_key", k)

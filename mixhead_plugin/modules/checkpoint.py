@@ -140,8 +140,8 @@ def _check_parts(name: str, tensors: dict[str, Tensor], attention: MultiheadAtte
     """Refuse tensors of a part that this attention lacks, and a part that needs the tensors it does not find."""
     for option, table in PARTS.items():
         value = getattr(attention, "kinds", {}).get(option, "none")
-        own, found = table[value], _children(tensors, option)
-        if found == set(own.parameters) or (not found and own.loads_without):
+        part, found = getattr(attention, option, None), _children(tensors, option)
+        if found == set(() if part is None else part.state_dict()) or (not found and table[value].loads_without):
             continue
         if not found:
             has = f"has no {option_name(option)} {value}, which does not start as a part without effect"

@@ -13,14 +13,14 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from torch import nn
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import VARIANT
 
 
 def flags_of_attention(options: Any) -> dict[str, Any]:
     """Return the arguments of `MixheadAttention` that the plugin's flags set for every attention they cover."""
     return {
         "normalizer": options.attention_normalizer,
-        **{option: getattr(options, option) for option in PARTS if option != "relative_position"},
+        **{option: getattr(options, option) for option in VARIANT if option not in ("normalizer", "relative_position")},
         "head_dim": options.head_dim,
         "impl": options.attention_impl,
         "value_init_scale": options.value_init_scale,

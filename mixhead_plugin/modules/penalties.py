@@ -23,28 +23,38 @@ from mixhead_plugin.ops.reference import upcast, without_autocast
 class Penalty(NamedTuple):
     """One flag --<name>-weight; logged as `<name>_loss`."""
 
-    of: Callable[[Heads, Tensor], Tensor]  # heads, real queries [B, Nq] -> scalar, in float32 or better
-    on_mixing: bool  # on an M that is free to turn, `PartKind.orthogonal`, else on the attention matrices
+    # attention, heads, real queries [B, Nq] -> scalar, in float32 or better
+    of: Callable[[MixheadAttention, Heads, Tensor], Tensor]
+    on_mixing: bool  # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
     weight: float  # the default
     formula: str
     source: str
 
     def acts_on(self, attention: MixheadAttention) -> bool:
         if self.on_mixing:
-            return attention.parts()["head_mixing"].orthogonal
+            return any(kind.orthogonal for kind in attention.parts().values())
         return attention.num_heads > 1
+
+
+def _mixing_penalty(attention: MixheadAttention, heads: Heads, real: Tensor) -> Tensor:
+    """Return the sum of the penalties on M and on the matrices that mix features."""
+    parts = attention.parts()
+    matrices = attention.feature_mixing.matrices() if parts["feature_mixing"].orthogonal else []
+    if parts["head_mixing"].orthogonal:
+        matrices = [heads.mixing, *matrices]
+    return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
 
 
 PENALTIES = {
     "orthogonal": Penalty(
-        lambda heads, real: orthogonal_penalty(heads.mixing, real),
+        _mixing_penalty,
         on_mixing=True,
         weight=0.0001,
         formula="squared Frobenius norm of M^T M - I",
         source="mixhead eq. 16",
     ),
     "rank": Penalty(
-        lambda heads, real: rank_penalty(heads.weights(), real),
+        lambda attention, heads, real: rank_penalty(heads.weights(), real),
         on_mixing=False,
         weight=0.0,
         formula="squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
@@ -113,7 +123,7 @@ class RegularizedPass:
         names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
         real = self.query_masks[attention]
         with without_autocast(real.device):
-            return {name: PENALTIES[name].of(heads, real) for name in names}
+            return {name: PENALTIES[name].of(attention, heads, real) for name in names}
 
     def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
         for name, penalty in penalties.items():

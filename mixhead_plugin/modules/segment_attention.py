@@ -75,10 +75,10 @@ class SegmentAttention(MixheadAttention):
         Returns:
             [Nq, B, embed_dim]
         """
-        q = self._split_heads(self.q_proj(x), self.num_heads)  # [B, H, Nq, D]
+        q = self._split_heads(self.queries(x), self.num_heads)  # [B, H, Nq, D]
         source = x if memory is None else torch.cat([memory, x])
-        k = self._split_heads(self.k_proj(source), self.num_heads)  # [B, H, Nk, D]
-        v = self._split_heads(self.v_proj(source), self.num_mixed_heads)
+        k = self._split_heads(self.keys(source), self.num_heads)  # [B, H, Nk, D]
+        v = self._split_heads(self.values(source), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
             k = self._after_cached(saved, "prev_key", k)[:, :, -positions.size(0) :]

@@ -206,6 +206,8 @@ class SynthesizerAttention(MixheadAttention):
             self.q_proj = None
         if self.score_mixing is not None and not kind.multiplies:
             raise ValueError(f"score_mixing: a {synthesizer} synthesizer has no products of queries and keys to mix")
+        if self.mixed_features not in (None, "v"):
+            raise ValueError(f"mixed_features {self.mixed_features}: must be v, a synthesizer has values alone to mix")
         self.kinds["synthesizer"] = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
@@ -252,7 +254,7 @@ class SynthesizerAttention(MixheadAttention):
         Raises:
             OptionError: the input, cached tokens included, is longer than `max_length`
         """
-        v = self._split_heads(self.v_proj(query), self.num_mixed_heads)
+        v = self._split_heads(self.values(query), self.num_mixed_heads)
         if incremental_state is not None:
             saved = self._get_input_buffer(incremental_state)
             v = self._after_cached(saved, "prev_value", v)  # [B, H, Nk, D]
@@ -265,7 +267,7 @@ class SynthesizerAttention(MixheadAttention):
         # [B, H, Nq, D]; only its shape matters if nothing reads it
         q = v.new_zeros(query.size(1), self.num_heads, query.size(0), self.head_dim)
         if self.q_proj is not None:
-            q = self._split_heads(self.q_proj(query), self.num_heads)
+            q = self._split_heads(self.queries(query), self.num_heads)
         scores = self.synthesizer(q, n_keys)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         bias = scores.bias

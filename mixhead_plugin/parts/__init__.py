@@ -3,9 +3,10 @@
 from mixhead_plugin.parts.assembly import VARIANT, Assembly, check_parts, complete, refuse_nothing, sizes_of
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
 from mixhead_plugin.parts.parameters import cut, mixing_parameters, parameter_groups
-from mixhead_plugin.parts.table import PARTS
+from mixhead_plugin.parts.table import MIXINGS, PARTS
 
 __all__ = [
+    "MIXINGS",
     "PARTS",
     "VARIANT",
     "Assembly",

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
@@ -13,7 +14,11 @@ from mixhead_plugin.parts.relative_position import DistanceGain
 from mixhead_plugin.parts.table import PARTS
 
 # The keywords of a variant and their values; the first value is the default.
-VARIANT: dict[str, Collection[str]] = {"normalizer": NORMALIZERS, **PARTS}
+VARIANT: dict[str, Collection[str]] = {
+    "normalizer": NORMALIZERS,
+    **PARTS,
+    "mixed_features": ("qkv", "qk", "qv", "kv", "q", "k", "v"),
+}
 
 
 def complete(variant: Mapping[str, str], impl: str = "auto") -> dict[str, str]:
@@ -34,11 +39,19 @@ def refuse_nothing(asked: Mapping[str, object]) -> None:
         raise ValueError(f"nothing is asked for; must be at least one of {choices}")
 
 
+def mixes_projections(variant: Mapping[str, str]) -> bool:
+    """Return True if the feature mixing is one of queries, keys or values."""
+    return "query" in PARTS["feature_mixing"][variant["feature_mixing"]].parameters
+
+
 def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: int | None = None) -> None:
     """Raise PartError if parts do not go together, or not with `mixed_heads` heads after mixing (None: the usual)."""
     sink, head_mixing = variant["attention_sink"], variant["head_mixing"]
     if sink != "none" and (problem := sink_problem(variant["normalizer"])):
         raise PartError("attention_sink", sink, problem)
+    if variant["mixed_features"] != "qkv" and not mixes_projections(variant):
+        problem = "has no effect without feature mixing of heads or shared; must be qkv"
+        raise PartError("mixed_features", variant["mixed_features"], problem)
     kind = PARTS["head_mixing"][head_mixing]
     if num_heads % kind.group != 0:
         raise PartError("num_heads", num_heads, f"must be a multiple of {kind.group} with {head_mixing} mixing")
@@ -59,7 +72,8 @@ def sizes_of(
     check_parts(variant, num_heads, mixed_heads)
     group = PARTS["head_mixing"][variant["head_mixing"]].group
     mixed_heads = num_heads // group if mixed_heads is None else mixed_heads
-    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal)
+    features = variant["mixed_features"]
+    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal, features)
 
 
 class Assembly(nn.Module):
@@ -68,14 +82,20 @@ class Assembly(nn.Module):
     if TYPE_CHECKING:  # TorchScript takes annotations for its own types
         head_mixing: Any
         score_mixing: Any
+        feature_mixing: Any
         attention_sink: Any
         attention_gate: Any
         relative_position: Any
+        q_proj: Any
+        k_proj: Any
+        v_proj: Any
 
     def add_parts(self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0) -> None:
         """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain` if it is not 0."""
         self.normalizer = variant["normalizer"]
         self.kinds = {option: variant[option] for option in PARTS}
+        # None if nothing mixes queries, keys or values
+        self.mixed_features = variant["mixed_features"] if mixes_projections(variant) else None
         for option, table in PARTS.items():
             build = table[variant[option]].build
             square = sizes._replace(mixed_heads=sizes.num_heads)  # scores have all heads
@@ -86,6 +106,33 @@ class Assembly(nn.Module):
     def parts(self) -> dict[str, PartKind]:
         """Return the row of each table in PARTS that this attention has, by option."""
         return {option: table[self.kinds[option]] for option, table in PARTS.items()}
+
+    def queries(self, x: Tensor) -> Tensor:
+        """Return the queries [..., H * D] of x [..., C], with mixed features."""
+        if self.feature_mixing is None:
+            return self.q_proj(x)
+        if torch.jit.is_scripting():
+            return self.feature_mixing(self.q_proj(x), self.feature_mixing.query)
+        else:
+            return self.feature_mixing.project(self.q_proj, x, self.feature_mixing.query)
+
+    def keys(self, x: Tensor) -> Tensor:
+        """Return the keys [..., H * D], likewise."""
+        if self.feature_mixing is None:
+            return self.k_proj(x)
+        if torch.jit.is_scripting():
+            return self.feature_mixing(self.k_proj(x), self.feature_mixing.key)
+        else:
+            return self.feature_mixing.project(self.k_proj, x, self.feature_mixing.key)
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return the values [..., H' * Dv], likewise."""
+        if self.feature_mixing is None:
+            return self.v_proj(x)
+        if torch.jit.is_scripting():
+            return self.feature_mixing(self.v_proj(x), self.feature_mixing.value)
+        else:
+            return self.feature_mixing.project(self.v_proj, x, self.feature_mixing.value)
 
     def inputs_of(
         self,
@@ -133,7 +180,9 @@ class Assembly(nn.Module):
         )  # fmt: skip
 
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of heads [B, Nq, H', Dv] behind their gates, for the query input x [B, Nq, C]."""
+        """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input x [B, Nq, C]."""
+        if self.feature_mixing is not None:
+            out = self.feature_mixing.outputs(out)
         if self.attention_gate is not None:
             out = self.attention_gate(out, x)
         return out

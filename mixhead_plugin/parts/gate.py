@@ -5,10 +5,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 
-class AttentionGate(nn.Module):
+class AttentionGate(Part):
     """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the gates as 1.
 
     Args:
@@ -22,10 +22,8 @@ class AttentionGate(nn.Module):
         self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
         self.bias = nn.Parameter(torch.zeros(gates))
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add gates of 1 to a checkpoint without gates."""
-        for key, parameter in self.named_parameters():
-            state_dict.setdefault(f"{name}.{key}", torch.zeros(parameter.shape))
+    def identity(self) -> dict[str, Tensor]:
+        return {name: torch.zeros(parameter.shape) for name, parameter in self.named_parameters()}
 
     def forward(self, out: Tensor, x: Tensor) -> Tensor:
         """Return O [B, Nq, H', D] with the gates of x [B, Nq, C]."""

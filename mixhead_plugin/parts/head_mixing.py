@@ -8,6 +8,8 @@ Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talk
 pre-softmax projection of talking heads. The modules need torch alone.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,22 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mixhead_plugin.ops.reference import upcast
-from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 RANK = 2  # of the low-rank mixing, as in DCMHA
 
 
-class HeadMixing(nn.Module):
+class HeadMixing(Part):
     """Map the projected, unscaled query [B, H, Nq, D] and the attention's query input [B, Nq, C] to M."""
 
-    def identity(self) -> dict[str, Tensor]:
-        """Return values with which a trained mixing does nothing; empty for one that never does nothing."""
-        return {}
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Complete a checkpoint without mixing: a trained matrix becomes the identity, a frozen one stays."""
-        for key, value in {**self.state_dict(), **self.identity()}.items():
-            state_dict.setdefault(f"{name}.{key}", value)
+@contextmanager
+def own_numbers() -> Iterator[None]:
+    """Draw random numbers without changing those of the other weights, and not the same ones."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))
+        yield
 
 
 class PositionIndependentMixing(HeadMixing):
@@ -72,8 +73,7 @@ class LowRankMixing(HeadMixing):
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
-        with torch.random.fork_rng(devices=[]):  # so that this draws nothing from the numbers of the other weights
-            torch.manual_seed(int(torch.randint(2**62, (), device="cpu")))  # not the numbers of the next weights
+        with own_numbers():
             self.hidden_weight = nn.Parameter(torch.randn(sizes.embed_dim, hidden) * sizes.embed_dim**-0.5)  # W_1
             self.left_weight = nn.Parameter(torch.randn(hidden, heads * RANK) * hidden**-0.5)  # W_2 of U
         self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class PartError(ValueError):
@@ -31,6 +31,20 @@ class AttentionSizes(NamedTuple):
     value_dim: int  # of a mixed head
     embed_dim: int  # of the attention's query input
     causal: bool = False
+    mixed_features: str = "qkv"  # which of queries, keys and values the feature mixing mixes
+
+
+class Part(nn.Module):
+    """A part of an attention whose parameters may do nothing, as at the start of the training."""
+
+    def identity(self) -> dict[str, Tensor]:
+        """Return values with which a trained part does nothing; empty for one that never does nothing."""
+        return {}
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Complete a checkpoint without the part: a trained one then does nothing, a frozen one stays."""
+        for key, value in {**self.state_dict(), **self.identity()}.items():
+            state_dict.setdefault(f"{name}.{key}", value)
 
 
 class PartKind(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
-from mixhead_plugin.parts.kinds import Axis, PartError, PartKind
+from mixhead_plugin.parts.kinds import Axis, Part, PartError, PartKind
 
 
 class RotaryPosition(nn.Module):
@@ -39,7 +39,7 @@ class RotaryPosition(nn.Module):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
-class BucketedBias(nn.Module):
+class BucketedBias(Part):
     """Add a learned bias to the score, one for each head and bucket of distances (T5).
 
     Raffel et al. 2020, section 2.1: half of the buckets hold one distance each. The others grow with its logarithm up
@@ -53,9 +53,8 @@ class BucketedBias(nn.Module):
         self.num_buckets, self.farthest = 32, 128  # as in T5
         self.weight = nn.Parameter(torch.zeros(self.num_buckets, num_heads))  # [buckets, H]
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add biases of 0 to a checkpoint without biases."""
-        state_dict.setdefault(f"{name}.weight", torch.zeros(self.weight.shape))
+    def identity(self) -> dict[str, Tensor]:
+        return {"weight": torch.zeros(self.weight.shape)}
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to the scores."""
@@ -100,7 +99,7 @@ RELATIVE_POSITIONS = {
 }
 
 
-class DistanceGain(nn.Module):
+class DistanceGain(Part):
     """Multiply the weight of key j for query i by a learned c_{i-j}, one for each head and distance.
 
     Distances above `clip` share one factor. All start as 1 (l2 essay, 'Preliminary Solution', after Luo et al. 2022).
@@ -111,9 +110,8 @@ class DistanceGain(nn.Module):
         self.clip = clip
         self.weight = nn.Parameter(torch.ones(num_heads, 2 * clip + 1))  # [H, distances]
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Add gains of 1 to a checkpoint without gains."""
-        state_dict.setdefault(f"{name}.weight", torch.ones(self.weight.shape))
+    def identity(self) -> dict[str, Tensor]:
+        return {"weight": torch.ones(self.weight.shape)}
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:
         """Return the gain of `ops.attention`, [H, Nq + Nk - 1]."""

@@ -82,6 +82,7 @@ TOLD_BY_TENSORS = [
     (("transformer", {}), (TRANSLATION, {**SOFT, "attention_sink": "learned"}), "--attention-sink none"),
     ((TRANSLATION, {"score_mixing": TRAINED[1]}), (TRANSLATION, {}), f"--score-mixing {TRAINED[1]}"),
     ((TRANSLATION, {"attention_gate": "head"}), (TRANSLATION, {}), "--attention-gate"),
+    ((LM, {"feature_mixing": "output"}), (LM, {"feature_mixing": "heads"}), "--feature-mixing output"),
     (("transformer_lm", {}), (SYNTHESIZER, {}), "transformer_lm"),
     ((SYNTHESIZER, {}), (LM, {}), "--synthesizer dense"),
     ((SYNTHESIZER, {"synthesizer": "factorized-dense"}), (SYNTHESIZER, {}), "--synthesizer factorized-dense"),
@@ -96,6 +97,12 @@ TOLD_BY_THE_RECORD = [
     ((TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}), (TRANSLATION, {**L2, **SOFT}), "--attention-scope"),
     ((LM, {"relative_position": "rotary"}), (LM, {}), "--relative-position rotary"),
     ((LM, {"relative_gain": 3}), (LM, {}), "--relative-gain 3"),
+    (
+        (LM, {"feature_mixing": "heads", "mixed_features": "qk"}),
+        (LM, {"feature_mixing": "heads"}),
+        "--mixed-features qk",
+    ),
+    ((LM, {"feature_mixing": "heads"}), (LM, {"feature_mixing": "shared"}), "--feature-mixing heads"),
     ((LM, {"relative_gain": 3}), (LM, {"relative_gain": 5}), "--relative-gain 3"),
     (
         (LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}),

@@ -22,6 +22,9 @@ MIXINGS = {name: {"head_mixing": name} for name in HEAD_MIXINGS}
 MIXINGS["scores position-independent"] = {"score_mixing": "position-independent", "head_mixing": "position-independent"}
 MIXINGS["scores position-wise"] = {"score_mixing": "position-wise", "head_mixing": "differential"}
 MIXINGS |= {f"gate {n}": {"attention_gate": n, "head_mixing": "position-wise"} for n in ATTENTION_GATES if n != "none"}
+MIXINGS["features heads"] = {"feature_mixing": "heads", "head_mixing": "position-wise"}
+MIXINGS["features shared"] = {"feature_mixing": "shared", "mixed_features": "qv", "head_mixing": "none"}
+MIXINGS["features output"] = {"feature_mixing": "output", "head_mixing": "position-wise", "attention_gate": "head"}
 
 # Attentions that differ in where their keys are and in what their scores know of distances.
 CROSS = {"encoder_decoder_attention": True, "kdim": KDIM, "vdim": KDIM}
@@ -57,6 +60,8 @@ def build_synthesizer(synthesizer, mixing="none", normalizer="softmax", **option
     options = {**variant(normalizer, mixing), **options}
     if not SYNTHESIZERS[synthesizer].multiplies:  # it refuses to mix scores
         options.pop("score_mixing", None)
+    if options.get("feature_mixing", "output") != "output":  # it has values alone to mix
+        options["mixed_features"] = "v"
     return shake(SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer), **options)).eval()
 
 
@@ -82,6 +87,14 @@ def future(n=NQ, dtype=torch.float32):
 def heads(x, number=H):
     """Reshape [N, B, H * D] to [B, H, N, D]."""
     return x.unflatten(2, (number, -1)).permute(1, 2, 0, 3)
+
+
+def features(module, name, x, number=H):
+    """Return the query, key or value features [B, H, N, D] of projections x [N, B, H * D], mixed."""
+    matrix, x = getattr(module.feature_mixing, name, None), heads(x, number)
+    if matrix is None:
+        return x
+    return torch.einsum("jh,bjnd->bhnd" if module.kinds["feature_mixing"] == "heads" else "de,bhnd->bhne", matrix, x)
 
 
 def turned(x):
@@ -131,6 +144,8 @@ def finish(module, scores, hidden, v, q, x, biases=0):
         weights = weights * module.relative_gain.weight[:, offsets.clamp(-clip, clip) + clip]
     weights = mixed(module.head_mixing, weights, q, x)
     out = torch.einsum("bhtk,bhkd->tbhd", weights, v)
+    if module.kinds["feature_mixing"] == "output":
+        out = out + torch.einsum("jr,hr,tbjd->tbhd", module.feature_mixing.left, module.feature_mixing.right, out)
     if module.attention_gate is not None:
         gate = 2 * (x @ module.attention_gate.weight + module.attention_gate.bias).sigmoid()
         out = out * gate.unflatten(-1, (out.size(2), -1))
@@ -139,8 +154,8 @@ def finish(module, scores, hidden, v, q, x, biases=0):
 
 def definition(module, query, key, hidden):
     """Compute mixhead eqs 8-12 with relative positions; `hidden`, bool, is broadcastable to [B, H, Nq, Nk]."""
-    q, k = heads(module.q_proj(query)), heads(module.k_proj(key))
-    v, biases = heads(module.v_proj(key), module.num_mixed_heads), 0
+    q, k = features(module, "query", module.q_proj(query)), features(module, "key", module.k_proj(key))
+    v, biases = features(module, "value", module.v_proj(key), module.num_mixed_heads), 0
     products = turned(q) @ turned(k).mT if module.kinds["relative_position"] == "rotary" else q @ k.mT
     scores = products * module.head_dim**-0.5
     if module.kinds["relative_position"] == "t5":

@@ -13,7 +13,8 @@ from tests.modules import definition
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, H, inputs, variant
 
 SIZE = 6
-CUT = [name for name in MIXINGS if name not in ("low-rank", "differential") and "scores" not in name]
+UNCUT = ("low-rank", "differential", "features heads", "features output")
+CUT = [name for name in MIXINGS if name not in UNCUT and "scores" not in name]
 UNMIXED = KeptHeads((0, 2, 3), (0, 2, 3))
 MIXED = KeptHeads((1, 3), (0, 1, 3))
 
@@ -24,7 +25,7 @@ def attention(mixing="position-wise", **flags):
 
 @each_once(normalizer=NORMALIZERS, mixing=CUT, kind=KINDS, bias=[True, False])
 def test_the_smaller_module_is_the_masked_one(normalizer, mixing, kind, bias):
-    kept = UNMIXED if mixing == "none" else MIXED
+    kept = UNMIXED if MIXINGS[mixing]["head_mixing"] == "none" else MIXED
     options = {**variant(normalizer, mixing), "head_dim": SIZE, "bias": bias}
     options |= {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind]}
     module = definition.build(kind, mixing, normalizer, head_dim=SIZE, bias=bias).double()
@@ -58,7 +59,9 @@ def test_a_parameter_without_axes_is_refused():
 
 @pytest.mark.parametrize("mixing", [name for name in MIXINGS if name not in CUT])
 def test_heads_that_all_others_need_are_refused_by_flag(mixing):
-    with pytest.raises(OptionError, match=r"^layer: cannot be cut with --(head|score)-mixing .*; its heads can only"):
+    with pytest.raises(
+        OptionError, match=r"^layer: cannot be cut with --(head|score|feature)-mixing .*; its heads can only"
+    ):
         cut_parameters("layer", attention(mixing), MIXED)
 
 

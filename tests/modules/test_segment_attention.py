@@ -8,7 +8,7 @@ import torch
 from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
 from tests.covering import each_once
 from tests.helpers import shake
-from tests.modules.definition import MIXINGS, NORMALIZERS, check_half_precision, finish, heads, variant
+from tests.modules.definition import MIXINGS, NORMALIZERS, check_half_precision, features, finish, variant
 
 C, H, D, B, M, N = 6, 4, 5, 2, 3, 4
 GAIN = 2  # the farthest distance of learned gains
@@ -30,7 +30,8 @@ def inputs(memory=M, n=N):
 def by_definition(attention, x, memory, positions, u, v, span=None):
     """Compute one score after the other, as they are written in the paper."""
     source, past = torch.cat([memory, x]), memory.size(0)
-    query, key = heads(attention.q_proj(x), H), heads(attention.k_proj(source), H)
+    query = features(attention, "query", attention.q_proj(x), H)
+    key = features(attention, "key", attention.k_proj(source), H)
     r = attention.position_proj(positions).unflatten(1, (H, D)).transpose(0, 1)  # [H, Nk, D], the last at distance 0
     hidden = torch.ones(x.size(0), source.size(0), dtype=torch.bool)
     content, places = (x.new_zeros(B, H, *hidden.shape) for _ in range(2))
@@ -43,7 +44,7 @@ def by_definition(attention, x, memory, positions, u, v, span=None):
             content[:, :, t, k] = ((query[:, :, t] + u) * key[:, :, k]).sum(-1) / math.sqrt(D)
             places[:, :, t, k] = ((query[:, :, t] + v) * r[:, -1 - distance]).sum(-1) / math.sqrt(D)
             hidden[t, k] = False
-    values = heads(attention.v_proj(source), attention.num_mixed_heads)
+    values = features(attention, "value", attention.v_proj(source), attention.num_mixed_heads)
     return finish(attention, content, hidden, values, query, x, places)[0]
 
 

@@ -18,6 +18,7 @@ from tests.modules.definition import (
     StepByStep,
     check_half_precision,
     decode,
+    features,
     finish,
     heads,
 )
@@ -57,7 +58,7 @@ def scores_by_definition(module, q):
 def definition(module, x):
     """Return the output and the weights of each head, where padding and the future are hidden."""
     q = None if module.q_proj is None else heads(module.q_proj(x), H)
-    values = heads(module.v_proj(x), module.num_mixed_heads)
+    values = features(module, "value", module.v_proj(x), module.num_mixed_heads)
     return finish(module, scores_by_definition(module, q), HIDDEN, values, q, x)
 
 
@@ -84,7 +85,7 @@ def test_scores_may_be_asked_for_before_the_softmax(synthesizer):
     q = None if module.q_proj is None else heads(module.q_proj(x), H)
     expected = scores_by_definition(module, q) + FUTURE.double()
     torch.testing.assert_close(scores, expected.reshape(B * H, N, N))
-    torch.testing.assert_close(values, heads(module.v_proj(x), H).flatten(0, 1))
+    torch.testing.assert_close(values, features(module, "value", module.v_proj(x)).flatten(0, 1))
 
 
 @each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS)

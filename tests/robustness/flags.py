@@ -16,7 +16,7 @@ from mixhead_plugin.modules.penalties import PENALTIES
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS
 from mixhead_plugin.options import FAMILIES, SCOPES
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, VARIANT
 from tests.commands import LM_SIZES, PLUGIN, ROBERTA_SIZES, SIZES, TRAINING, logged, run
 from tests.xl import XL_SIZES
 
@@ -24,6 +24,7 @@ from tests.xl import XL_SIZES
 ATTENTION = {
     "--attention-normalizer": (*NORMALIZERS, "Softmax", ""),
     **{option_name(option): (*table, "position_wise") for option, table in PARTS.items()},
+    "--mixed-features": (*VARIANT["mixed_features"], "vk"),
     "--head-dim": ("2", "4", "5", "32", "0", "-1", "1.5", "nan"),
     "--attention-scope": (*SCOPES, "encoder-self"),
     "--attention-impl": ("auto", *IMPLEMENTATIONS, "cuda"),

@@ -1,0 +1,162 @@
+"""Define what mixes the features of heads: each value of --feature-mixing is one row of FEATURE_MIXINGS; torch alone.
+
+Features are the queries, keys, values or outputs of heads. A mixing is linear in them and no position depends on
+another. So any kernel serves what is mixed, and a trained mixing folds into the projections.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mixhead_plugin.parts.head_mixing import own_numbers
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
+
+OUTPUT_RANK = 4  # of U V^T
+
+
+class FeatureMixing(Part):
+    """Mix queries, keys and values by a trained matrix each; None leaves them as they are.
+
+    Args:
+        query, key, value: the size of each matrix, which starts as the identity
+        names: which of them there are, as in `AttentionSizes.mixed_features`
+    """
+
+    def __init__(self, names: str = "", query: int = 0, key: int = 0, value: int = 0):
+        super().__init__()
+        for name, size in (("query", query), ("key", key), ("value", value)):
+            self.register_parameter(name, nn.Parameter(torch.eye(size)) if name[0] in names else None)
+
+    def identity(self) -> dict[str, Tensor]:
+        return {name: torch.eye(len(matrix)) for name, matrix in self.named_parameters()}
+
+    def matrices(self) -> list[Tensor]:
+        """Return every matrix that multiplies features, [H, H] or [D, D]."""
+        return list(self.parameters())
+
+    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
+        """Return features [..., H * D] mixed by one of the matrices."""
+        return features
+
+    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        """Return the weight [H * D, C] or the bias [H * D] of a projection to the mixed features."""
+        return self(weight.t(), matrix).t()
+
+    def outputs(self, out: Tensor) -> Tensor:
+        """Return mixed outputs of heads, [B, Nq, H', Dv]."""
+        return out
+
+    @torch.jit.unused
+    def project(self, linear: Any, x: Tensor, matrix: Tensor | None) -> Tensor:
+        """Return the mixed features [..., H * D] of a projection of x [..., C].
+
+        If there are more tokens than C, it costs less to mix the weights. Hooks, as of quantisation noise, see every
+        call of `linear`.
+        """
+        hooks = linear._forward_pre_hooks or linear._forward_hooks
+        if matrix is None or type(linear) is not nn.Linear or hooks or x.numel() <= linear.in_features**2:
+            return self(linear(x), matrix)
+        bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
+        return F.linear(x, self.of_weight(linear.weight, matrix), bias)
+
+    def fold(self, tensors: dict[str, list[Tensor]]) -> None:
+        """Multiply the mixing into projections, in float64, and become the identity.
+
+        Args:
+            tensors: what to change in place: weights [H * D, C] and biases [H * D] under `query`, `key` and `value`,
+                the weight [C, H' * Dv] under `output`
+        """
+        with torch.no_grad():
+            for name, matrix in self.named_parameters():
+                for tensor in tensors[name]:
+                    tensor.copy_(self.of_weight(tensor.double(), matrix.double()))
+        self.load_state_dict(self.identity())
+
+
+class MixingOfHeads(FeatureMixing):
+    """Give head h the sum of A[j, h] times the features of head j (Interleaved Head Attention with one pseudo-head)."""
+
+    def __init__(self, sizes: AttentionSizes):
+        super().__init__(sizes.mixed_features, sizes.num_heads, sizes.num_heads, sizes.mixed_heads)
+
+    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
+        if matrix is None:
+            return features
+        return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(-2)
+
+    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
+        return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)  # [H, H] by [H, D * C]
+
+
+class SharedMixing(FeatureMixing):
+    """Multiply the features of every head by the same T [D, D] (Knocking-Heads Attention, its linear form)."""
+
+    def __init__(self, sizes: AttentionSizes):
+        super().__init__(sizes.mixed_features, sizes.head_dim, sizes.head_dim, sizes.value_dim)
+
+    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
+        if matrix is None:
+            return features
+        return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
+
+
+class OutputMixing(FeatureMixing):
+    """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0 (Virtual Head Attention, its postmix)."""
+
+    def __init__(self, sizes: AttentionSizes):
+        super().__init__()
+        with own_numbers():
+            self.left = nn.Parameter(torch.randn(sizes.mixed_heads, OUTPUT_RANK) * sizes.mixed_heads**-0.5)  # U
+        self.right = nn.Parameter(torch.zeros(sizes.mixed_heads, OUTPUT_RANK))  # V
+
+    def identity(self) -> dict[str, Tensor]:
+        return {"right": torch.zeros(self.right.shape)}
+
+    def matrices(self) -> list[Tensor]:
+        eye = torch.eye(self.left.size(0), dtype=self.left.dtype, device=self.left.device)
+        return [eye + torch.matmul(self.left, self.right.t())]  # [H', H']
+
+    def outputs(self, out: Tensor) -> Tensor:
+        return out + torch.matmul(torch.matmul(self.right, self.left.t()), out)
+
+    def fold(self, tensors: dict[str, list[Tensor]]) -> None:
+        with torch.no_grad():
+            for tensor in tensors["output"]:
+                by_head = tensor.double().unflatten(-1, [self.left.size(0), -1])  # [C, H', Dv]
+                tensor.copy_(torch.matmul(self.matrices()[0].double(), by_head).flatten(-2))
+        self.load_state_dict(self.identity(), strict=False)
+
+
+_MATRICES: dict[str, tuple[Axis, ...]] = {"query": (), "key": (), "value": ()}
+
+FEATURE_MIXINGS = {
+    "none": PartKind(None, "", "", {}),
+    "heads": PartKind(
+        MixingOfHeads,
+        "W_h becomes sum_j A[j, h] W_j, with A [H, H] for queries, keys and values; biases too",
+        "Interleaved Head Attention 2026, one pseudo-head",
+        _MATRICES,
+        trained=True,
+        orthogonal=True,
+        uncut="each head is a sum of all",
+    ),
+    "shared": PartKind(
+        SharedMixing,
+        "q_h T, k_h T, v_h T, with T [D, D] for all heads, before any rotation",
+        "Knocking-Heads Attention 2025, its linear form",
+        _MATRICES,
+        trained=True,
+        orthogonal=True,
+    ),
+    "output": PartKind(
+        OutputMixing,
+        "O_h + sum_j (U V^T)[j, h] O_j, U and V [H, 4]",
+        "VHA 2026, its mixing after the attention",
+        {"left": (), "right": ()},
+        trained=True,
+        orthogonal=True,
+        uncut="each head's output is a sum of all",
+    ),
+}
