@@ -157,6 +157,63 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 
 
+def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
+    above, below = _softpick_terms(scores)
+    return _divide(above, (above + below).sum(-1, keepdim=True), out)
+
+
+def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # exp(s) / sum |exp(s) - 1| times g - w.g where s > 0, and w.g where s < 0
+    above, below = _softpick_terms(scores)
+    total = (above + below).sum(-1, keepdim=True)
+    mean = torch.linalg.vecdot(weights, d_weights)[..., None]
+    torch.sub(d_weights, mean, out=out).masked_fill_(scores <= 0, 0.0).add_((scores < 0) * mean)
+    return out.mul_(_divide(torch.exp(scores - _largest_or_0(scores)), total))
+
+
+def _softpick_terms(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exp(s) - 1 where it is positive, and 1 - exp(s) where that is, both divided by exp(max(s, 0))."""
+    largest = _largest_or_0(scores)
+    up, down = F.relu(scores), F.relu(-scores).masked_fill(scores == float("-inf"), 0.0)
+    return -torch.exp(up - largest) * torch.expm1(-up), -torch.exp(-largest) * torch.expm1(-down)
+
+
+def _largest_or_0(scores: Tensor) -> Tensor:
+    """Return the largest score of a row if that is positive, otherwise 0; [..., 1]."""
+    if scores.size(-1) == 0:  # amax of nothing is an error
+        return scores.sum(-1, keepdim=True)
+    return scores.detach().amax(-1, keepdim=True).clamp(min=0)
+
+
+def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
+    # relu(s / 2 - t)^2; a key is in the support if the threshold of the keys down to its own is below it
+    if scores.size(-1) == 0:
+        return scores
+    largest = scores.detach().amax(-1, keepdim=True)
+    halves = (scores - largest.masked_fill(largest == float("-inf"), 0.0)) / 2
+    ranked = halves.detach().clamp(min=-1).sort(-1, descending=True)[0]  # t >= -1
+    number = torch.arange(1, ranked.size(-1) + 1, dtype=ranked.dtype, device=ranked.device)
+    mean = ranked.cumsum(-1) / number
+    variance = ranked.square().cumsum(-1) / number - mean.square()
+    thresholds = mean - (1 / number - variance).clamp(min=0).sqrt()
+    size = (thresholds < ranked).sum(-1, keepdim=True).clamp(min=1)
+    support = halves > thresholds.gather(-1, size - 1)
+    inside = halves.masked_fill(~support, 0.0)
+    # once more for the support alone, which loses no digits and has a gradient
+    number = support.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
+    mean = inside.sum(-1, keepdim=True) / number
+    spread = (inside - mean).masked_fill(~support, 0.0).square().sum(-1, keepdim=True)
+    weights = F.relu(halves - mean + ((1 - spread) / number).sqrt()).square()
+    return weights if out is None else out.copy_(weights)
+
+
+def entmax15_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
+    # r (g - r.g / sum r), with r the root of the weights
+    root = weights.sqrt()
+    mean = _divide(torch.linalg.vecdot(root, d_weights)[..., None], root.sum(-1, keepdim=True))
+    return torch.sub(d_weights, mean, out=out).mul_(root)
+
+
 def _tangent(weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     """Return g - w (w.g), the part of the gradient that keeps the length of a row."""
     return torch.addcmul(d_weights, weights, torch.linalg.vecdot(weights, d_weights)[..., None], value=-1, out=out)
@@ -179,6 +236,17 @@ NORMALIZERS = {
     ),
     "sigmoid": Normalizer(
         sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024; their n is all keys"
+    ),
+    "softpick": Normalizer(
+        softpick, softpick_grad, True, "relu(exp(s) - 1) / sum |exp(s) - 1|", "Zuhri et al. 2025; they add 1e-6 below"
+    ),
+    "entmax15": Normalizer(
+        entmax15,
+        entmax15_grad,
+        False,
+        "relu(s / 2 - t)^2, with the t of which they sum to 1",
+        "Peters et al. 2019",
+        True,
     ),
 }
 

@@ -92,18 +92,18 @@ class LowRankMixing(HeadMixing):
 
 
 class DifferentialMixing(HeadMixing):
-    """Subtract head i + H / 2 from head i, times sigmoid(x_t w_i + c_i) (Differential Transformer V2).
+    """Subtract head i + H / 2 from head i, times sigmoid(x_t w_i) (Differential Transformer V2).
 
-    It starts with w = 0 and c = -2. M is [H, H / 2], and a mixed head's values have twice the head size.
+    It starts with w = 0, so the factor starts at 0.5. M is [H, H / 2], and a mixed head's values have twice the head
+    size.
     """
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, sizes.mixed_heads))  # [C, H / 2]
-        self.bias = nn.Parameter(torch.full((sizes.mixed_heads,), -2.0))  # [H / 2]
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
-        share = torch.sigmoid(torch.matmul(x, self.weight) + self.bias)  # [B, Nq, H / 2]
+        share = torch.sigmoid(torch.matmul(x, self.weight))  # [B, Nq, H / 2]
         first = torch.eye(share.size(-1), dtype=share.dtype, device=share.device)
         return torch.cat([first.expand(share.size(0), share.size(1), -1, -1), -torch.diag_embed(share)], -2)
 
@@ -172,9 +172,9 @@ HEAD_MIXINGS = {
     ),
     "differential": PartKind(
         DifferentialMixing,
-        "Pbar_i = P_i - sigmoid(x_t w_i + c_i) P_{i + H/2}, values of size 2D",
+        "Pbar_i = P_i - sigmoid(x_t w_i) P_{i + H/2}, values of size 2D",
         "Differential Transformer V2",
-        {"weight": (), "bias": ()},
+        {"weight": ()},
         loads_without=False,
         trained=True,
         reads="input",

@@ -8,7 +8,7 @@ from mixhead_plugin import ops
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.parts.gate import ATTENTION_GATES
-from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, DifferentialMixing
 from tests.helpers import shake
 
 E, H, B, NQ, NK = 16, 4, 3, 5, 7
@@ -117,8 +117,8 @@ def matrix(part, q, x):
         u = u / (u.square().mean(2, keepdim=True) + 1e-6).sqrt()
         diagonal = torch.eye(H, dtype=x.dtype) * (1 + (x @ part.diagonal_weight).tanh()[..., None])
         return diagonal + u[..., :1] * v[..., 0][:, :, None] + u[..., 1:] * v[..., 1][:, :, None]
-    if "bias" in names:
-        share = (x @ part.weight + part.bias).sigmoid()
+    if isinstance(part, DifferentialMixing):
+        share = (x @ part.weight).sigmoid()
         found = share.new_zeros(*share.shape[:2], H, H // 2)
         for i in range(H // 2):
             found[..., i, i], found[..., i + H // 2, i] = 1, -share[..., i]

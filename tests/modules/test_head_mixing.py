@@ -68,10 +68,11 @@ def test_low_rank_mixing_starts_where_it_can_learn():
 
 def test_a_differential_head_is_the_difference_of_a_pair():
     mixing, (query, x) = build("differential"), inputs().values()
+    assert (mixing(query, x)[..., H // 2 :, :].diagonal(dim1=-2, dim2=-1) == -0.5).all()  # as in the source
     torch.nn.init.normal_(mixing.weight)
     matrix = mixing(query, x)
     for b, t, j, i in torch.cartesian_prod(*map(torch.arange, (2, 3, H, H // 2))).tolist():
-        share = torch.sigmoid(x[b, t] @ mixing.weight[:, i] - 2)
+        share = torch.sigmoid(x[b, t] @ mixing.weight[:, i])
         expected = 1.0 if j == i else -share if j == i + H // 2 else 0.0
         torch.testing.assert_close(matrix[b, t, j, i], torch.as_tensor(expected))
 

@@ -9,6 +9,22 @@ def _divide(weights, total):
     return weights / total.where(total > 0, 1.0)
 
 
+def _entmax15(s, v):
+    """Find the threshold by bisection, then by the equation of a sum of squares of 1, which has a gradient."""
+    x = (s / 2).masked_fill(v == 0, -INF)
+    low = x.detach().amax(-1, True).nan_to_num(neginf=0.0) - 1
+    high = low + 1
+    for _ in range(60):
+        middle = (low + high) / 2
+        above = (x.detach() - middle).clamp(min=0).square().sum(-1, True) >= 1
+        low, high = middle.where(above, low), high.where(above, middle)
+    inside = x > high
+    n, x = inside.sum(-1, True).clamp(min=1), x.where(inside, 0.0)
+    mean = x.sum(-1, True) / n
+    spread = (x - mean).where(inside, 0.0).square().sum(-1, True)
+    return (x - mean + ((1 - spread) / n).clamp(min=0).sqrt()).where(inside, 0.0).square()
+
+
 def _swish(s):
     return s * torch.sigmoid(s)
 
@@ -21,6 +37,8 @@ NORMALIZERS = {
     "unnormalized": lambda s, v: v * s.exp(),
     "relu2": lambda s, v: _divide(v * s.clamp(min=0).square(), v.sum(-1, True)),
     "sigmoid": lambda s, v: v / (1 + v.sum(-1, True) * (-s).exp()),
+    "softpick": lambda s, v: _divide(v * s.expm1().clamp(min=0), (v * s.expm1().abs()).sum(-1, True)),
+    "entmax15": _entmax15,
     "swish-l2": lambda s, v: _divide(v * _swish(s), torch.linalg.vector_norm(v * _swish(s), dim=-1, keepdim=True)),
 }
 

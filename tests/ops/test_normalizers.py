@@ -111,3 +111,13 @@ def test_nan_is_not_hidden(name, n_keys):
     weights = NORMALIZERS[name].weights(scores)
     assert weights[2, 3].isnan().any()
     assert not weights[:2].isnan().any()
+
+
+def test_entmax15_is_that_of_the_package_entmax():
+    theirs = pytest.importorskip("entmax")
+    scores = random_scores(n_keys=40)[2:].requires_grad_()  # theirs gives NaN where a row sees no key
+    d_weights, found = torch.randn(2, 5, 40, dtype=torch.float64), []
+    for weights in (NORMALIZERS["entmax15"].weights(scores), theirs.entmax15(scores, -1)):
+        found.append((weights, *torch.autograd.grad((weights * d_weights).sum(), scores)))
+    torch.testing.assert_close(*found)
+    assert ((found[0][0] == 0) & (scores > -INF)).any()  # visible keys too
