@@ -38,21 +38,15 @@ def test_the_factor_acts_on_the_mixing_alone():
     assert not torch.equal(parts[0.0]["q_proj.weight"], start)
 
 
-@pytest.mark.parametrize("example, last", [("nearest_neighbour", ""), ("recall", "accuracy")])
+@pytest.mark.parametrize(
+    "example, last", [("recall", "accuracy"), pytest.param("nearest_neighbour", "", marks=pytest.mark.slow)]
+)
 def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):
     content = f"""example = "{example}"\nevaluate = "--gen-subset valid {last and "--last " + last}"\n
 train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
     (tmp_path / "toy.toml").write_text(content)
-    command = [
-        sys.executable,
-        ROOT / "scripts" / "sweep.py",
-        tmp_path / "toy.toml",
-        "--seeds",
-        "3-3",
-        "--out",
-        tmp_path,
-    ]
-    subprocess.run(command, check=True, timeout=300)
+    sweep = [sys.executable, ROOT / "scripts" / "sweep.py", tmp_path / "toy.toml"]
+    subprocess.run([*sweep, "--seeds", "3-3", "--out", tmp_path], check=True, timeout=300)
     (file,) = tmp_path.glob("*/run.json")
     record = json.loads(file.read_text())
     task = __import__(f"{example}.run", fromlist=["TASK"]).TASK

@@ -68,7 +68,7 @@ def test_values_and_gradients_are_those_of_the_formula(masks, mixed, normalizer)
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **MASKS[masks]())
 
 
-@covering(normalizer=[*NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
+@each_once(normalizer=[*NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
 def test_lower_precision_is_at_most_twice_as_wrong_as_the_formula(normalizer, mixed, dtype):
     tensors = inputs(mixed, dtype, 1, 3, 9, 17, sink=normalizer in SINKS)
     must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), causal=True)
@@ -140,7 +140,7 @@ def test_nothing_gives_nothing(sizes, mixed):
         assert (tensor == 0).all()
 
 
-@covering(normalizer=[*NORMALIZERS, *SINKS], mixed=[None, "per query"])
+@each_once(normalizer=[*NORMALIZERS, *SINKS], mixed=[None, "per query"])
 def test_dropout_is_the_same_forward_and_backward(normalizer, mixed):
     tensors = inputs(mixed, batch=1, sink=normalizer in SINKS)
     must_be_right_with_dropout(tensors, normalizer.removesuffix(", sink"), 0.4)
