@@ -218,7 +218,8 @@ def check(args: Any, shapes: dict[str, AttentionSite]) -> None:
         _check_shape(args, site, shape, site in covered)
     _check_parts(args, covered)
     _check_heads_per_layer(args, covered)
-    _check_relative(args, covered)
+    if covered.keys() <= {"cross"}:
+        refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
     _check_learning_rate(args)
     _check_implementation(args, covered)
     for side in ("encoder", "decoder"):
@@ -257,7 +258,7 @@ def _check_parts(args: Any, covered: dict[str, AttentionSite]) -> None:
 def _example(args: Any, site: str, shape: AttentionSite, heads: int, mixed_heads: int | None = None) -> AttentionInputs:
     """Return a call of the attention at a site, without numbers; `mixed_heads` is None for the usual number."""
     variant = {name: getattr(args, name, args.attention_normalizer) for name in VARIANT}  # one flag has a longer name
-    gain, head_dim = args.relative_gain, _head_dim(args, shape)
+    gain, head_dim = args.relative_gain, args.head_dim or shape.embed_dim // shape.num_heads
     if site == "cross":
         variant["relative_position"], gain = "none", 0
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
@@ -311,11 +312,6 @@ def refuse_relative(args: Any, reason: str) -> None:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be {off} {reason}")
 
 
-def _check_relative(args: Any, covered: dict[str, AttentionSite]) -> None:
-    if covered.keys() <= {"cross"}:
-        refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
-
-
 def _check_learning_rate(args: Any) -> None:
     flag = f"--mixing-lr-scale {args.mixing_lr_scale}"
     if args.mixing_lr_scale == 1:
@@ -364,7 +360,3 @@ def _triton_problems(args: Any, covered: dict[str, AttentionSite]) -> Iterator[s
 def _heads(args: Any, site: str, shape: AttentionSite) -> list[tuple[int, int]]:
     """Return the numbers of source and mixed heads of the layers at a site; one entry if they are all equal."""
     return parse_heads_per_layer(args.heads_per_layer).get(site, [(shape.num_heads, shape.num_heads)])
-
-
-def _head_dim(args: Any, shape: AttentionSite) -> int:
-    return args.head_dim or shape.embed_dim // shape.num_heads
