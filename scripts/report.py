@@ -121,7 +121,8 @@ def facts(study: Study) -> str:
     lines = [
         f"Grid: `{study.source}`; {len(study.rows)} of {math.prod(map(len, study.grid.axes.values()))} rows.",
         f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {listed('device')}.",
-        f"Text: SHA-256 {listed('data')}. Commits: {listed('commit')}.",
+        *(f"Text: SHA-256 {data}." for data in [listed("data")] if data),  # a task may draw its own data
+        f"Commits: {listed('commit')}.",
         f"Versions: {', '.join(sorted(versions))}.",
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -160,7 +160,7 @@ def from_results(path: Path) -> Study:
 def is_run(run: Any) -> bool:
     """Return True if a record has what sweep.py writes into each."""
     try:
-        texts = [*(run.get(name, "") for name in ("device", "commit", "data", "measure")), run["digest"]]
+        texts = [*(run.get(name) or "" for name in ("device", "commit", "data", "measure")), run["digest"]]
         return (
             is_texts(dict(enumerate(texts)) | run["labels"] | run["versions"] | run.get("measures", {}))
             and type(run["seed"]) is int
