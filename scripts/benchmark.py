@@ -13,10 +13,10 @@ Cases:
   decoding  a beam search of a translation model by fairseq's generator, forward alone
   memory    the peak memory of `core` beyond its inputs (on a GPU every case shows its peak)
 
-Otherwise forward and backward pass are timed together. First the results of each contender are checked, but for whole
-updates; if one is wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream`
-is the time divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over
-the rounds. The rows go to the terminal and to benchmark.csv in --out.
+Otherwise forward and backward pass are timed together. First the results of each contender are checked; if one is
+wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time
+divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds.
+The rows go to the terminal and to benchmark.csv in --out.
 """
 
 import argparse

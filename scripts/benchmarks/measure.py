@@ -1,6 +1,7 @@
 """Check results, then measure time and memory."""
 
 import ctypes
+import math
 import statistics
 import sys
 import time
@@ -21,7 +22,7 @@ FLUSHED = 2**28  # bytes, several times the L2 cache of any GPU so far
 
 @dataclass(frozen=True)
 class Case:
-    """Contenders for the same work."""
+    """Contenders for the same work; each was checked."""
 
     name: str
     size: str
@@ -30,12 +31,13 @@ class Case:
 
 
 def check(
-    name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor]
-) -> None:
+    name: str, parts: Sequence[str], got: Sequence[Tensor], formula: Sequence[Tensor], exact: Sequence[Tensor],
+    norm: float = math.inf, rounding: float = 0.0,
+) -> None:  # fmt: skip
     """End the command if an error is above twice the formula's error in the same dtype, and rounding."""
     for part, value, by_formula, right in zip(parts, got, formula, exact):
-        eps = torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
-        error, own, size = (t.abs().max() for t in (value - right, by_formula - right, right))
+        eps = rounding or torch.finfo(value.dtype).eps + 100 * torch.finfo(right.dtype).eps
+        error, own, size = (torch.linalg.vector_norm(t, norm) for t in (value - right, by_formula - right, right))
         if not error <= (allowed := 2 * own + eps * size):  # NaN too
             sys.exit(f"{name}: {part} is wrong by {error:.2g}, {allowed:.2g} is allowed; nothing is timed")
 

@@ -1,5 +1,6 @@
 """Benchmark one update of a language model by fairseq's trainer, and beam search by its generator."""
 
+import copy
 import functools
 import shlex
 import sys
@@ -16,7 +17,8 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 import mixhead_plugin
-from benchmarks.measure import Case, shake
+from benchmarks.measure import Case, check, shake
+from mixhead_plugin.modules.attention import MixheadAttention
 
 mixhead_plugin.register_names()
 VARIANTS = {
@@ -62,7 +64,7 @@ def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, A
 
 
 def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:
-    """Return an update by each variant."""
+    """Return an update by each variant; loss and gradients of one sentence are checked."""
     warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
     dictionary, contenders = dictionary_of(vocabulary), {}
     for name, flags in VARIANTS.items():
@@ -75,6 +77,8 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
         task = LanguageModelingTask(cfg.task, dictionary)
         model, loss = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
         shake(model)
+        if name != "fairseq":
+            check_update(name, model, loss, batch_of(dictionary, 1, length), device, dtype)
         trainer = Trainer(cfg, task, model, loss)
         contenders[name] = functools.partial(trainer.train_step, [batch_of(dictionary, batch, length)], raise_oom=True)
     size = f"{arch.split()[0]}, batch {batch}, length {length}"
@@ -103,3 +107,22 @@ def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam:
         contenders[name] = functools.partial(generator.generate, [model], sample)
     size = f"{TRANSLATION.split()[0]}, batch {sentences}, length {length}, beam {beam}"
     return Case("decoding", size, contenders, "softmax")
+
+
+def check_update(name: str, model: Any, criterion: Any, sample: dict[str, Any], device: str, dtype: str) -> None:
+    """Allow twice the error (as a norm) that `reference` has in the same dtype; in float32 a thousandth."""
+    sample = utils.move_to_cuda(sample) if device == "cuda" else sample
+
+    def found(impl: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        copied = copy.deepcopy(model).to(device, dtype).eval()
+        for module in copied.modules():
+            if isinstance(module, MixheadAttention):
+                module.impl = impl
+        loss, *_ = criterion(copied, sample)
+        gradients = torch.autograd.grad(loss, list(copied.parameters()), allow_unused=True, materialize_grads=True)
+        return [loss.detach().float(), torch.cat([gradient.flatten() for gradient in gradients]).float()]
+
+    own = getattr(torch, dtype)
+    rounding = 1e-3 if own == torch.float32 else torch.finfo(own).eps
+    results = found("auto", own), found("reference", own), found("reference", torch.float32)
+    check(name, ("loss", "gradient"), *results, norm=2, rounding=rounding)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from benchmarks import core, measure, model, module
 
+from mixhead_plugin.modules.attention import MixheadAttention
+
 TINY = ["--rounds", "2", "--sizes", "3x2x24x8", "--tokens", "64"]
 
 
@@ -80,6 +82,18 @@ def test_no_speed_is_printed_of_what_is_wrong(fault, tmp_path, monkeypatch, caps
     with pytest.raises(SystemExit, match=f"auto: softmax: {message}"):
         rows("core", out=tmp_path)
     assert not list(tmp_path.iterdir()) and " ms" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
+    right = MixheadAttention.forward
+    wrong = lambda self, *a, **k: tuple(  # noqa: E731
+        t * 1.1 if t is not None and self.impl != "reference" else t for t in right(self, *a, **k)
+    )
+    monkeypatch.setattr(MixheadAttention, "forward", wrong)
+    tiny = model.SMALL.replace("512", "16").replace("2048", "16").replace("layers 4", "layers 1")
+    with pytest.raises(SystemExit, match=r"softmax: (loss|gradient) is wrong"):
+        model.case(tiny, 64, 1, 16, "cpu", dtype)
 
 
 @pytest.mark.gpu
