@@ -221,6 +221,7 @@ def check(args: Any, shapes: dict[str, AttentionSite]) -> None:
     if covered.keys() <= {"cross"}:
         refuse_relative(args, f"with --attention-scope {args.attention_scope}, which has no self-attention")
     _check_learning_rate(args)
+    _check_quantisation(args, covered)
     _check_implementation(args, covered)
     for side in ("encoder", "decoder"):
         if getattr(args, f"{side}_xformers_att_config", None) is not None:
@@ -331,6 +332,16 @@ def _check_learning_rate(args: Any) -> None:
     ):
         if getattr(args, name, None) == value:
             raise OptionError(f"{flag}: must be 1 with {option_name(name)}{'' if value is True else f' {value}'}")
+
+
+def _check_quantisation(args: Any, covered: dict[str, AttentionSite]) -> None:
+    """Refuse a block size of quantisation noise that does not divide out_proj's inputs, heads * head size."""
+    if not getattr(args, "quant_noise_pq", 0) or args.head_dim is None:
+        return
+    flag, block = "--quant-noise-pq-block-size", getattr(args, "quant_noise_pq_block_size", 8)
+    for heads in {mixed for site, shape in covered.items() for _, mixed in _heads(args, site, shape)}:
+        if heads * args.head_dim % block:
+            raise OptionError(f"--head-dim {args.head_dim}: times {heads} heads must be a multiple of {flag} {block}")
 
 
 def _check_implementation(args: Any, covered: dict[str, AttentionSite]) -> None:

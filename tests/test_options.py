@@ -54,6 +54,8 @@ WRONG = [
     (XL, {"head_mixing": "none", "attention_scope": "decoder"}, "--attention-scope"),
     (LM, {"scale_heads": True, "head_dim": 5}, "--scale-heads"),
     (LM, {"scale_heads": True, **PER_LAYER}, "--scale-heads"),
+    (TRANSLATION, {"head_dim": 5, "quant_noise_pq": 0.1}, "--head-dim"),
+    (LM, {**PER_LAYER, "heads_per_layer": "decoder-self=4,3", "quant_noise_pq": 0.1}, "--head-dim"),
     (TRANSLATION, {"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
     (ROBERTA, {"mha_heads_to_keep": 2}, "--mha-heads-to-keep"),
     (LM, {**PER_LAYER, "decoder_layers_to_keep": "0"}, "--decoder-layers-to-keep"),
@@ -132,6 +134,7 @@ WORKS = [
     (TRANSLATION, {"encoder_layers_to_keep": "0"}),  # fairseq reads a list
     (TRANSLATION, {"scale_heads": True, "head_dim": 7, "attention_scope": "cross"}),
     (TRANSLATION, {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"}),
+    (LM, {"head_dim": 5, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),
     (LM, {"decoder_attention_heads": 5, "head_dim": 3}),
     (LM, {**RATE, "fp16": True, "fp16_no_flatten_grads": True}),
     (ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none"}),
