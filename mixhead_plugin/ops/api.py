@@ -186,7 +186,8 @@ def fastest(inputs: AttentionInputs) -> str:
         return "reference"  # the only one with forward-mode derivatives
     if fused.serves(inputs):
         return "fused"
-    if query.device.type != "cpu" and not triton_problem(inputs):
+    # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
+    if query.device.type != "cpu" and torch.version.hip is None and not triton_problem(inputs):
         return "triton"
     # All weights take no more memory than the queries. Computing them twice pays where blocks keep them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]

@@ -319,6 +319,8 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     on_gpu = inputs(normalizer="l2")
     on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
     assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
+    with mock.patch.object(torch.version, "hip", "6.4"):
+        assert api.fastest(on_gpu) == "blockwise"
     assert api.fastest(inputs(normalizer="l2")) == "blockwise"
 
 

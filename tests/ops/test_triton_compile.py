@@ -24,9 +24,11 @@ from tests.covering import covering
 if importlib.util.find_spec("triton") is None:  # not imported here, where other tests have it interpreted
     pytest.skip("needs the package triton", allow_module_level=True)
 
-# KiB that one program may have, by compute capability
+# KiB that one program may have, by compute capability or AMD's name
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}  # beside mma.sync, which all of them have
+AMD = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}  # threads of a warp; each has 64 KiB
+SHARED_BY_MACHINE = {**SHARED, **dict.fromkeys(AMD, 64)}
+TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}  # beside mma.sync, which all of NVIDIA's have
 WITHOUT_PRODUCTS = ("flash_bwd_delta_kernel", "spans_kernel")
 MIXED = [None, "shared", "per query"]
 
@@ -37,7 +39,7 @@ def skipping(ttgir):
     return [product for product, inner, width in products if 4 * int(width) > int(inner)]
 
 
-def compile_kernel(kernel, arguments, tile, capability, stage="cubin"):
+def compile_kernel(kernel, arguments, tile, machine, stage="binary"):
     """Compile as the first launch would, but for another machine and to a stage; return a line of the report."""
     import triton
     from triton import knobs
@@ -46,13 +48,13 @@ def compile_kernel(kernel, arguments, tile, capability, stage="cubin"):
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    target = GPUTarget("cuda", capability, 32)
+    target = GPUTarget("hip", machine, AMD[machine]) if machine in AMD else GPUTarget("cuda", machine, 32)
     backend = make_backend(target)
     given = dict(num_warps=tile.warps, num_stages=tile.stages)
     bound, kinds, given = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments, **given)
     options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
     source = ASTSource(kernel, signature, constants, attributes)
-    if stage != "cubin":
+    if stage != "binary":
         context, passes = ir.context(), {}
         ir.load_dialects(context)
         backend.load_dialects(context)
@@ -68,21 +70,22 @@ def compile_kernel(kernel, arguments, tile, capability, stage="cubin"):
     # A product that tensor cores do not compute has another layout than an mma's.
     layouts = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^#]*#(\w+)", compiled.asm["ttgir"])
     layouts += ["mma"] * compiled.asm["ttgir"].count("ttng.tc_gen5_mma ")
-    ptx = compiled.asm["ptx"]
+    assembly = compiled.asm["amdgcn" if machine in AMD else "ptx"]
+    spilled = re.findall(r"_spill_count: +(\d+)" if machine in AMD else r"(\d+) bytes spill", assembly + log.getvalue())
     return dict(
         kernel=kernel.fn.__name__,
         hash=compiled.hash,
         tile=list(tile),
         skipping=skipping(compiled.asm["ttgir"]),
         shared=compiled.metadata.shared,
-        spilled=sum(map(int, re.findall(r"(\d+) bytes spill", log.getvalue()))),  # stores and loads, bytes a thread
-        tensor_cores=ptx.count("mma.sync") + ptx.count(TENSOR_CORES.get(capability, "mma.sync")),
+        spilled=sum(map(int, spilled)),  # stores and loads, bytes a thread; registers for AMD
+        tensor_cores=len(re.findall(rf"mma.sync|v_w?mf?ma_|{TENSOR_CORES.get(machine, 'mma.sync')}", assembly)),
         products=len(layouts),
         plain_products=sum(not layout.startswith("mma") for layout in layouts),
     )
 
 
-def compile_all(capability, tiles, calls):
+def compile_all(machine, tiles, calls):
     """Return the report of every kernel that the calls launch, with every tile or the first; or compile to a stage.
 
     As at run time, a tile that does not fit is made smaller until one does.
@@ -91,10 +94,10 @@ def compile_all(capability, tiles, calls):
 
     from mixhead_plugin.ops.triton import operators, tuning
 
-    report, most, likeliest = [], SHARED[capability] * 1024, None
+    report, most, likeliest = [], SHARED_BY_MACHINE[machine] * 1024, None
 
     def start(kernel, programs, arguments, tile):
-        line = compile_kernel(kernel, arguments, tile, capability, tiles if tiles in ("source", "ttgir") else "cubin")
+        line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in ("source", "ttgir") else "binary")
         report.append({**line, "fits": line["shared"] <= most, "likeliest": tile == likeliest})
         if line["shared"] > most:
             raise OutOfResources(line["shared"], most, "shared memory")
@@ -125,9 +128,9 @@ def compile_all(capability, tiles, calls):
     return report
 
 
-def report_of(calls, tiles="first", capability=90):
+def report_of(calls, tiles="first", machine=90):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.ops.test_triton_compile", str(capability), tiles, json.dumps(calls)]
+    command = [sys.executable, "-m", "tests.ops.test_triton_compile", str(machine), tiles, json.dumps(calls)]
     root = Path(__file__).parents[2]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -166,7 +169,15 @@ def test_every_product_multiplies_all_its_numbers():
 @pytest.mark.parametrize("capability", SHARED)
 def test_the_first_tiles_compile_for_every_gpu(capability):
     calls = [dict(heads=8, head_dim=64, mixed=mixed, normalizer="l2") for mixed in MIXED]
-    must_fit(report_of(calls, capability=capability), shrink=SHARED[capability] < SHARED[90])
+    must_fit(report_of(calls, machine=capability), shrink=SHARED[capability] < SHARED[90])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", AMD)
+def test_the_kernels_compile_for_amd_within_64_kib(machine):
+    report = report_of([dict(heads=8, head_dim=64, mixed=mixed) for mixed in MIXED], machine=machine)
+    assert {line["kernel"] for line in report} == {line["kernel"] for line in report if line["fits"]}
+    assert all(line["tensor_cores"] for line in report if line["kernel"] not in WITHOUT_PRODUCTS)
 
 
 @pytest.mark.slow
@@ -213,4 +224,5 @@ def test_every_variant_compiles_and_fits(mixed, normalizer, variant):
 
 
 if __name__ == "__main__":
-    print(json.dumps(compile_all(int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))))
+    name = sys.argv[1]
+    print(json.dumps(compile_all(int(name) if name.isdigit() else name, sys.argv[2], json.loads(sys.argv[3]))))

@@ -87,16 +87,17 @@ def test_an_old_triton_is_refused_in_words(monkeypatch, version, old):
     "capability, hip, problem",
     [
         ((7, 5), None, "needs a GPU of compute capability 8.0, the current one has 7.5"),
-        ((9, 4), "6.4", "needs an NVIDIA GPU, this torch is built for AMD's (ROCm 6.4)"),
+        ((9, 4, "gfx942:sramecc+:xnack-"), "6.4", ""),
+        ((9, 0, "gfx906"), "6.4", "needs one of AMD's gfx90a, gfx942, gfx1100, the current one is gfx906"),
         ((12, 0), None, ""),
-        (None, None, "needs a CUDA device and none is visible"),
+        (None, None, "needs a GPU of NVIDIA or AMD and none is visible"),
     ],
 )
 def test_another_gpu_or_none_is_refused_before_there_are_tensors(monkeypatch, capability, hip, problem):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     monkeypatch.setattr(torch.version, "hip", hip)
-    device = SimpleNamespace(**dict(zip(("major", "minor"), capability or ())))
+    device = SimpleNamespace(**dict(zip(("major", "minor", "gcnArchName"), capability or ())))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: device)
     assert triton.machine_problem() == problem
     if capability == (7, 5):

@@ -17,6 +17,7 @@ INTERPRETED_DTYPES = (torch.float16, torch.float32)  # triton's interpreter mult
 MAX_HEAD_DIM = 256
 MAX_HEADS = 64
 MIN_CAPABILITY = 8
+AMD = ("gfx90a", "gfx942", "gfx1100")  # the kernels compile for these and have not run there
 MIN_VERSION = (3, 5)  # the oldest version that compiled the kernels
 
 
@@ -42,10 +43,8 @@ def machine_problem() -> str:
     """Return why no kernel can run on the current device, or an empty string. This initialises CUDA."""
     if _interpreted():
         return _PACKAGE_PROBLEM
-    if torch.version.hip is not None:
-        return f"needs an NVIDIA GPU, this torch is built for AMD's (ROCm {torch.version.hip})"
     if not torch.cuda.is_available():
-        return "needs a CUDA device and none is visible"
+        return "needs a GPU of NVIDIA or AMD and none is visible"
     return _PACKAGE_PROBLEM or _device_problem("cuda", None)
 
 
@@ -59,8 +58,11 @@ def _device_problem(type_: str, index: int | None) -> str:
     if type_ != "cuda":
         return "" if type_ == "cpu" and _interpreted() else f"needs tensors on a CUDA device, not on {type_}"
     device = torch.cuda.get_device_properties(index)
+    which = "the current one" if index is None else f"cuda:{index}"
+    if torch.version.hip is not None:
+        name = device.gcnArchName.partition(":")[0]
+        return "" if name in AMD else f"needs one of AMD's {', '.join(AMD)}, {which} is {name}"
     if device.major < MIN_CAPABILITY:
-        which = "the current one" if index is None else f"cuda:{index}"
         return f"needs a GPU of compute capability {MIN_CAPABILITY}.0, {which} has {device.major}.{device.minor}"
     return ""
 

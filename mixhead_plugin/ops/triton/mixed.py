@@ -1,8 +1,8 @@
 """Kernels for heads that mix: a program computes the weights of all heads for its tile, because mixing needs them.
 
-A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. The mixing product has the
-heads last, [BM, BN, heads], padded to the 16 that tensor cores need (triton.md). The mixing matrix M is a `Strided`
-[B, H, Nq, H]: sentence, source head, query, mixed head.
+A tile is [heads, BM, BN]; a program computes HC heads at a time and adds to HG of them. A mixing product takes the 16
+heads that tensor cores need, or fewer heads of several parts of the keys (triton.md). The mixing matrix M is a
+`Strided` [B, H, Nq, H]: sentence, source head, query, mixed head.
 """
 
 import triton
@@ -42,30 +42,44 @@ def scores_of(
 
 
 @triton.jit
-def load_mixing(m, o_m, first, o_to, n_queries, C: tl.constexpr):
-    """Load M from HC heads on, [BM, HK, to] or [HK, to]; the padding of HC to HK rows lies between the heads."""
-    o_k = tl.arange(0, C.HK)
-    o_from = first + o_k // (C.HK // C.HC)
-    inside = ((o_k % (C.HK // C.HC) == 0) & (o_from < C.H))[:, None] & (o_to < C.H)[None, :]
-    p_m = m.p + o_from.to(tl.int64)[:, None] * m.s_h + o_to.to(tl.int64)[None, :] * m.s_d  # [HK, to]
+def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
+    """Load the transpose of M, [BM, to, from] or [to, from]; zeros outside."""
+    inside = (o_to < C.H)[:, None] & (o_from < C.H)[None, :]
+    p_m = m.p + o_to.to(tl.int64)[:, None] * m.s_d + o_from.to(tl.int64)[None, :] * m.s_h  # [to, from]
     if C.PER_QUERY:
-        p_m = p_m[None, :, :] + o_m.to(tl.int64)[:, None, None] * m.s_n  # [BM, HK, to]
-        return tl.load(p_m, mask=inside[None, :, :] & (o_m < n_queries)[:, None, None], other=0.0)
+        p_m = p_m[None, :, :] + o_m.to(tl.int64)[:, None, None] * m.s_n  # [BM, to, from]
+        inside = inside[None, :, :] & (o_m < n_queries)[:, None, None]
     return tl.load(p_m, mask=inside, other=0.0)
 
 
 @triton.jit
-def mix(b_x, b_m, b_sum, C: tl.constexpr):
-    """Return b_sum [BM, BN, HG] + x M for x [BM, BN, HC] and M from `load_mixing`; x takes the dtype of M."""
+def mix(b_x, b_m, b_sum, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
+    """Return b_sum [HG, BM, BN] + M^T x for x [HC, BM, BN] and M of `load_mixing`; x takes the dtype of M.
+
+    With KEYS_FIRST x and the sum are [heads, BN, BM]. HC heads of PACK parts of the tile are the HK numbers of a
+    product. Its matrix has M^T at each place of the diagonal, so the parts do not mix.
+    """
+    PACK: tl.constexpr = C.HK // C.HC
+    HG: tl.constexpr = b_sum.shape[0]
+    PART: tl.constexpr = C.BN // PACK
     b_x = b_x.to(b_m.dtype)
-    for _ in tl.static_range(4):  # pad the HC heads to HK, with zeros between them
-        if 2 * b_x.shape[2] <= C.HK:
-            b_x = tl.reshape(tl.join(b_x, tl.zeros_like(b_x)), [C.BM, C.BN, 2 * b_x.shape[2]])
+    diagonal = tl.arange(0, PACK)[:, None, None, None] == tl.arange(0, PACK)[None, None, :, None]
     if C.PER_QUERY:
-        return tl.dot(b_x, b_m, b_sum, input_precision=C.PRECISION)
+        b_m = tl.where(diagonal[None, :, :, :, :], b_m[:, None, :, None, :], 0.0)  # [BM, PACK, HG, PACK, HC]
+        b_m = tl.reshape(b_m, [C.BM, PACK * HG, C.HK])
+        if KEYS_FIRST:
+            b_x = tl.permute(tl.reshape(b_x, [C.HC, PACK, PART, C.BM]), (3, 1, 0, 2))  # [BM, PACK, HC, PART]
+        else:
+            b_x = tl.permute(tl.reshape(b_x, [C.HC, C.BM, PACK, PART]), (1, 2, 0, 3))  # [BM, PACK, HC, PART]
+        b_y = tl.dot(b_m, tl.reshape(b_x, [C.BM, C.HK, PART]), input_precision=C.PRECISION)  # [BM, PACK * HG, PART]
+        b_y = tl.reshape(b_y, [C.BM, PACK, HG, PART])
+        b_y = tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3))
     else:
-        b_y = tl.dot(tl.reshape(b_x, [C.BM * C.BN, C.HK]), b_m, input_precision=C.PRECISION)  # [BM * BN, HG]
-        return b_sum + tl.reshape(b_y, [C.BM, C.BN, C.HG])
+        b_m = tl.reshape(tl.where(diagonal, b_m[None, :, None, :], 0.0), [PACK * HG, C.HK])
+        b_x = tl.permute(tl.reshape(b_x, [C.HC, PACK, C.BM * PART]), (1, 0, 2))
+        b_y = tl.dot(b_m, tl.reshape(b_x, [C.HK, C.BM * PART]), input_precision=C.PRECISION)  # [PACK * HG, BM * PART]
+        b_y = tl.permute(tl.reshape(b_y, [PACK, HG, C.BM * PART]), (1, 0, 2))
+    return b_sum + tl.reshape(b_y, b_sum.shape)
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
@@ -81,23 +95,23 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_mixed = tl.full([C.BM, C.BN, C.HG], 0.0, tl.float32)  # [BM, BN, HG]
+        b_mixed = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
-            b_q = rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
+            b_q = rows.load_heads_upright(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
             b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
             b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
             b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
-            b_m = load_mixing(m, o_m, i_h, o_g, n_queries, C).to(b_q.dtype)  # [BM, HK, HG] or [HK, HG]
+            b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)  # [BM, HG, HC] or [HG, HC]
             b_kt = transposed(b_k)  # [HC, DP, BN]
             b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
-            b_mixed = mix(tl.permute(b_p, (1, 2, 0)), b_m, b_mixed, C)
-        b_w = tl.permute(b_mixed, (2, 0, 1))  # [HG, BM, BN]
+            b_mixed = mix(b_p, b_m, b_mixed, C)
         if dropout is not None:
-            b_w = tl.where(rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C), b_w, 0.0)
-        b_v = rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
-        b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o, input_precision=C.PRECISION)
+            keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
+            b_mixed = tl.where(keep, b_mixed, 0.0)
+        b_v = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
+        b_o = tl.dot(b_mixed.to(b_v.dtype), b_v, b_o, input_precision=C.PRECISION)
     if dropout is not None:
         b_o *= dropout.gain
     rows.store_heads(rows.at(o, i_b, 0), b_o, o_g, o_m, o_v, n_queries, C.H, C.DV)
@@ -118,8 +132,8 @@ def mixed_bwd_dm_kernel(
     o_m, o_h, o_g = first + tl.arange(0, C.BM), i_h + tl.arange(0, C.HC), i_g * C.HG + tl.arange(0, C.HG)
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
     k, v = rows.at(k, i_b, 0), rows.at(v, i_b, 0)
-    b_q = rows.load_heads(rows.at(q, i_b, 0), o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
-    b_do = rows.load_heads(rows.at(d_o, i_b, 0), o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
+    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
+    b_do = rows.load_heads_upright(rows.at(d_o, i_b, 0), o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
     b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
     b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
     b_g = tl.full([C.BM, C.HC, C.HG], 0.0, tl.float32)  # [BM, HC, HG]
@@ -167,7 +181,7 @@ def mixed_bwd_dq_kernel(
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
     k, v, d_o, m = rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(d_o, i_b, 0), rows.at(m, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)  # from mixed heads to source heads
-    b_q = rows.load_heads(rows.at(q, i_b, 0), o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
+    b_q = rows.load_heads_upright(rows.at(q, i_b, 0), o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
     b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HG, BM, 1]
     b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
     b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
@@ -176,24 +190,24 @@ def mixed_bwd_dq_kernel(
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_dp = tl.full([C.BM, C.BN, C.HG], 0.0, tl.float32)  # [BM, BN, HG]
+        b_dp = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
-            b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
+            b_do = rows.load_heads_upright(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
             b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
-            b_m = load_mixing(m_t, o_m, i_h, o_g, n_queries, C).to(b_v.dtype)  # [BM, HK, HG] or [HK, HG]
+            b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)  # [BM, HG, HC] or [HG, HC]
             b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HC, BM, BN]
             if dropout is not None:
                 keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)  # [HC, BM, BN]
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
-            b_dp = mix(tl.permute(b_dw, (1, 2, 0)), b_m, b_dp, C)
-        b_k = rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
+            b_dp = mix(b_dw, b_m, b_dp, C)
+        b_k = rows.load_heads_upright(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
         b_kt = transposed(b_k)  # [HG, DP, BN]
         if C.TWICE:
-            b_kt = rows.load_heads(rows.transposed(k), o_g, o_d, o_n, C.D, C.H, n_keys)
+            b_kt = transposed(rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D))
         b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HG, BM, BN]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
-        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 0, 1)), b_delta, C)  # [HG, BM, BN]
+        b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BM, BN]
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
     rows.store_heads(rows.at(d_q, i_b, 0), b_dq * d_scale, o_g, o_m, o_d, n_queries, C.H, C.D)
 
@@ -212,20 +226,20 @@ def mixed_bwd_dkv_kernel(
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)
     b_dk = tl.full([C.HG, C.BN, C.DP], 0.0, tl.float32)  # [HG, BN, DP]
     b_dv = tl.full([C.HG, C.BN, C.DVP], 0.0, tl.float32)  # [HG, BN, DVP]
-    b_kg = rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
+    b_kg = rows.load_heads_upright(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
     ALL_HEADS: tl.constexpr = C.GROUPS == 1 and C.HC == C.HG
     if ALL_HEADS:
-        b_vg = rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
+        b_vg = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
     start, _, stop = rows.query_span(first, n_queries, n_keys, masks, C)
     for i_m in range(start, stop, C.BM):
         o_m = i_m + tl.arange(0, C.BM)
-        b_qg = rows.load_heads(q, o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
-        b_dog = rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
+        b_qg = rows.load_heads_upright(q, o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
+        b_dog = rows.load_heads_upright(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
         b_qt, b_dot = transposed(b_qg), transposed(b_dog)  # [HG, DP, BM], [HG, DVP, BM]
         if C.TWICE and ALL_HEADS:
-            b_qt = rows.load_heads(rows.transposed(q), o_g, o_d, o_m, C.D, C.H, n_queries)
-            b_dot = rows.load_heads(rows.transposed(d_o), o_g, o_v, o_m, C.DV, C.H, n_queries)
+            b_qt = transposed(rows.load_heads(q, o_g, o_m, o_d, n_queries, C.H, C.D))
+            b_dot = transposed(rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV))
         b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, None, :]  # [HG, 1, BM]
         b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
         b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
@@ -233,41 +247,40 @@ def mixed_bwd_dkv_kernel(
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BN, BM]
         if dropout is not None:
             keep = transposed(rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, i_m, first, 3, C))  # [HG, BN, BM]
-        b_mixed = tl.full([C.BM, C.BN, C.HG], 0.0, tl.float32)  # [BM, BN, HG]
-        b_dp = tl.full([C.BM, C.BN, C.HG], 0.0, tl.float32)  # [BM, BN, HG]
+        b_mixed = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
+        b_dp = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
         if ALL_HEADS:
-            b_m = load_mixing(m, o_m, 0, o_g, n_queries, C).to(b_qg.dtype)  # [BM, HK, HG] or [HK, HG]
-            b_mt = load_mixing(m_t, o_m, 0, o_g, n_queries, C).to(b_qg.dtype)  # [BM, HK, HG] or [HK, HG]
-            b_mixed = mix(tl.permute(b_p, (2, 1, 0)), b_m, b_mixed, C)
+            b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qg.dtype)  # [BM, HG, HG] or [HG, HG]
+            b_mt = tl.permute(b_m, (0, 2, 1) if C.PER_QUERY else (1, 0))
+            b_mixed = mix(b_p, b_m, b_mixed, C, True)
             b_dw = tl.dot(b_vg, b_dot, input_precision=C.PRECISION)  # [HG, BN, BM]
             if dropout is not None:
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
-            b_dp = mix(tl.permute(b_dw, (2, 1, 0)), b_mt, b_dp, C)
+            b_dp = mix(b_dw, b_mt, b_dp, C, True)
         else:
             for i_h in range(0, C.H, C.HC):
                 o_h = i_h + tl.arange(0, C.HC)
                 b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
                 b_q = rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
-                b_m = load_mixing(m, o_m, i_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HK, HG] or [HK, HG]
+                b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HG, HC] or [HG, HC]
                 b_qht = transposed(b_q)  # [HC, DP, BM]
                 b_sh = scores_of(b_k, b_qht, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C, True)
                 b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))  # [HC, BM]
                 b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)  # [HC, BM]
                 b_ph = rows.weights_of(b_sh, b_peakh[:, None, :], b_factorh[:, None, :], C)  # [HC, BN, BM]
-                b_mixed = mix(tl.permute(b_ph, (2, 1, 0)), b_m, b_mixed, C)
+                b_mixed = mix(b_ph, b_m, b_mixed, C, True)
                 b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
-                b_mt = load_mixing(m_t, o_m, i_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HK, HG] or [HK, HG]
+                b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HG, HC] or [HG, HC]
                 b_dw = tl.dot(b_v, transposed(b_do), input_precision=C.PRECISION)  # [HC, BN, BM]
                 if dropout is not None:
                     keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)  # [HC, BM, BN]
                     b_dw = tl.where(transposed(keeph), b_dw * dropout.gain, 0.0)
-                b_dp = mix(tl.permute(b_dw, (2, 1, 0)), b_mt, b_dp, C)
-        b_w = tl.permute(b_mixed, (2, 1, 0))  # [HG, BN, BM]
+                b_dp = mix(b_dw, b_mt, b_dp, C, True)
         if dropout is not None:
-            b_w = tl.where(keep, b_w * dropout.gain, 0.0)
-        b_dv = tl.dot(b_w.to(b_dog.dtype), b_dog, b_dv, input_precision=C.PRECISION)
-        b_ds = rows.score_gradient(b_s, b_p, tl.permute(b_dp, (2, 1, 0)), b_delta, C)  # [HG, BN, BM]
+            b_mixed = tl.where(keep, b_mixed * dropout.gain, 0.0)
+        b_dv = tl.dot(b_mixed.to(b_dog.dtype), b_dog, b_dv, input_precision=C.PRECISION)
+        b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BN, BM]
         b_dk = tl.dot(b_ds.to(b_qg.dtype), b_qg, b_dk, input_precision=C.PRECISION)
     rows.store_heads(rows.at(d_k, i_b, 0), b_dk * d_scale, o_g, o_n, o_d, n_keys, C.H, C.D)
     rows.store_heads(rows.at(d_v, i_b, 0), b_dv, o_g, o_n, o_v, n_keys, C.H, C.DV)

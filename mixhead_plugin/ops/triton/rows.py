@@ -23,12 +23,6 @@ def at(x, i_b, i_h):
 
 
 @triton.jit
-def transposed(x):
-    """Swap the last two dimensions of x."""
-    return Strided(x.p, x.s_b, x.s_h, x.s_d, x.s_n)
-
-
-@triton.jit
 def rows_at(x, o_n, o_d, n, D):
     """Return pointers to [N, D] of one head, and which of them are inside x."""
     p_x = x.p + o_n.to(tl.int64)[:, None] * x.s_n + o_d.to(tl.int64)[None, :] * x.s_d  # [N, D]
@@ -61,6 +55,18 @@ def load_heads(x, o_h, o_n, o_d, n, H, D):
     """Load [heads, N, D] of one sentence; zeros outside."""
     p_x, inside = heads_at(x, o_h, o_n, o_d, n, H, D)
     return tl.load(p_x, mask=inside, other=0.0)
+
+
+@triton.jit
+def load_heads_upright(x, o_h, o_n, o_d, n, H, D):
+    """Load as `load_heads` for a product that takes [heads, N, D] as it stands, not transposed.
+
+    triton swizzles shared memory by what follows D in the registers of a thread. Here that is N. After `load_heads` it
+    is the head, and eight rows of one head would lie in the same banks.
+    """
+    by_rows = Strided(x.p, x.s_b, x.s_n, x.s_h, x.s_d)
+    p_x, inside = heads_at(by_rows, o_n, o_h, o_d, H, n, D)  # [N, heads, D]
+    return tl.permute(tl.load(p_x, mask=inside, other=0.0), (1, 0, 2))
 
 
 @triton.jit

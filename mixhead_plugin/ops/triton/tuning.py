@@ -133,7 +133,8 @@ def tiles_for(kernel: str, heads: int, head_dim: int, itemsize: int) -> list[Til
         return [Tile(*sizes) for sizes in by_size[min(size for size in by_size if size >= head_dim)]]
     table = _MIXED[kernel][itemsize]
     fitting = next((most, size) for most, size in table if heads <= most and head_dim <= size)
-    tiles, most = [Tile(*sizes) for sizes in table[fitting]], power_of_2(heads)
+    # triton 3.7.1 makes a wrong product of single rows and columns, so one head has zeros beside it
+    tiles, most = [Tile(*sizes) for sizes in table[fitting]], max(2, power_of_2(heads))
     return [tile._replace(HC=min(tile.HC, most), HG=min(tile.HG, most)) for tile in tiles]
 
 
