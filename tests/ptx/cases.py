@@ -1,6 +1,7 @@
 """Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`.
 
     scripts/emulate.py [--json] [--all] [--list] [--part I/N] [CASE ...]
+    scripts/emulate.py --count [HEADSxSIZE ...]
 
 CASE is a part of names of cases; without one the cases of the default suite run.
 """
@@ -22,7 +23,7 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
 from tests.covering import pairwise
-from tests.ptx import launch
+from tests.ptx import count, launch
 
 TABLES = tuning.tiles_for
 AXES = {
@@ -167,7 +168,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print a JSON object for each case")
     parser.add_argument("--list", action="store_true", help="print the names alone")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="run every Nth case from case I on")
+    parser.add_argument("--count", action="store_true", help="print what kernels execute for shapes as 8x64 (CASE)")
     options = parser.parse_args(arguments)
+    if options.count:
+        count.table(options.names or ["8x64", "16x64"])
+        return 0
     part, parts = map(int, options.part.split("/"))
     cases = default_cases() + (list(more_cases()) if options.all or options.names else [])
     cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
