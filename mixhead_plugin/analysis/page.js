@@ -190,7 +190,7 @@ function drawLines(attention, values) {
   find("#lines").style = `--height: ${between(19, 420 / height, 34)}px; --rows: ${height}`;
   find("#lines").replaceChildren(read, svg, weights);
   find("#lines-card h2").textContent = `Token by token, ${nameOf(attention)}`;
-  legend(find("#lines-card .legend"), row.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: of the chosen token");
+  legend(find("#lines-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: of the chosen token");
 }
 
 function drawMatrix({ queries, keys }, values, name) {

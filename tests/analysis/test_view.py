@@ -210,6 +210,17 @@ setTimeout(() => {
       all("#all .row")[layer].querySelector("button").click();
     }
   }
+  const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const tap = (kind) => find("#matrix .field").dispatchEvent(new PointerEvent(kind, { pointerType: "touch" }));
+  all("#heads button")[3].focus();
+  press("ArrowRight");
+  all("#heads button")[1].click();
+  seen.focus = [document.activeElement.id];
+  press("j");
+  seen.focus.push(document.activeElement.id, all("#sources button").length);
+  tap("pointermove");
+  tap("pointerleave");
+  seen.focus.push(find("#tip").hidden);
   seen.resources = performance.getEntriesByType("resource").map(({ name }) => name);
   const result = document.createElement("pre");
   result.id = "seen";
@@ -240,6 +251,7 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
     seen = json.loads(text)
     assert seen["errors"] == [] and seen["resources"] == []
     assert len(set(seen["says"])) == 6
+    assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
     expected = []
     for _, _, source, mixing in sorted(sentence.attentions, key=lambda one: (order[one.site], one.layer)):
