@@ -9,15 +9,12 @@ To compare two sets, give --subset valid,test. The command draws the importances
 prints Pearson's r.
 
 Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
-`prune --importance importance.json` reads the first set.
 
 Example: importance checkpoint_best.pt --subset valid
 """
 
-import json
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -142,22 +139,6 @@ def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, in
     unwrap_checkpoint(loaded.model)
     batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
     return importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
-
-
-def read_importance(file: str, found: Mapping[str, MixheadAttention]) -> HeadNumbers:
-    """Read the importances of the attentions `found` on the first set in importance.json."""
-    try:
-        entries = {e["name"]: e for e in json.loads(Path(file).read_text(encoding="utf-8"))["sets"][0]["attentions"]}
-        values = {
-            name: {
-                kind: torch.tensor(entries[name][kind], dtype=torch.float64).reshape(number_of_heads(attention, kind))
-                for kind in kinds(attention)
-            }
-            for name, attention in found.items()
-        }
-    except (ValueError, LookupError, TypeError, RuntimeError) as error:
-        raise OptionError(f"--importance {file}: does not have the importances of this model's heads") from error
-    return values
 
 
 def correlation_figure(shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str) -> Any:

@@ -262,7 +262,7 @@ function drawAll() {
 }
 
 function draw() {
-  const { id } = document.activeElement;
+  const id = document.activeElement?.id;
   if (!inSite().length) state.site = sites()[0];
   if (!current()) state.layer = inSite().at(-1).layer;
   const attention = current();

@@ -3,9 +3,9 @@
 For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%. For several
 checkpoints of one training, it shows how much worse each score becomes.
 
-The importance comes from a pass over --importance-subset, or from --importance FILE. At least one head stays in each
-attention. Where heads mix, the same fraction of source and of mixed heads is removed. The weights of source heads are
-mixed; the outputs of mixed heads go to out_proj. Attentions outside --attention-scope do not change.
+The importance comes from a pass over --importance-subset. At least one head stays in each attention. Where heads mix,
+the same fraction of source and of mixed heads is removed. The weights of source heads are mixed; the outputs of mixed
+heads go to out_proj. Attentions outside --attention-scope do not change.
 
 With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its projections are smaller,
 and its config has the numbers of heads. All commands of fairseq can use it. It computes the same as the whole model
@@ -46,8 +46,6 @@ TITLES = {
 
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser, several=True)
-    text = "importance.json of the command importance; its first set is used"
-    parser.add_argument("--importance", metavar="FILE", help=text)
     parser.add_argument("--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)")
     importance.add_normalization(parser, default="layer")
     text = "heads that stay in each attention (default: %(default)s)"
@@ -96,8 +94,6 @@ def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
     found = smaller.prunable(loaded)
     if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
         raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
-    if args.importance is not None:
-        return importance.read_importance(args.importance, found)
     weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
     return {name: weights[name] for name in found}
 

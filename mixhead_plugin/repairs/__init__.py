@@ -59,18 +59,18 @@ _applied: set[str] = set()
 
 def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
     """Apply the repairs of `groups` that MIXHEAD_REPAIRS chooses, each once in a process."""
-    for name in _chosen_here():
+    for name in chosen():
         if name not in _applied and REPAIRS[name].group in groups:
             _applied.add(name)
             REPAIRS[name].apply()
 
 
-def chosen(words: str) -> list[str]:
-    """Return the names of the repairs that `words` stand for: `all`, or groups and names separated by commas.
+def chosen(words: str = "") -> list[str]:
+    """Return the repairs that `words`, else MIXHEAD_REPAIRS, name: `all`, or groups and names separated by commas.
 
     The group `required` is always among them: without it fairseq cannot load the plugin's own checkpoints.
     """
-    given = [word.strip() for word in words.split(",")]
+    given = [word.strip() for word in (words or os.environ.get("MIXHEAD_REPAIRS") or "all").split(",")]
     known = ["all", *GROUPS, *REPAIRS]
     for word in given:
         if word not in known:
@@ -78,13 +78,9 @@ def chosen(words: str) -> list[str]:
     return [name for name, repair in REPAIRS.items() if {"all", repair.group, name}.intersection([*given, "required"])]
 
 
-def _chosen_here() -> list[str]:
-    return chosen(os.environ.get("MIXHEAD_REPAIRS") or "all")
-
-
 def table() -> str:
     """Return the table of all repairs as text; MIXHEAD_REPAIRS marks those that it leaves out."""
-    on = _chosen_here()
+    on = chosen()
     lines = ["MIXHEAD_REPAIRS chooses: all (the default), or groups and names separated by commas.", ""]
     for group, meaning in GROUPS.items():
         lines += [f"{group}: {meaning}", ""]

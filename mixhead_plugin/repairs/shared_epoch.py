@@ -54,7 +54,7 @@ def _workers(epochs: EpochBatchIterator) -> int:
 
 def _order(epochs: EpochBatchIterator) -> int:
     """Return a number that differs if the seed differs, or the size or the first sentence of any batch."""
-    return zlib.crc32(repr((epochs.seed, [(len(b), int(b[0])) for b in epochs.frozen_batches])).encode())
+    return zlib.crc32(repr((epochs.seed, [(len(b), *map(str, b[:1])) for b in epochs.frozen_batches])).encode())
 
 
 @replaces(EpochBatchIterator, "load_state_dict")

@@ -131,10 +131,8 @@ def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
 
 @pytest.mark.usefixtures("numbers_alone")
 def test_a_part_is_cut_off_and_reported(analysis, lm_checkpoint, tmp_path):
-    status, _, err = analysis("importance", lm_checkpoint, "--output", tmp_path)
-    assert status == 0, err
-    file, flags = tmp_path / "pruned.pt", ["--importance", tmp_path / "importance.json", "--output", tmp_path]
-    status, out, err = analysis("prune", lm_checkpoint, "--fraction", 0.5, "--save", file, *flags)
+    file = tmp_path / "pruned.pt"
+    status, out, err = analysis("prune", lm_checkpoint, "--fraction", 0.5, "--save", file, "--output", tmp_path)
     assert status == 0, err
     found = json.loads((tmp_path / "prune-save.json").read_text())
     assert found["pruned"]["loss"] == pytest.approx(found["masked"]["loss"], rel=1e-5)

@@ -221,6 +221,7 @@ setTimeout(() => {
   tap("pointermove");
   tap("pointerleave");
   seen.focus.push(find("#tip").hidden);
+  seen.text = find("#text").textContent;
   seen.resources = performance.getEntriesByType("resource").map(({ name }) => name);
   const result = document.createElement("pre");
   result.id = "seen";
@@ -251,6 +252,7 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
     seen = json.loads(text)
     assert seen["errors"] == [] and seen["resources"] == []
     assert len(set(seen["says"])) == 6
+    assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]  # isolated, whatever their directions are
     assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
     expected = []

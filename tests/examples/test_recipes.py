@@ -250,7 +250,7 @@ def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, launchers):
 # ---- averaging -------------------------------------------------------------------------------------------------------
 
 
-def test_the_average_of_the_last_checkpoints(tmp_path):
+def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
     for epoch in (2, 9, 10):  # by number, not by name
         model = {
             "weight": torch.full((2,), float(epoch)),
@@ -270,7 +270,13 @@ def test_the_average_of_the_last_checkpoints(tmp_path):
     assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
     assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
     assert state["model"]["steps"] == 10
+    good = paths[1].read_bytes()
     torch.save({"model": {"weight": torch.tensor([float("nan")] * 2)}, "cfg": {"model": {}}}, paths[1])
-    with pytest.raises(SystemExit):
-        average(paths[1:], tmp_path / "bad.pt")
-    assert not (tmp_path / "bad.pt").exists()
+    nan = paths[1].read_bytes()
+    weight = torch.full((2,), 10.0).numpy().tobytes()
+    rotten = good.replace(weight, b"\x01" + weight[1:])
+    for content, reason in ((nan, "NaN"), (rotten, "has changed since it was written")):
+        paths[1].write_bytes(content)
+        with pytest.raises(SystemExit):
+            average(paths[1:], tmp_path / "bad.pt")
+        assert reason in capsys.readouterr().err and not (tmp_path / "bad.pt").exists()

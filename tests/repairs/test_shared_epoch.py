@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from fairseq import options, tasks
-from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
+from fairseq.data.iterators import EpochBatchIterator, GroupedEpochBatchIterator, GroupedIterator
 
 from mixhead_plugin.repairs import shared_epoch
 from tests.own_process import in_own_process
@@ -182,6 +182,15 @@ def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, capl
         again = Workers(1, state=first.state(), **settings)
     assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [True]
     assert len(again.see()) == sum(map(len, settings.get("chosen", BATCHES)))
+
+
+def test_batches_in_groups_have_an_order_too():
+    """As those of fairseq's multilingual tasks."""
+    orders = [
+        shared_epoch._order(GroupedEpochBatchIterator(Sentences(), list, [BATCHES[:9], BATCHES[first:]]))
+        for first in (9, 9, 10)
+    ]
+    assert orders[0] == orders[1] != orders[2]
 
 
 def test_data_that_the_task_binds_to_workers_begin_the_epoch_anew(caplog):

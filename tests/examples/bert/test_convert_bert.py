@@ -162,14 +162,17 @@ class Code:
         return print, ("run",)
 
 
-def test_code_in_a_file_of_tensors_is_refused(pretrained, tmp_path, capsys):
+def test_code_or_a_changed_byte_in_a_file_of_tensors_is_refused(pretrained, tmp_path, capsys):
     folder = shutil.copytree(pretrained[1] / "theirs", tmp_path / "theirs")
     (folder / "model.safetensors").unlink()
-    torch.save({"weight": Code()}, folder / "pytorch_model.bin")
-    assert convert("to-fairseq", folder, tmp_path / "ours") == 1
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and "run" not in said.out.split()
-    assert not (tmp_path / "ours" / "model.pt").exists()
+    path = folder / "pytorch_model.bin"
+    for content, reason in (({"weight": Code()}, "only tensors"), ({"weight": torch.full((2,), 10.0)}, "has changed")):
+        torch.save(content, path)
+        path.write_bytes(path.read_bytes().replace(b"\x00\x00\x20\x41" * 2, b"\x00\x00\x20\x42" * 2))
+        assert convert("to-fairseq", folder, tmp_path / "ours") == 1
+        said = capsys.readouterr()
+        assert said.err.count("\n") == 1 and reason in said.err and "run" not in said.out.split()
+        assert not (tmp_path / "ours" / "model.pt").exists()
 
 
 def test_a_trained_mixing_does_not_go_to_transformers(pretrained, tmp_path, capsys):
