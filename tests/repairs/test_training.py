@@ -20,7 +20,7 @@ from fairseq_cli import train
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.repairs import REPAIRS, atomic_checkpoints
+from mixhead_plugin.repairs import REPAIRS, atomic_checkpoints, signals
 from mixhead_plugin.repairs.checkpoint_files import check_finite
 from tests.criterions.cases import CASES, criterion, model
 from tests.helpers import build
@@ -331,6 +331,23 @@ def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
         started(monkeypatch, variables, distributed_world_size=1)
     for variables in ({}, {**TORCHRUN, "WORLD_SIZE": "1"}):
         assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
+
+
+@pytest.mark.parametrize("update, hours, validates", [(7, 0, True), (8, 0, False), (8, 2, True), (8, 3, False)])
+def test_a_signal_skips_the_validation_but_not_the_last_one(update, hours, validates, monkeypatch):
+    """The last update is that of --max-update, or the one after which --stop-time-hours are over."""
+    cfg = OmegaConf.create({"checkpoint": {"patience": 0, "save_interval_updates": 0}})
+    cfg.dataset = {"validate_interval_updates": 0}
+    cfg.optimization = {"max_update": 7 if update == 7 else 9, "stop_time_hours": hours}
+    trainer = SimpleNamespace(cfg=cfg, data_parallel_world_size=1, get_num_updates=lambda: update)
+    trainer.cumulative_training_time = lambda: 2.5 * 3600
+    done = []
+    monkeypatch.setattr(signals, "_got", [signal.SIGTERM])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *_: done.append("saved"))
+    with pytest.raises(SystemExit) as end:
+        signals._validate_and_save(lambda *_: done.append("validated"), cfg, trainer, None, None, [], False)
+    assert (end.value.code, done) == (75, ["validated" if validates else "saved"])
 
 
 @pytest.mark.parametrize("is_worker", [True, False])
