@@ -239,6 +239,7 @@ def draw_logs(measured: list[Measured]) -> Any:
             )
         above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))
         below.set(xlabel="layer", ylim=(1, heads))
+        figures.integer_axis(above.xaxis)
         figures.integer_axis(below.xaxis)
     axes[0, 0].set_ylabel("singular value of log P\n(largest = 1)")
     axes[1, 0].set_ylabel("effective rank of\n{P_j[t]} over heads j")
