@@ -1,16 +1,16 @@
-"""`mixhead [path | repairs | check]`, also `python -m mixhead_plugin`"""
+"""`mixhead [path | repairs | check | fold]`, also `python -m mixhead_plugin`"""
 
 import argparse
 import signal
 import sys
 from pathlib import Path
 
-from mixhead_plugin import __version__
+import mixhead_plugin
 from mixhead_plugin.errors import end_in_one_line
 
 
 def main() -> int:
-    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine."""
+    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine; or fold a model."""
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     end_in_one_line()
     commands = parser.add_subparsers(dest="command", title="commands")
@@ -21,7 +21,12 @@ def main() -> int:
     check.add_argument("--heads", type=int, default=8, help="number of heads (%(default)s)")
     check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--version", action="version", version=f"mixhead {__version__}")
+    fold = commands.add_parser("fold", help="write a checkpoint that fairseq and other tools read without this plugin")
+    fold.add_argument(
+        "IN", help="a checkpoint of this plugin; whatever --feature-mixing added goes into the projections"
+    )
+    fold.add_argument("OUT", help="a new file, of fairseq's own architecture")
+    parser.add_argument("--version", action="version", version=f"mixhead {mixhead_plugin.__version__}")
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
     if args.command == "repairs":
@@ -32,6 +37,11 @@ def main() -> int:
         from mixhead_plugin.check import main as report
 
         return report(args.device, args.heads, args.head_dim, args.json)
+    elif args.command == "fold":
+        mixhead_plugin.register()
+        from mixhead_plugin.fold import fold as fold_model
+
+        fold_model(args.IN, args.OUT)
     else:
         print(Path(__file__).resolve().parent)
     return 0

@@ -51,7 +51,7 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
 
 @each_once(
     name=GENERATING,
-    mixing=[m for m in MIXINGS if "features" not in m],
+    mixing=MIXINGS,
     beams=[1, 3],
     normalizer=NORMALIZERS,
 )
@@ -65,6 +65,21 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixin
     cached, full = model.generate(**inputs), hf.load(tmp_path).generate(**inputs, use_cache=False)
     assert torch.equal(cached.sequences, full.sequences)
     torch.testing.assert_close(cached.scores, full.scores, rtol=1e-5, atol=1e-5)
+
+
+@each_once(
+    name=["GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration"],
+    variant=[{"feature_mixing": "heads"}, {"feature_mixing": "shared"}, {"feature_mixing": "output"}],
+)
+def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
+    model, inputs = build(name, **variant)
+    inputs |= {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
+    expected, plain = model(**inputs).logits, build(name)[0]
+    start = {key: x.clone() for key, x in model.state_dict().items()}
+    folded = hf.fold(model)
+    torch.testing.assert_close(folded(**inputs).logits, expected)
+    assert folded.config.to_dict() == plain.config.to_dict() and folded.state_dict().keys() == plain.state_dict().keys()
+    assert any(not torch.equal(x, start[key]) for key, x in folded.state_dict().items())
 
 
 def test_rotary_models_mix_by_the_query_before_rotation():
@@ -93,6 +108,7 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
         (lambda: hf.load(tmp_path), "2 are missing"),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
         (lambda: hf.unmix(model), "without head_mixing"),
+        (lambda: hf.fold(model), "without head_mixing"),
         (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
         (lambda: hf.mix(build("T5Model")[0], relative_position="t5"), "relative_position: must"),

@@ -10,7 +10,7 @@ from mixhead_plugin.hf.attend import NAME, MixedHeads, mixed_attention, mixed_ma
 from mixhead_plugin.hf.heads import LayerHeads, ablate, attentions, importance
 from mixhead_plugin.hf.layouts import LAYOUTS, Layout
 from mixhead_plugin.hf.loading import load
-from mixhead_plugin.hf.mixing import mix, unmix
+from mixhead_plugin.hf.mixing import fold, mix, unmix
 from mixhead_plugin.hf.pruning import prune
 from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
 
@@ -24,6 +24,7 @@ __all__ = [
     "MixedHeads",
     "ablate",
     "attentions",
+    "fold",
     "importance",
     "load",
     "mix",

@@ -1,5 +1,6 @@
 """The attention function and the masks of mixed models, as `transformers` calls them."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import PARTS, Assembly, sizes_of
 
+FEATURES = {"queries": "query", "keys": "key", "values": "value"}  # the matrix of a FeatureMixing for each projection
 NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
 
 
@@ -28,13 +30,14 @@ class MixedHeads(Assembly):
         self.variant, self.impl = variant, impl
         self.config = site.module.config  # the model's
         self.former = self.config._attn_implementation
-        self.sizes = sizes_of(variant, site.heads, site.head_dim, embed_dim)
+        sizes = sizes_of(variant, site.heads, site.head_dim, embed_dim)
+        self.sizes = sizes._replace(key_heads=site.heads // site.group(model))
         self.add_parts(variant, self.sizes)
         self.to(projection.weight).train(site.module.training)
         # The heads that pruning left, as numbered at first; their number then; the zeros in place of cut values.
         self.kept = {"source": list(range(self.sizes.num_heads)), "mixed": list(range(self.sizes.mixed_heads))}
         self.outputs, self.missing_values = self.sizes.mixed_heads, 0
-        self.names = {kind: site.path(kind).rpartition(".")[2] for kind in ("queries", "values")}
+        self.names = {kind: site.path(kind).rpartition(".")[2] for kind in FEATURES}
         self.followed: dict[str, tuple[nn.Module, RemovableHandle]] = {}
         self.hooks: tuple[RemovableHandle, ...] = ()
         self.running = self.wants_weights = False
@@ -64,14 +67,31 @@ class MixedHeads(Assembly):
         for option in PARTS:
             if getattr(self, option) is not getattr(module, option):
                 setattr(self, option, getattr(module, option))
-        for kind, hook in (("queries", self._keep), ("values", self._complete)):
-            projection = module.get_submodule(self.names[kind])
-            former, handle = self.followed.get(kind, (None, None))
-            if projection is former or (kind == "values" and not self.missing_values):
+        hooks: dict[str, tuple[str, Any]] = {}  # in this order
+        if self.mixed_features is not None:
+            hooks |= {f"mix {name}": (name, partial(self._mix, name)) for name in self.names.values()}
+        hooks["keep"] = self.names["queries"], self._keep
+        if self.missing_values:
+            hooks["complete"] = self.names["values"], self._complete
+        for purpose, (name, hook) in hooks.items():
+            projection = module.get_submodule(name)
+            former, handle = self.followed.get(purpose, (None, None))
+            if projection is former:
                 continue
             if handle is not None:
                 handle.remove()
-            self.followed[kind] = projection, projection.register_forward_hook(hook)
+            self.followed[purpose] = projection, projection.register_forward_hook(hook)
+
+    def slices(self, projection: str) -> dict[str, slice]:
+        """Return where queries, keys and values are among the outputs of a projection, which GPT-2 has for several."""
+        kinds, size = [kind for kind, name in self.names.items() if name == projection], self.sizes.head_dim
+        starts = [self.sizes.num_heads * size * i for i in range(len(kinds))]
+        return {kind: slice(start, end) for kind, start, end in zip(kinds, starts, [*starts[1:], None])}
+
+    def _mix(self, name: str, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
+        part, slices = self.feature_mixing, self.slices(name)
+        mixed = [part(output[..., where], getattr(part, FEATURES[kind])) for kind, where in slices.items()]
+        return torch.cat(mixed, -1)
 
     def _keep(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
         if self.running:  # someone else may call the projection, too

@@ -50,6 +50,11 @@ class Site(NamedTuple):
     def head_dim(self) -> int:
         return getattr(self.module, self.layout.head_dim)
 
+    def group(self, model: nn.Module) -> int:
+        """Return how many heads of queries share a head of keys."""
+        queries, keys = (model.get_submodule(self.path(kind)) for kind in ("queries", "keys"))
+        return getattr(queries, "out_features", 1) // getattr(keys, "out_features", 1)  # GPT-2 has no groups
+
     def path(self, kind: str) -> str:
         """Return the name in the model of a projection; `kind` is a field of Layout."""
         names = getattr(self.layout, kind)

@@ -3,13 +3,12 @@
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mixhead_plugin.hf.attend import NAME, MixedHeads
+from mixhead_plugin.hf.attend import FEATURES, NAME, MixedHeads
 from mixhead_plugin.hf.layouts import sites_of
-from mixhead_plugin.parts import PARTS, VARIANT, complete, refuse_nothing
+from mixhead_plugin.parts import PARTS, VARIANT, complete, effective, refuse_nothing
 
 # These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
 # imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
@@ -34,6 +33,7 @@ def mix(
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
     served = ("normalizer", "head_mixing", "score_mixing", "attention_sink", "attention_gate")
+    served += ("feature_mixing", "mixed_features")
     if left := [name for name in variant if name not in served and variant[name] != next(iter(VARIANT[name]))]:
         raise ValueError(f"{left[0]}: must be left out, the model has its own")
     if any(hasattr(site.module, NAME) for site in sites_of(model)):
@@ -81,12 +81,11 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     for module in found:
-        for name, part in ((name, getattr(module, name)) for name in PARTS):
-            start: dict[str, Tensor] = getattr(part, "identity", dict)()
-            state = {} if part is None else part.state_dict()
-            same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
-            if not (part is None or same) or getattr(module, NAME).variant["normalizer"] != "softmax":
-                raise ValueError(f"{type(model).__name__}: without {name} its outputs would change")
+        normalizer = getattr(module, NAME).variant["normalizer"]
+        left = effective({name: getattr(module, name) for name in PARTS})
+        if left or normalizer != "softmax":
+            left = left or f"normalizer {normalizer}"
+            raise ValueError(f"{type(model).__name__}: without {left} its outputs would change")
     model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
     for module in found:
         getattr(module, NAME).detach(module)
@@ -96,3 +95,30 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         for name in (NAME, *REFUSED):
             vars(config).pop(name, None)
     return model
+
+
+def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
+    """Multiply the feature mixing of `model` into its projections, in place, and return it without mixing, as `unmix`.
+
+    Raise ValueError if another part has an effect, or if the model has adapters or is pruned.
+    """
+    if any(hasattr(module, "base_layer") for module in model.modules()):
+        raise ValueError(f"{type(model).__name__}: has adapters; must be folded after they are merged")
+    for site in sites_of(model):
+        mixed: MixedHeads | None = vars(site.module).get(NAME)
+        if mixed is None or mixed.feature_mixing is None:
+            continue
+        output: Any = model.get_submodule(site.path("output"))
+        tensors = {"output": [_rows(output)]}
+        for kind, feature in FEATURES.items():
+            projection: Any = model.get_submodule(site.path(kind))
+            where = mixed.slices(mixed.names[kind])[kind]
+            given = [_rows(projection)] if projection.bias is None else [_rows(projection), projection.bias]
+            tensors[feature] = [tensor[where] for tensor in given]
+        mixed.feature_mixing.fold(tensors)
+    return unmix(model, attn_implementation)
+
+
+def _rows(projection: Any) -> Tensor:
+    """Return the weight with a row for each output; that of GPT-2's Conv1D is transposed."""
+    return projection.weight if isinstance(projection, nn.Linear) else projection.weight.t()

@@ -44,7 +44,7 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
 
 def _check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> None:
     mixed: MixedHeads | None = vars(site.module).get(NAME)
-    total, group = outputs_of(site), _group(model, site)
+    total, group = outputs_of(site), site.group(model)
     if len(heads) == total:
         raise ValueError(f"heads {heads} of layer {layer}: must leave one head")
     for option, kind in ({} if mixed is None else mixed.parts()).items():
@@ -54,15 +54,9 @@ def _check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> No
         raise ValueError(f"heads {heads} of layer {layer}: must be whole groups of {group} that share keys")
 
 
-def _group(model: nn.Module, site: Site) -> int:
-    """Return how many heads of queries share a head of keys."""
-    queries, keys = (model.get_submodule(site.path(kind)) for kind in ("queries", "keys"))
-    return getattr(queries, "out_features", 1) // getattr(keys, "out_features", 1)  # GPT-2 has no groups
-
-
 def _cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     mixed: MixedHeads = getattr(site.module, NAME)
-    size, group, source, total = site.head_dim, _group(model, site), mixed.sizes.num_heads, outputs_of(site)
+    size, group, source, total = site.head_dim, site.group(model), mixed.sizes.num_heads, outputs_of(site)
     kept = [head for head in range(total) if head not in heads]
     groups, mixes = [head // group for head in kept[::group]], mixed.head_mixing is not None
     queries, keys = (range(source), range(source // group)) if mixes else (kept, groups)

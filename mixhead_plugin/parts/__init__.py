@@ -2,7 +2,7 @@
 
 from mixhead_plugin.parts.assembly import VARIANT, Assembly, check_parts, complete, refuse_nothing, sizes_of
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartError, PartKind
-from mixhead_plugin.parts.parameters import cut, mixing_parameters, parameter_groups
+from mixhead_plugin.parts.parameters import cut, effective, mixing_parameters, parameter_groups
 from mixhead_plugin.parts.table import MIXINGS, PARTS
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "check_parts",
     "complete",
     "cut",
+    "effective",
     "mixing_parameters",
     "parameter_groups",
     "refuse_nothing",

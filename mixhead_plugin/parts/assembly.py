@@ -73,7 +73,7 @@ def sizes_of(
     group = PARTS["head_mixing"][variant["head_mixing"]].group
     mixed_heads = num_heads // group if mixed_heads is None else mixed_heads
     features = variant["mixed_features"]
-    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal, features)
+    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal, 0, features)
 
 
 class Assembly(nn.Module):

@@ -79,7 +79,8 @@ class MixingOfHeads(FeatureMixing):
     """Give head h the sum of A[j, h] times the features of head j (Interleaved Head Attention with one pseudo-head)."""
 
     def __init__(self, sizes: AttentionSizes):
-        super().__init__(sizes.mixed_features, sizes.num_heads, sizes.num_heads, sizes.mixed_heads)
+        keys, values = sizes.key_heads or sizes.num_heads, sizes.key_heads or sizes.mixed_heads
+        super().__init__(sizes.mixed_features, sizes.num_heads, keys, values)
 
     def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
         if matrix is None:
@@ -94,7 +95,8 @@ class SharedMixing(FeatureMixing):
     """Multiply the features of every head by the same T [D, D] (Knocking-Heads Attention, its linear form)."""
 
     def __init__(self, sizes: AttentionSizes):
-        super().__init__(sizes.mixed_features, sizes.head_dim, sizes.head_dim, sizes.value_dim)
+        value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
+        super().__init__(sizes.mixed_features, sizes.head_dim, sizes.head_dim, value_dim)
 
     def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
         if matrix is None:

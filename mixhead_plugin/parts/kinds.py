@@ -31,6 +31,7 @@ class AttentionSizes(NamedTuple):
     value_dim: int  # of a mixed head
     embed_dim: int  # of the attention's query input
     causal: bool = False
+    key_heads: int = 0  # of size head_dim, where heads of queries share keys and values; 0 where they do not
     mixed_features: str = "qkv"  # which of queries, keys and values the feature mixing mixes
 
 

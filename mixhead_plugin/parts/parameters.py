@@ -34,6 +34,17 @@ def parameter_groups(model: nn.Module, weight_decay: float, mixing_lr: float | N
     return [group for group in groups if group["params"]]
 
 
+def effective(parts: Mapping[str, nn.Module | None]) -> str:
+    """Return the name of the first part without which an attention would compute something else, or an empty string."""
+    for name, part in parts.items():
+        start: dict[str, Tensor] = getattr(part, "identity", dict)()
+        state = {} if part is None else part.state_dict()
+        same = bool(start) and all(torch.equal(state[key].cpu().float(), start[key]) for key in start)
+        if not (part is None or same):
+            return name
+    return ""
+
+
 def cut(tensor: Tensor, axes: Iterable[Axis], kept: Mapping[str, Sequence[int]], head_dim: int) -> Tensor:
     """Return a tensor with only the heads of `kept`, by kind, in the dimensions that go by heads."""
     for dim, kind, whole_heads in axes:
