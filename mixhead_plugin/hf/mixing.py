@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from mixhead_plugin.hf.attend import FEATURES, NAME, MixedHeads
 from mixhead_plugin.hf.layouts import sites_of
-from mixhead_plugin.parts import PARTS, VARIANT, complete, effective, refuse_nothing
+from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
 
 # These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
 # imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
@@ -32,10 +32,8 @@ def mix(
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
-    served = ("normalizer", "head_mixing", "score_mixing", "attention_sink", "attention_gate")
-    served += ("feature_mixing", "mixed_features")
-    if left := [name for name in variant if name not in served and variant[name] != next(iter(VARIANT[name]))]:
-        raise ValueError(f"{left[0]}: must be left out, the model has its own")
+    if variant["relative_position"] != "none":
+        raise ValueError("relative_position: must be left out, the model has its own")
     if any(hasattr(site.module, NAME) for site in sites_of(model)):
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
     if any(hasattr(module, "base_layer") for module in model.modules()):
