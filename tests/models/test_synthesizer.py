@@ -33,17 +33,6 @@ def test_every_synthesizer_builds_and_trains(synthesizer):
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_weights_may_have_a_gain_by_distance():
-    attention = attentions(build(ARCH, relative_gain=3, head_mixing="none"))[0].double().eval()
-    x, future = torch.randn(6, 2, 16).double(), torch.full((6, 6), float("-inf")).double().triu(1)
-    gain = torch.nn.init.normal_(attention.relative_gain.weight)  # [H, distances]
-    found, attention.relative_gain = attention(x, x, x, attn_mask=future, need_head_weights=True)[1], None
-    plain = attention(x, x, x, attn_mask=future, need_head_weights=True)[1]  # [H, B, N, N]
-    for t in range(6):
-        for k in range(t + 1):
-            torch.testing.assert_close(found[..., t, k], plain[..., t, k] * gain[:, max(k - t, -3) + 3, None])
-
-
 def test_sizes_come_from_their_flags_or_from_the_maximal_length():
     def shapes(**flags):
         return [tuple(p.shape) for n, p in build(ARCH, **flags).named_parameters() if "0.self_attn.synthesizer." in n]

@@ -29,25 +29,6 @@ def gradients(model, loss):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@covering(mixing=["position-independent", "position-wise"], names=[["orthogonal"], ["rank"], ["orthogonal", "rank"]])
-def test_gradients_are_those_of_finite_differences(mixing, names):
-    made, source, step = model(head_mixing=mixing, decoder_layers=1), tokens(padded=True), 1e-5
-    weights = {name: WEIGHTS[name] for name in names}
-    attention = made.decoder.layers[0].self_attn
-    parameters = [*attention.head_mixing.parameters(), attention.q_proj.weight, attention.k_proj.bias]
-    found = torch.autograd.grad(regularized_loss(made, source, weights)[0], parameters)
-    for parameter, gradient in zip(parameters, found):
-        for index in torch.randint(parameter.numel(), (5,)):
-            values = []
-            for sign in (1, -1):
-                with torch.no_grad():
-                    parameter.view(-1)[index] += sign * step
-                    values.append(regularized_loss(made, source, weights)[0])
-                    parameter.view(-1)[index] -= sign * step
-            slope = (values[0] - values[1]) / (2 * step)
-            torch.testing.assert_close(gradient.view(-1)[index], slope, rtol=1e-4, atol=1e-6)
-
-
 @each_once(order=["together", "first", "last"], checkpointing=[True, False])
 def test_passes_do_not_disturb_each_other(order, checkpointing):
     """Two losses are differentiated together, or one after the other; a third one is given up."""

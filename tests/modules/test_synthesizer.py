@@ -62,9 +62,11 @@ def definition(module, x):
     return finish(module, scores_by_definition(module, q), HIDDEN, values, q, x)
 
 
-@each_once(synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"])
-def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer, mixing, impl):
-    module = build(synthesizer, mixing, normalizer, impl=impl).double()
+@each_once(
+    synthesizer=SYNTHESIZERS, normalizer=NORMALIZERS, mixing=MIXINGS, impl=["blockwise", "reference"], gain=[0, 0, 3]
+)
+def test_outputs_and_gradients_are_those_of_the_formulas(synthesizer, normalizer, mixing, impl, gain):
+    module = build(synthesizer, mixing, normalizer, impl=impl, relative_gain=gain).double()
     x = torch.randn(N, B, E).double().requires_grad_()
     expected, weights = definition(module, x)
     sources = [x, *module.parameters()]

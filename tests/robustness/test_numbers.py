@@ -20,19 +20,17 @@ IMPLS = ["reference", "blockwise", "auto"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-def tensors(largest, dtype, mixed=None, n_queries=NQ, n_keys=NK, heads=H, head_dim=D, batch=B):
+def tensors(largest, dtype, mixed=None):
     """Return queries, keys and values whose largest score, with scale 1, is +-`largest`; and a mixing."""
 
     def random(*shape):
         return torch.randn(shape, dtype=torch.float64)
 
-    q, k = random(batch, heads, n_queries, head_dim), random(batch, heads, n_keys, head_dim)
-    if q.numel() and k.numel():
-        factor = (largest / (q @ k.transpose(2, 3)).abs().max()) ** 0.5
-        q, k = q * factor, k * factor
-    made = {"query": q, "key": k, "value": random(batch, heads, n_keys, head_dim)}
+    q, k = random(B, H, NQ, D), random(B, H, NK, D)
+    factor = (largest / (q @ k.transpose(2, 3)).abs().max()) ** 0.5
+    made = {"query": q * factor, "key": k * factor, "value": random(B, H, NK, D)}
     if mixed:
-        made["mixing"] = random(*{"shared": (heads, heads), "per query": (batch, n_queries, heads, heads)}[mixed])
+        made["mixing"] = random(*{"shared": (H, H), "per query": (B, NQ, H, H)}[mixed])
     return {name: tensor.to(dtype) for name, tensor in made.items()}
 
 
@@ -60,7 +58,7 @@ def from_rounded_scores(tensors, normalizer):
 
 def fits(value, dtype):
     """Return True if the type can hold these exact values; NaN does not fit."""
-    return value.numel() == 0 or bool(value.abs().max() < 0.99 * torch.finfo(dtype).max)
+    return bool(value.abs().max() < 0.99 * torch.finfo(dtype).max)
 
 
 @covering(dtype=DTYPES, normalizer=NORMALIZERS, mixed=MIXED, impl=IMPLS)
@@ -77,30 +75,6 @@ def test_results_are_right_or_infinite_for_scores_of_every_size(dtype, normalize
             error = (from_rounded_scores(made, normalizer) - value).abs().max()
             tolerance = 2 * error + 2 * torch.finfo(dtype).eps * largest + tiny
             assert (found["out"].double() - value).abs().max() <= tolerance < max(largest, 2 * tiny), size  # not zeros
-
-
-# Masks, and the index of the rows that see nothing.
-HIDDEN = {
-    "padding": ({"key_padding_mask": torch.tensor([[True] * NK, [False] * NK])}, (0,)),
-    "a row": ({"attn_mask": torch.zeros(NQ, NK).index_fill(0, torch.tensor([1]), -INF)}, (slice(None), slice(None), 1)),
-    "all": ({"attn_mask": torch.full((NQ, NK), -INF)}, ()),
-    "a head": ({"attn_mask": torch.zeros(H, 1, NK).index_fill(0, torch.tensor([2]), -INF)}, (slice(None), 2)),
-}
-
-
-@covering(hidden=HIDDEN, normalizer=NORMALIZERS, mixed=MIXED, impl=IMPLS)
-def test_rows_that_see_nothing_are_zero_whatever_their_scores(hidden, normalizer, mixed, impl):
-    for size, dtype in ((1.0, torch.float32), (6e4, torch.float16), (1e18, torch.bfloat16)):
-        masks, row = HIDDEN[hidden]
-        made = tensors(size, dtype, mixed)
-        small = torch.full((B, H, NQ, 1), 1 / max(1.0, size))  # the scores that are seen
-        small[row] = 1.0
-        made["query"] = (made["query"].float() * small).to(dtype)
-        found = outcome(made, normalizer=normalizer, impl=impl, **masks)
-        assert all(value.isfinite().all() for value in found.values()), size
-        assert (found["query"][row] == 0).all()
-        if hidden != "a head" or mixed is None:
-            assert (found["out"][row] == 0).all()
 
 
 @pytest.mark.gpu
