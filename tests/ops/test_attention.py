@@ -243,18 +243,6 @@ def test_dropout_comes_after_the_mixing(impl, mixing):
     assert abs(zero.double().mean().item() - 0.25) < 0.01
 
 
-@pytest.mark.parametrize("n_keys", [3, NK])
-def test_auto_drops_the_same_with_and_without_gradients(n_keys):
-    """Activation checkpointing computes the output without them and again with them."""
-    given, outputs = tensors(n_keys=n_keys), []
-    for learning in (False, True):
-        torch.manual_seed(4)
-        with torch.set_grad_enabled(learning):
-            outputs.append(attention(**{n: t.requires_grad_(learning) for n, t in given.items()}, dropout_p=0.5))
-    assert not torch.allclose(outputs[0], attention(**given))
-    assert torch.equal(*outputs)
-
-
 @each_once(normalizer=NORMALIZERS, mixing=MIXINGS)
 def test_auto_takes_the_formula_for_forward_mode_derivatives(normalizer, mixing):
     given = tensors(mixing, value_dim=D)
