@@ -184,8 +184,11 @@ def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
 
 def cut_off(args: Namespace) -> None:
     """Write a smaller checkpoint, and compare it with the whole one."""
-    check_target(args)
-    (path,) = args.checkpoints
+    path, *others = args.checkpoints
+    if others:
+        raise OptionError(f"--save {args.save}: cuts one checkpoint, not {len(args.checkpoints)}")
+    if os.path.exists(args.save) and os.path.samefile(args.save, path):
+        raise OptionError(f"--save {args.save}: is the checkpoint itself")
     whole = loading.load_from(args, path)
     found = smaller.prunable(whole)
     for name, attention in found.items():
@@ -218,14 +221,6 @@ def cut_off(args: Namespace) -> None:
     stays = {name: heads._asdict() for name, heads in kept.items()}
     results = {"checkpoint": path, "heads_per_layer": pruned.cfg.model.heads_per_layer, "kept": stays, **report}
     output.write(args, "prune-save", results, {})
-
-
-def check_target(args: Namespace) -> None:
-    """Refuse several checkpoints, and a --save onto the checkpoint itself."""
-    if len(args.checkpoints) > 1:
-        raise OptionError(f"--save {args.save}: cuts one checkpoint, not {len(args.checkpoints)}")
-    if os.path.exists(args.save) and os.path.samefile(args.save, args.checkpoints[0]):
-        raise OptionError(f"--save {args.save}: is the checkpoint itself")
 
 
 def sizes(loaded: Loaded) -> dict[str, int]:

@@ -198,7 +198,7 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
 
 
 def draw_ranks(measured: list[Measured]) -> Any:
-    """Draw layer by head: a row of panels for each checkpoint, and a column for each site if there are several."""
+    """Draw layer by head: a row of panels for each checkpoint, and a column for each site."""
     sites = [site for site in SITES if any(site in m.spectra for m in measured)]
 
     def panel(m: Measured, site: str) -> tuple[str, Any] | None:
@@ -208,11 +208,7 @@ def draw_ranks(measured: list[Measured]) -> Any:
         return f"{m.label}\n{site}: mean {m.mean_rank(site):.1f}", ranks
 
     panels = [[panel(m, site) for site in sites] for m in measured]
-    if len(sites) == 1:
-        panels = [[row[0] for row in panels]]
-    layers = max(len(layers) for m in measured for layers in m.spectra.values())
-    size = (3.0, 1.5 + 0.14 * layers)
-    figure = figures.heat_maps(panels, size, "effective rank", xlabel="head", ylabel="layer")
+    figure = figures.heat_maps(panels, (3.0, 2.3), "effective rank", xlabel="head", ylabel="layer")
     if any(m.source for m in measured):
         figure.supxlabel(NOTE, fontsize=8)
     return figure
