@@ -6,13 +6,8 @@ from collections import OrderedDict
 from typing import Any
 
 from fairseq import checkpoint_utils
+from fairseq import models as known
 from fairseq.criterions import CRITERION_REGISTRY
-from fairseq.models import (
-    ARCH_CONFIG_REGISTRY,
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
-)
 from omegaconf import OmegaConf
 from torch import Tensor
 
@@ -40,8 +35,8 @@ def fold(file: str, out: str) -> None:
     flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])
     arch = str(model_name(flags))
     names = {arch: _fairseqs_name(file, arch)} | {f"orthogonal_{name}": name for name in CRITERION_REGISTRY}
-    if arch in ARCH_CONFIG_REGISTRY and arch not in MODEL_DATACLASS_REGISTRY:
-        ARCH_CONFIG_REGISTRY[arch](flags)  # the config from a YAML file has only the values that differ
+    if arch in known.ARCH_CONFIG_REGISTRY and arch not in known.MODEL_DATACLASS_REGISTRY:
+        known.ARCH_CONFIG_REGISTRY[arch](flags)  # the config from a YAML file has only the values that differ
         cfg["model"] = flags
     flags = Namespace(**{**vars(AttentionOptions()), **vars(flags)})
     state["model"] = _folded(file, flags, dict(state["model"]))
@@ -56,12 +51,12 @@ def fold(file: str, out: str) -> None:
 
 def _fairseqs_name(file: str, arch: str) -> str:
     """Return fairseq's name of an architecture of the plugin, or of its model, for which the config has all values."""
-    model = ARCH_MODEL_REGISTRY.get(arch, MODEL_REGISTRY.get(arch))
+    model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
     name = next((name for name, own in MODELS.items() if own is model), "")
-    if name not in MODEL_REGISTRY or not issubclass(model, MODEL_REGISTRY[name]):
+    if not issubclass(model or object, known.MODEL_REGISTRY.get(name, ())):
         raise OptionError(f"{file}: --arch {arch} cannot be folded, must be of a model that fairseq has")
     plain = (arch.removeprefix(f"{family}_") for family in FAMILIES if arch.startswith(f"{family}_"))
-    return next((known for known in plain if known in ARCH_MODEL_REGISTRY), name)
+    return next((each for each in plain if each in known.ARCH_MODEL_REGISTRY), name)
 
 
 def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -90,10 +85,10 @@ def _folded(file: str, flags: Namespace, state: dict[str, Tensor]) -> dict[str, 
         assembly.add_parts(complete(variant), sizes_of(complete(variant), heads, embed_dim // heads, embed_dim))
         assembly.load_state_dict({key: state.pop(f"{name}.{key}") for key in assembly.state_dict()})
         if assembly.feature_mixing is not None:
-            names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}
-            tensors = {part: [state[f"{name}.{projection}.weight"]] for part, projection in names.items()}
+            tensors = {"output": [state[f"{name}.out_proj.weight"]]}
             for part in ("query", "key", "value"):
-                tensors[part] += [state[key] for key in [f"{name}.{names[part]}.bias"] if key in state]
+                keys = (f"{name}.{part[0]}_proj.{kind}" for kind in ("weight", "bias"))
+                tensors[part] = [state[key] for key in keys if key in state]
             assembly.feature_mixing.fold(tensors)
         if option := effective({option: getattr(assembly, option) for option in PARTS}):
             refuse(option, f" of {name}")

@@ -38,10 +38,8 @@ class Penalty(NamedTuple):
 
 def _mixing_penalty(attention: MixheadAttention, heads: Heads, real: Tensor) -> Tensor:
     """Return the sum of the penalties on M and on the matrices that mix features."""
-    parts = attention.parts()
-    matrices = attention.feature_mixing.matrices() if parts["feature_mixing"].orthogonal else []
-    if parts["head_mixing"].orthogonal:
-        matrices = [heads.mixing, *matrices]
+    matrices = [heads.mixing] if attention.parts()["head_mixing"].orthogonal else []
+    matrices += attention.feature_mixing.matrices() if attention.feature_mixing is not None else []
     return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
 
 

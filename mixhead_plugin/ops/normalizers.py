@@ -158,24 +158,22 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    above, below = _softpick_terms(scores)
-    return _divide(above, (above + below).sum(-1, keepdim=True), out)
+    signed = _scaled_expm1(scores)
+    return _divide(F.relu(signed), signed.abs().sum(-1, keepdim=True), out)
 
 
 def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
-    # exp(s) / sum |exp(s) - 1| times g - w.g where s > 0, and w.g where s < 0
-    above, below = _softpick_terms(scores)
-    total = (above + below).sum(-1, keepdim=True)
-    mean = torch.linalg.vecdot(weights, d_weights)[..., None]
-    torch.sub(d_weights, mean, out=out).masked_fill_(scores <= 0, 0.0).add_((scores < 0) * mean)
-    return out.mul_(_divide(torch.exp(scores - _largest_or_0(scores)), total))
+    # exp(s) / sum |exp(s) - 1| times (g where s > 0, less sign(s) w.g)
+    signed = _scaled_expm1(scores)
+    slope = _divide(torch.exp(scores - _largest_or_0(scores)), signed.abs().sum(-1, keepdim=True))
+    torch.mul(d_weights, signed > 0, out=out)
+    return out.sub_(signed.sign() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
 
 
-def _softpick_terms(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return exp(s) - 1 where it is positive, and 1 - exp(s) where that is, both divided by exp(max(s, 0))."""
-    largest = _largest_or_0(scores)
-    up, down = F.relu(scores), F.relu(-scores).masked_fill(scores == float("-inf"), 0.0)
-    return -torch.exp(up - largest) * torch.expm1(-up), -torch.exp(-largest) * torch.expm1(-down)
+def _scaled_expm1(scores: Tensor) -> Tensor:
+    """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 for a hidden key."""
+    largest, up, down = _largest_or_0(scores), F.relu(scores), F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
+    return torch.exp(-largest) * torch.expm1(-down) - torch.exp(up - largest) * torch.expm1(-up)
 
 
 def _largest_or_0(scores: Tensor) -> Tensor:

@@ -17,12 +17,7 @@ OUTPUT_RANK = 4  # of U V^T
 
 
 class FeatureMixing(Part):
-    """Mix queries, keys and values by a trained matrix each; None leaves them as they are.
-
-    Args:
-        query, key, value: the size of each matrix, which starts as the identity
-        names: which of them there are, as in `AttentionSizes.mixed_features`
-    """
+    """Mix queries, keys and values by a trained matrix each, of these sizes; only those in `names`, such as 'qv'."""
 
     def __init__(self, names: str = "", query: int = 0, key: int = 0, value: int = 0):
         super().__init__()
@@ -37,7 +32,7 @@ class FeatureMixing(Part):
         return list(self.parameters())
 
     def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
-        """Return features [..., H * D] mixed by one of the matrices."""
+        """Return features [..., H * D] mixed by one of the matrices, None for none."""
         return features
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
@@ -62,11 +57,9 @@ class FeatureMixing(Part):
         return F.linear(x, self.of_weight(linear.weight, matrix), bias)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
-        """Multiply the mixing into projections, in float64, and become the identity.
+        """Multiply the mixing into projections in place, in float64, and become the identity.
 
-        Args:
-            tensors: what to change in place: weights [H * D, C] and biases [H * D] under `query`, `key` and `value`,
-                the weight [C, H' * Dv] under `output`
+        `query`, `key` and `value` have a weight [H * D, C] and a bias [H * D] each, `output` a weight [C, H' * Dv].
         """
         with torch.no_grad():
             for name, matrix in self.named_parameters():
