@@ -236,7 +236,11 @@ NORMALIZERS = {
         sigmoid, sigmoid_grad, True, "sigmoid(s - log n), n visible keys", "Ramapuram et al. 2024; their n is all keys"
     ),
     "softpick": Normalizer(
-        softpick, softpick_grad, True, "relu(exp(s) - 1) / sum |exp(s) - 1|", "Zuhri et al. 2025; they add 1e-6 below"
+        softpick,
+        softpick_grad,
+        True,
+        "relu(exp(s) - 1) / sum |exp(s) - 1|",
+        "Zuhri et al. 2025; they add a constant below",
     ),
     "entmax15": Normalizer(
         entmax15,

@@ -4,6 +4,7 @@ Features are the queries, keys, values or outputs of heads. A mixing is linear i
 another. So any kernel serves what is mixed, and a trained mixing folds into the projections.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,21 @@ OUTPUT_RANK = 4  # of U V^T
 
 
 class FeatureMixing(Part):
-    """Mix queries, keys and values by a trained matrix each, of these sizes; only those in `names`, such as 'qv'."""
+    """Mix queries, keys and values by a trained matrix each, of those that the sizes name; it starts as the identity.
 
-    def __init__(self, names: str = "", query: int = 0, key: int = 0, value: int = 0):
+    `of_heads`: head h becomes the sum of A[j, h] times head j (Interleaved Head Attention with one pseudo-head); else
+    each head is multiplied by the same T [D, D] (Knocking-Heads Attention).
+    """
+
+    def __init__(self, sizes: AttentionSizes, of_heads: bool):
         super().__init__()
-        for name, size in (("query", query), ("key", key), ("value", value)):
-            self.register_parameter(name, nn.Parameter(torch.eye(size)) if name[0] in names else None)
+        self.of_heads = of_heads
+        heads = {"query": sizes.num_heads, "key": sizes.key_heads or sizes.num_heads}
+        heads["value"] = sizes.key_heads or sizes.mixed_heads
+        value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
+        for name, number in heads.items():
+            size = number if of_heads else value_dim if name == "value" else sizes.head_dim
+            self.register_parameter(name, nn.Parameter(torch.eye(size)) if name[0] in sizes.mixed_features else None)
 
     def identity(self) -> dict[str, Tensor]:
         return {name: torch.eye(len(matrix)) for name, matrix in self.named_parameters()}
@@ -33,10 +43,16 @@ class FeatureMixing(Part):
 
     def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
         """Return features [..., H * D] mixed by one of the matrices, None for none."""
-        return features
+        if matrix is None:
+            return features
+        if self.of_heads:
+            return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(-2)
+        return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
 
     def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
         """Return the weight [H * D, C] or the bias [H * D] of a projection to the mixed features."""
+        if self.of_heads:  # one product, [H, H] by [H, D * C]
+            return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)
         return self(weight.t(), matrix).t()
 
     def outputs(self, out: Tensor) -> Tensor:
@@ -68,40 +84,11 @@ class FeatureMixing(Part):
         self.load_state_dict(self.identity())
 
 
-class MixingOfHeads(FeatureMixing):
-    """Give head h the sum of A[j, h] times the features of head j (Interleaved Head Attention with one pseudo-head)."""
-
-    def __init__(self, sizes: AttentionSizes):
-        keys, values = sizes.key_heads or sizes.num_heads, sizes.key_heads or sizes.mixed_heads
-        super().__init__(sizes.mixed_features, sizes.num_heads, keys, values)
-
-    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
-        if matrix is None:
-            return features
-        return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(-2)
-
-    def of_weight(self, weight: Tensor, matrix: Tensor) -> Tensor:
-        return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)  # [H, H] by [H, D * C]
-
-
-class SharedMixing(FeatureMixing):
-    """Multiply the features of every head by the same T [D, D] (Knocking-Heads Attention, its linear form)."""
-
-    def __init__(self, sizes: AttentionSizes):
-        value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
-        super().__init__(sizes.mixed_features, sizes.head_dim, sizes.head_dim, value_dim)
-
-    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
-        if matrix is None:
-            return features
-        return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
-
-
 class OutputMixing(FeatureMixing):
     """Add sum_j (U V^T)[j, h] O_j to the output of head h; V starts as 0 (Virtual Head Attention, its postmix)."""
 
     def __init__(self, sizes: AttentionSizes):
-        super().__init__()
+        super().__init__(sizes._replace(mixed_features=""), of_heads=True)
         with own_numbers():
             self.left = nn.Parameter(torch.randn(sizes.mixed_heads, OUTPUT_RANK) * sizes.mixed_heads**-0.5)  # U
         self.right = nn.Parameter(torch.zeros(sizes.mixed_heads, OUTPUT_RANK))  # V
@@ -129,8 +116,8 @@ _MATRICES: dict[str, tuple[Axis, ...]] = {"query": (), "key": (), "value": ()}
 FEATURE_MIXINGS = {
     "none": PartKind(None, "", "", {}),
     "heads": PartKind(
-        MixingOfHeads,
-        "W_h becomes sum_j A[j, h] W_j, with A [H, H] for queries, keys and values; biases too",
+        partial(FeatureMixing, of_heads=True),
+        "W_h becomes sum_j A[j, h] W_j, A [H, H]; biases too",
         "Interleaved Head Attention 2026, one pseudo-head",
         _MATRICES,
         trained=True,
@@ -138,9 +125,9 @@ FEATURE_MIXINGS = {
         uncut="each head is a sum of all",
     ),
     "shared": PartKind(
-        SharedMixing,
-        "q_h T, k_h T, v_h T, with T [D, D] for all heads, before any rotation",
-        "Knocking-Heads Attention 2025, its linear form",
+        partial(FeatureMixing, of_heads=False),
+        "q_h T, k_h T, v_h T, T [D, D], before any rotation",
+        "Knocking-Heads Attention 2025",
         _MATRICES,
         trained=True,
         orthogonal=True,

@@ -8,6 +8,7 @@ import torch
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.ops import fused
+from mixhead_plugin.parts import AttentionSizes
 from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
 from tests.covering import each_once
 from tests.helpers import shake
@@ -61,8 +62,7 @@ def test_outputs_start_where_they_can_learn_and_draw_no_number_of_other_weights(
     torch.manual_seed(3)
     expected = torch.randn(1)
     torch.manual_seed(3)
-    sizes = mock.Mock(mixed_heads=H)
-    part = FEATURE_MIXINGS["output"].build(sizes)
+    part = FEATURE_MIXINGS["output"].build(AttentionSizes(H, 4, H, 4, E))
     assert torch.equal(torch.randn(1), expected)
     out = torch.randn(2, 3, H, 5)
     assert torch.equal(part.outputs(out), out)
