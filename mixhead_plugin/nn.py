@@ -236,7 +236,7 @@ def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttentio
     sizes = (old.dropout, old.in_proj_bias is not None, *constants, old.kdim, old.vdim, old.batch_first)
     new = MixedAttention(old.embed_dim, old.num_heads, *sizes, weight.device, weight.dtype, **variant)
     given = old.state_dict(keep_vars=True)
-    new.load_state_dict(given)
+    new.load_state_dict({**new.state_dict(), **given})  # a sink has no start that a checkpoint without it could mean
     for name, parameter in new.named_parameters():  # q_proj.weight was q_proj_weight, or part of in_proj_weight
         for former in (name, name.replace(".", "_"), f"in{name[1:]}".replace(".", "_")):
             parameter.requires_grad_(getattr(given.get(former), "requires_grad", parameter.requires_grad))

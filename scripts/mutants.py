@@ -34,7 +34,7 @@ TESTS = {
     "mixhead_plugin/ops/blockwise/": ("tests/ops/test_blockwise.py", "tests/ops/test_attention.py"),
     "mixhead_plugin/ops/triton/": ("tests/ops/test_triton.py", "tests/ops/test_triton_verify.py"),
     "mixhead_plugin/parts/": ("tests/modules/test_head_mixing.py", "tests/modules/test_attention.py"),
-    "mixhead_plugin/hf/": ("tests/test_hf.py",),
+    "mixhead_plugin/hf/": ("tests/hf/test_definition.py", "tests/hf/test_heads.py", "tests/hf/test_mixing.py"),
     "mixhead_plugin/nn.py": ("tests/test_nn.py",),
     "mixhead_plugin/options.py": ("tests/test_options.py", "tests/models/test_families.py"),
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mixhead_plugin.nn import MixedAttention, mix
+from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
 from tests.covering import each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
@@ -80,3 +80,40 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
     assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
     assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_shapes_are_refused_in_the_words_of_torch(batch_first):
+    x, one = torch.randn(B + 1, B + 1, E), torch.randn(B + 1, E)
+    ours, torchs = (kind(E, H, batch_first=batch_first) for kind in (MixedAttention, nn.MultiheadAttention))
+    for call, masks in (
+        ((x, one, x), {}),
+        ((x, x, one), {}),
+        ((one, one, x), {}),
+        ((x[None], x, x), {}),
+        ((x, x, x), {"key_padding_mask": torch.zeros(B + 1).bool()}),
+        ((x, x, x), {"attn_mask": torch.zeros(B + 1)}),
+        ((x[..., :3], x, x), {}),
+        ((one, one, one), {"attn_mask": torch.zeros(1, B + 1, B + 1)}),
+    ):
+        with pytest.raises(AssertionError) as theirs:
+            torchs(*call, **masks)
+        with pytest.raises(ValueError) as found:
+            ours(*call, **masks)
+        assert str(found.value) == str(theirs.value)
+    same = torch.randn(H, H, E)  # as many sentences as heads: a mask for each sentence is none for each head
+    for refused in ({"attn_mask": torch.zeros(H, H, H)}, {"key": torch.randn(H - 1, H - 1, E)}, {"value": one}):
+        for kind in (ours, torchs):
+            with pytest.raises((AssertionError, RuntimeError)):
+                kind(**{"query": same, "key": same, "value": same, **refused})
+
+
+def test_weight_decay_spares_the_mixing():
+    model = mix(nn.Transformer(E, H, 1, 1, E), "position-independent", attention_sink="learned").requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("mixing" in name or "out_proj" in name)
+    decayed, vectors, mixing = parameter_groups(model, 0.5, mixing_lr=0.1)
+    assert all(parameter.shape == (E, E) for parameter in decayed["params"]) and len(decayed["params"]) == 3
+    assert len(vectors["params"]) == 3 and len(mixing["params"]) == 3
+    torch.optim.AdamW([decayed, vectors, mixing], lr=0.1).step()
+    assert [group["weight_decay"] for group in (decayed, vectors, mixing)] == [0.5, 0.0, 0.0] and mixing["lr"] == 0.1

@@ -11,7 +11,7 @@ from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
-from mixhead_plugin.ops.normalizers import NORMALIZERS, sink_problem
+from mixhead_plugin.ops.normalizers import NORMALIZERS, exporting, sink_problem
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
 
@@ -166,7 +166,7 @@ def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, .
 
 
 def _check_shape(name: str, tensor: Tensor, *fitting: tuple[int, ...]) -> None:
-    if tensor.shape not in fitting:
+    if not any(len(shape) == tensor.dim() and tensor.shape == shape for shape in fitting):
         expected = " or ".join(str(list(shape)) for shape in fitting)
         raise ValueError(f"{name.replace('relative_', 'relative.')} {list(tensor.shape)}: must be {expected}")
 
@@ -178,7 +178,7 @@ def fastest(inputs: AttentionInputs) -> str:
     and with them, and both passes must drop the same weights.
     """
     query, key = inputs.query, inputs.key
-    if query.device.type == "meta" or torch.compiler.is_exporting():
+    if query.device.type == "meta" or exporting():
         return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"

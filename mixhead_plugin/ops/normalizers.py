@@ -45,8 +45,16 @@ def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor
     return weights / total if out is None else torch.div(weights, total, out=out)
 
 
+def exporting() -> bool:
+    """Return whether `torch.export` traces, whose programs must not depend on the sizes of the example."""
+    is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
+    return is_exporting is not None and is_exporting()
+
+
 def _short(scores: Tensor) -> bool:
     """Tell rows that fill no register of a CPU, for which torch's softmax takes about six times as long."""
+    if not torch.jit.is_scripting() and exporting():
+        return False
     return scores.is_cpu and scores.size(-1) < 16
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.analysis.pages import assert_shows, read_page
-from tests.test_hf import build, hf
+from tests.hf.models import build, hf
 
 
 class Letters:
@@ -27,7 +27,7 @@ class Inputs(dict):
 def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path):
     model, _ = build(name, **({} if mixing is None else {"head_mixing": mixing}))
     implementation = model.train().config._attn_implementation
-    hf.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target="welt")
+    hf.view(model, Letters(), ["hello", "you"], tmp_path / "page.html", target=["welt", "du"])
     assert model.training and model.config._attn_implementation == implementation
     sentence, second = read_page(tmp_path / "page.html")
     tokens = Letters()("hello")["input_ids"]
@@ -35,7 +35,7 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
     if translates:
         labels = Letters()("welt")["input_ids"]
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
-        assert sentence["written"] == [f"<{token}>" for token in labels[0]]
+        assert sentence["written"] == [f"<{token}>" for token in labels[0]] and len(second["written"]) == 2
     side = "decoder" if name.startswith("GPT2") else "encoder"
     assert sentence[side] == [f"<{token}>" for token in tokens[0]] and len(second[side]) == 3
     if mixing is None:
@@ -58,8 +58,14 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
         assert_shows(found, source, torch.tensor(found["mixing"]), weights)
 
 
-def test_a_model_without_known_attentions_is_refused(tmp_path):
+def test_what_has_no_page_is_refused_in_one_line(tmp_path):
     model, _ = build("BertForMaskedLM")
+    for options, problem in (
+        ({"length": 4}, "5 tokens: must have at most length 4"),
+        ({"target": []}, "target: has 0"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            hf.view(model, Letters(), "hello", tmp_path / "page.html", **options)
     model.bert.encoder.layer = torch.nn.ModuleList()
     with pytest.raises(ValueError, match="none of the attentions of hf"):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")

@@ -1,46 +1,25 @@
-"""Small random models of `transformers` with mixed heads; docs/huggingface.md trains one."""
+"""Models of `transformers` are mixed, saved, loaded and unmixed; docs/huggingface.md trains one."""
 
 import copy
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from tests.covering import each_once
+from tests.hf.models import CONFIG, GENERATING, MODELS, build, hf, transformers, whole
 from tests.modules.definition import MIXINGS, NORMALIZERS, variant
-
-transformers = pytest.importorskip("transformers")
-hf = pytest.importorskip("mixhead_plugin.hf")
-
-CONFIG = dict(vocab_size=31, eos_token_id=2, pad_token_id=0, decoder_start_token_id=0, hidden_size=24, d_model=24)
-CONFIG |= dict(
-    n_embd=24, num_hidden_layers=2, n_layer=2, num_layers=2, encoder_layers=2, decoder_layers=2, num_key_value_heads=2
-)
-CONFIG |= dict(num_attention_heads=4, n_head=4, num_heads=4, encoder_attention_heads=4, decoder_attention_heads=4)
-GENERATING = "GPT2LMHeadModel LlamaForCausalLM MistralForCausalLM Qwen2ForCausalLM MarianMTModel".split()
-GENERATING += [f"{name}ForConditionalGeneration" for name in ("Bart", "MBart", "T5", "MT5")]
-MODELS = [*GENERATING, *(f"{name}ForMaskedLM" for name in ("Bert", "Roberta", "XLMRoberta", "Electra"))]
-
-
-def build(name, **options):
-    """Return a model in double precision, its mixing away from the identity, and sentences with their mask."""
-    model, inputs = getattr(transformers, name), {"input_ids": torch.randint(3, 31, (3, 7))}
-    config = model.config_class(**CONFIG, **({"sliding_window": 3} if "Mistral" in name else {}))
-    model = model(config).double().eval()
-    for part, parameter in (hf.mix(model, **options) if options else nn.Module()).named_parameters():
-        parameter.data += 0.3 * torch.randn_like(parameter) * ("_mixing." in part or ".attention_" in part)
-    return model, inputs | {"attention_mask": torch.ones(3, 7, dtype=torch.long)}
 
 
 @each_once(name=MODELS, mixing=["position-wise", "position-independent", "low-rank"], padded=[[], [0, 1], [5, 6], [6]])
 def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, mixing, padded):
     model, inputs = build(name)
     inputs["attention_mask"][1, padded] = 0
-    inputs |= {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
+    visible, inputs = inputs["attention_mask"] == 1, whole(model, inputs)
     mixed, found = hf.mix(copy.deepcopy(model), mixing), []
     for each in (copy.deepcopy(mixed), copy.deepcopy(model)):
-        logits = each(**inputs).logits[inputs["attention_mask"].bool() | ("decoder_input_ids" in inputs)]
+        logits = each(**inputs).logits
+        logits = logits if model.config.is_encoder_decoder or "pixel_values" in inputs else logits[visible]
         logits.square().mean().backward()
         found += [(logits, {name: each.get_parameter(name).grad for name, _ in model.named_parameters()})]
     torch.testing.assert_close(*found)
@@ -101,7 +80,9 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
-    odd = transformers.MarianMTModel(transformers.MarianConfig(**CONFIG | {"decoder_attention_heads": 3}))
+    odd = transformers.MarianMTModel(
+        transformers.MarianConfig(**CONFIG | {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3})
+    )
     for refused, message in (
         (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),

@@ -1,0 +1,112 @@
+"""Mixed models are what their unmixed copies compute with an attention that is written here, by the equations."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mixhead_plugin import ops
+from tests.covering import each_once
+from tests.hf.models import MODELS, build, hf, shake, transformers, whole
+from tests.modules.definition import mixed
+
+NAME = "definition"
+VARIANTS = {
+    "B": dict(head_mixing="position-wise"),
+    "A, sink": dict(head_mixing="position-independent", attention_sink="learned", normalizer="l2"),
+    "low-rank, gate": dict(head_mixing="low-rank", attention_gate="head", normalizer="sigsoftmax"),
+    "V2, scores": dict(head_mixing="differential", score_mixing="position-wise"),
+    "gate alone": dict(head_mixing="none", attention_gate="element", normalizer="relu2"),
+}
+# The first features of these projections are the queries of all heads.
+QUERIES = ("q_attn", "c_attn", "q_proj", "query", "q_lin", "q")
+
+
+def attend(module, query, key, value, mask, scaling=None, dropout=0.0, position_bias=None, **others):
+    """Compute attention with the parts in `module.parts`; `module.x` is the input of the attention [B, Nq, C]."""
+    parts, x, n_keys = module.parts, module.x, key.size(2)
+    project = next(getattr(module, name) for name in QUERIES if hasattr(module, name))
+    raw = project(x)[..., : query.size(1) * query.size(3)].unflatten(-1, query.shape[1::2]).transpose(1, 2)
+    key, value = (t.repeat_interleave(query.size(1) // t.size(1), 1) for t in (key, value))
+    scores = mixed(parts.score_mixing, query @ key.mT * scaling, raw, x.transpose(0, 1))
+    if position_bias is not None:
+        scores = scores + position_bias
+    if mask is not None:  # floats, the least of their type where a key is hidden
+        scores = torch.where(mask == torch.finfo(mask.dtype).min, float("-inf"), scores)
+    if parts.attention_sink is not None:
+        sink = parts.attention_sink.weight[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], -1)
+    weights = mixed(
+        parts.head_mixing, ops.NORMALIZERS[parts.normalizer].weights(scores)[..., :n_keys], raw, x.transpose(0, 1)
+    )
+    if weights.size(1) < value.size(1):  # pairs of neighbours are the values of a mixed head
+        value = torch.cat([value[:, ::2], value[:, 1::2]], -1)
+    out = (F.dropout(weights, dropout) @ value).transpose(1, 2)
+    if parts.attention_gate is not None:
+        gate = 2 * (x @ parts.attention_gate.weight + parts.attention_gate.bias).sigmoid()
+        out = out * gate.unflatten(-1, (out.size(2), -1))
+    module.weights = weights
+    return out, weights
+
+
+transformers.AttentionInterface.register(NAME, attend)
+transformers.AttentionMaskInterface.register(NAME, transformers.masking_utils.eager_mask)
+
+
+def remember(module, args, kwargs):
+    module.x = args[0] if args else kwargs["hidden_states"]
+
+
+def defined(model, variant):
+    """Return a mixed model and the unmixed one with `attend` in its place."""
+    ours = shake(hf.mix(copy.deepcopy(model), **variant))
+    for name, module in model.named_modules():
+        if type(module).__name__ in hf.LAYOUTS:
+            module.__dict__["parts"] = getattr(ours.get_submodule(name), hf.NAME)
+            module.register_forward_pre_hook(remember, with_kwargs=True)
+    model.set_attn_implementation(NAME)
+    return ours, model
+
+
+@each_once(name=MODELS, variant=VARIANTS, padded=[[], [0, 1], [5, 6], [6]], implementation=["mixhead", "eager"])
+def test_a_mixed_model_computes_the_definition(name, variant, padded, implementation):
+    model, inputs = build(name)
+    inputs["attention_mask"][1, padded] = 0
+    inputs = whole(model, inputs)
+    ours, theirs = defined(model, VARIANTS[variant])
+    ours.set_attn_implementation(implementation)
+    seen = (
+        slice(None)
+        if "attention_mask" not in inputs or model.config.is_encoder_decoder
+        else inputs["attention_mask"] == 1
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**inputs).logits[seen], theirs(**inputs).logits[seen])
+        returned = ours(**inputs, output_attentions=True)
+    found = hf.attentions(ours, inputs)
+    maps = [
+        m
+        for n in ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
+        for m in returned.get(n) or ()
+    ]
+    assert len(found) == len(maps) and all(any(heads.mixed.equal(m) for m in maps) for heads in found.values())
+    for heads in found.values():
+        assert heads.name and (heads.mixing is None) == (VARIANTS[variant]["head_mixing"] == "none")
+        torch.testing.assert_close(heads.mixed[0], theirs.get_submodule(heads.name).weights[0])
+
+
+@pytest.mark.parametrize(
+    "name, dropout",
+    [
+        ("GPT2LMHeadModel", "attn_pdrop"),
+        ("BertForMaskedLM", "attention_probs_dropout_prob"),
+        ("LlamaForCausalLM", "attention_dropout"),
+    ],
+)
+def test_weights_are_dropped_in_training_and_only_there(name, dropout):
+    others = dict.fromkeys("resid_pdrop embd_pdrop hidden_dropout_prob".split(), 0.0)
+    model, inputs = build(name, {**others, dropout: 1.0})
+    ours, theirs = defined(model, VARIANTS["B"])
+    torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits)
+    torch.testing.assert_close(ours.train()(**inputs).logits, theirs.train()(**inputs).logits)  # all weights are 0

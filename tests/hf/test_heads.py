@@ -1,0 +1,97 @@
+"""Heads of models of `transformers` are silenced, weighed and cut off, mixed or not."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.covering import each_once
+from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
+
+VARIANTS = [
+    {},
+    dict(head_mixing="position-wise", attention_sink="zero"),
+    dict(head_mixing="position-independent", attention_gate="head"),
+    dict(head_mixing="none", attention_gate="element", attention_sink="learned"),
+]
+OUTPUTS = ("c_proj", "o_proj", "out_proj", "dense", "out_lin", "o")  # read the outputs of all heads
+
+
+def output(model, name):
+    """Return the projection that reads the heads of an attention."""
+    attention = model.get_submodule(name)
+    found = [getattr(attention, each) for each in OUTPUTS if hasattr(attention, each)]
+    return found[0] if found else model.get_submodule(name.rpartition(".")[0]).output.dense
+
+
+@each_once(name=MODELS, variant=VARIANTS)
+def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablated(name, variant, tmp_path):
+    model, inputs = build(name, **variant)
+    inputs = whole(model, inputs)
+    before = model(**inputs).logits
+    sites = [n for n, module in model.named_modules() if type(module).__name__ in hf.LAYOUTS]
+    heads = {0: [0, 1], sites[-1]: (2, 3, 2)}
+    silenced = copy.deepcopy(model)
+    for layer, some in ((sites[0], [0, 1]), (sites[-1], [2, 3])):
+        weight = output(silenced, layer).weight  # [C, H * D]; GPT-2's is transposed
+        columns = weight.data if "GPT2" in name else weight.data.t()
+        columns.unflatten(0, (HEADS, -1))[some] = 0
+    with hf.ablate(model, heads):
+        torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
+    assert torch.equal(model(**inputs).logits, before)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    hf.prune(model, {0: [0, 1]})
+    hf.prune(model, {sites[-1]: [2, 3]})
+    grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
+    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[
+        grouped, mixes
+    ]  # of projections
+    width = output(silenced, sites[0]).weight.numel() / 2
+    assert size - sum(parameter.numel() for parameter in model.parameters()) >= 2 * halves * width
+    model.save_pretrained(tmp_path)
+    for pruned in (model, copy.deepcopy(model), hf.load(tmp_path)):
+        torch.testing.assert_close(pruned(**inputs).logits, silenced(**inputs).logits)
+    assert len(hf.attentions(pruned, inputs)) == len(sites)
+    with pytest.raises(ValueError, match=r"hf\.load"):
+        type(model).from_pretrained(tmp_path)
+    if model.can_generate() and "input_ids" in inputs:
+        prompt = {"input_ids": inputs["input_ids"], "max_new_tokens": 3, "do_sample": False}
+        assert torch.equal(pruned.generate(**prompt), pruned.generate(**prompt, use_cache=False))
+
+
+@each_once(name=["GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM"], variant=VARIANTS[:2])
+def test_importance_is_the_mean_of_absolute_derivatives_by_gates(name, variant):
+    model, inputs = build(name, **variant)
+    inputs = whole(model, inputs)
+    found = hf.importance(model.train(), [inputs], lambda model, batch: model(**batch).logits.square().sum())
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
+    seen, sites = [], [n for n, module in model.eval().named_modules() if type(module).__name__ in hf.LAYOUTS]
+    for site in sites:  # dL / d gate is the sum of dL / dO times O
+        output(model, site).register_forward_pre_hook(
+            lambda module, args: seen.append(args[0]) or args[0].retain_grad()
+        )
+    model(**inputs).logits.square().sum().backward()
+    assert len(found) == len(seen)
+    expected = [(o.grad * o).unflatten(-1, (HEADS, -1)).sum((1, 3)).abs().mean(0) for o in seen]  # [H] each
+    for each in expected:
+        assert any(torch.allclose(each, one) for one in found.values())
+
+
+def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
+    model, inputs = build("LlamaForCausalLM")
+    before = model(**inputs).logits
+    low_rank = build("BertForMaskedLM", head_mixing="low-rank")[0]
+    for refused, message in (
+        (lambda: hf.ablate(model, {2: [0]}), r"^layer 2: must be from 0 to 1, or a name such as model\.layers\.0"),
+        (lambda: hf.ablate(model, {"lm_head": [0]}), "^layer 'lm_head': must"),
+        (lambda: hf.ablate(model, {0: [4]}), "^head 4 of layer 0: must be from 0 to 3$"),
+        (lambda: hf.prune(model, {0: [0, 1], 1: [1]}), r"heads \[1\] of layer 1: must be whole groups of 2"),
+        (lambda: hf.prune(model, {0: range(4)}), "must leave one head"),
+        (lambda: hf.prune(low_rank, {0: [0]}), "head_mixing must have all heads"),
+        (lambda: hf.importance(model, [], None), "must have a batch"),
+        (lambda: hf.mix(hf.prune(build("T5Model")[0], {0: [1]}), "average"), "or pruned"),
+        (lambda: hf.unmix(hf.prune(build("T5Model")[0], {0: [1]})), "is pruned"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refused()
+    assert torch.equal(model(**inputs).logits, before)
