@@ -45,6 +45,7 @@ def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor
     return weights / total if out is None else torch.div(weights, total, out=out)
 
 
+@torch.jit.unused
 def exporting() -> bool:
     """Return whether `torch.export` traces, whose programs must not depend on the sizes of the example."""
     is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
