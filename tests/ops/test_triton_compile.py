@@ -43,27 +43,16 @@ def compile_kernel(kernel, arguments, tile, machine, stage="binary"):
     """Compile as the first launch would, but for another machine and to a stage; return a line of the report."""
     import triton
     from triton import knobs
-    from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
-    from triton.runtime.jit import create_function_from_signature
+
+    from tests.ptx import launch
 
     target = GPUTarget("hip", machine, AMD[machine]) if machine in AMD else GPUTarget("cuda", machine, 32)
-    backend = make_backend(target)
-    given = dict(num_warps=tile.warps, num_stages=tile.stages)
-    bound, kinds, given = create_function_from_signature(kernel.signature, kernel.params, backend)(*arguments, **given)
-    options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
-    source = ASTSource(kernel, signature, constants, attributes)
+    source, backend, options, _ = launch.prepare(kernel, arguments, tile.warps, tile.stages, target)
     if stage != "binary":
-        context, passes = ir.context(), {}
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        functions = backend.get_codegen_implementation(options), backend.get_module_map()
-        module = source.make_ir(target, options, *functions, context)
-        backend.add_stages(passes, options, source.language)
-        for name in ("ttir", "ttgir") if stage == "ttgir" else ():
-            module = passes[name](module, {})
-        return dict(kernel=kernel.fn.__name__, shared=0, skipping=skipping(str(module)))
+        names = ("ttir", "ttgir") if stage == "ttgir" else ()
+        texts, _ = launch.lower(source, backend, options, target, *names)
+        return dict(kernel=kernel.fn.__name__, shared=0, skipping=skipping(texts.get("ttgir", "")))
     knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
         compiled = triton.compile(source, target=target, options=options.__dict__)

@@ -13,7 +13,6 @@ from tests.ptx import flash_attention, launch, machine
 from tests.ptx.memory import Memory
 from tests.ptx.shared import Shared
 
-LENGTH = 256  # queries and keys; nothing is hidden
 CONTENDERS = ("FlashAttention-2", "no mixing", "shared", "per query")
 # An estimate from public figures. For each SM and clock: products of 16-bit numbers, instructions of warps, exp2, bytes
 # of shared memory, bytes of L2 (measured by others). On H100 mma.sync reaches about 0.6 of what wgmma does.
@@ -80,16 +79,18 @@ def counted(kernel, blocks: int, arguments: tuple, tile, pairs: int) -> Counts:
     return Counts(*(n / pairs for n in found))
 
 
-def passes(contender: str, heads: int, size: int, place: int) -> list[tuple[str, tuning.Tile, Counts]]:
+def passes(
+    contender: str, place: int, heads: int, size: int, length: int = 256
+) -> list[tuple[str, tuning.Tile, Counts]]:
     """Return the passes of a contender, forward and backward, with their tiles and counts; refuse wrong results."""
     like = Variant("softmax", heads, size, size, torch.float16, torch.device("cpu"))
     if contender in ("shared", "per query"):
         like = like._replace(mixing=torch.float16, mixing_dim=2 if contender == "shared" else 4)
-    inputs, d_out = sample_call(like, LENGTH, LENGTH, batch=1)
+    inputs, d_out = sample_call(like, length, length, batch=1)
     found: list[tuple[str, tuning.Tile, Counts]] = []
 
     def start(kernel, blocks, arguments, tile):
-        found.append((kernel.fn.__name__, tile, counted(kernel, blocks, arguments, tile, heads * LENGTH**2)))
+        found.append((kernel.fn.__name__, tile, counted(kernel, blocks, arguments, tile, heads * length**2)))
 
     machine.Shared, machine.Memory, operators.start = CountingShared, CountingMemory, start
     if contender == "FlashAttention-2":
@@ -105,13 +106,16 @@ def passes(contender: str, heads: int, size: int, place: int) -> list[tuple[str,
 
 
 def table(shapes: list[str]) -> None:
-    """Print the counts for shapes as 8x64, heads and their size; 8x64/1 takes the second tiles of tuning.py."""
+    """Print the counts for shapes as 8x64 or 8x64x128: heads, their size, and positions.
+
+    Nothing is hidden. 8x64/1 takes the second tiles of tuning.py.
+    """
     columns = ("instr.", "mma", "exp2", "shared B", "cycles", "conflicts", "global B", *GPUS)
     print(f"{'':66}" + "".join(f"{name:>10}" for name in columns))
     for shape in shapes:
         size, _, place = shape.partition("/")
         for contender in CONTENDERS:
-            found = passes(contender, *map(int, size.split("x")), int(place or 0))
+            found = passes(contender, int(place or 0), *map(int, size.split("x")))
             lines = [[*counts, *map(counts.clocks, GPUS)] for *_, counts in found]
             names = [f"{name} {'x'.join(map(str, tile))}" for name, tile, _ in found]
             for name, line in zip((*names, "all"), (*lines, [sum(column) for column in zip(*lines)])):

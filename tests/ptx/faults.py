@@ -1,4 +1,6 @@
-"""Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine] [source]
+"""Put faults into the kernels, and print which are noticed.
+
+    python -m tests.ptx.faults [machine [CASE ...] | source [KIND ...]]
 
 `machine` changes the compiled PTX, one place at a time, and runs the kernel again on the same memory. `source` changes
 the kernels' text, and runs a case in the emulator and in triton's interpreter.
@@ -40,8 +42,8 @@ def longer(text: str) -> Iterator[str]:
 
 
 def swapped(text: str) -> Iterator[str]:
-    """Yield texts in which a product takes the first two words of A, or of B, in the wrong order."""
-    for m in re.finditer(r"mma\.sync\S*\s*{[^}]*},\s*{([^}]*)},\s*{([^}]*)}", text):
+    """Yield texts in which each fourth product takes the first two words of A, or of B, in the wrong order."""
+    for m in [*re.finditer(r"mma\.sync\S*\s*{[^}]*},\s*{([^}]*)},\s*{([^}]*)}", text)][::4]:
         for group in (1, 2):
             first, second, *rest = m[group].split(",")
             if first.strip() != second.strip():
@@ -67,6 +69,7 @@ no `other` of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.
 no mask of a store of rows # flash # rows # element_ty), mask=inside) # element_ty))
 no mask of a statistic's store # flash # flash # b_factor, mask=o_m < n_queries) # b_factor)
 no mask of a load of M # mixed # mixed # return tl.load(p_m, mask=inside, other=0.0) # return tl.load(p_m)
+loads by rows with the wrong strides # mixed # rows # x.s_b, x.s_n, x.s_h, x.s_d # x.s_b, x.s_h, x.s_n, x.s_d
 a wrong stride of rows # flash # rows # [None, :] * x.s_d  # [None, :] * x.s_n
 a wrong stride of heads # mixed # rows # [:, None, None] * x.s_h, # [:, None, None] * x.s_b,
 causal, one key too few # flash # rows # seen &= o_n <= o_m # seen &= o_n < o_m
@@ -74,11 +77,11 @@ causal, one key too many # flash # rows # o_m + (n_keys - n_queries) # o_m + (n_
 causal, tiles end one key early # flash # rows # first + C.BM + n_keys # first + C.BM - 1 + n_keys
 causal, a tile without its mask # flash # rows # tl.maximum(first + 1 + n_keys # tl.maximum(first + C.BN + n_keys
 dropout of another row # flash # flash # dropout, i_bh, i_m, first # dropout, i_bh, i_m + 4, first
-no zeros between padded heads # mixed # mixed # (C.HK // C.HC) == 0) & # (C.HK // C.HC) >= 0) &
+no zeros beside M on the diagonal # mixed # mixed # b_m[None, :, None, :], 0.0) # b_m[None, :, None, :], 1.0)
 """
 
 
-def in_machine_code(name: str, table: dict[str, Counter]) -> None:
+def in_machine_code(name: str) -> Iterator[dict]:
     """Run a case, then each kernel with each fault: on the memory from before, compared with that from after."""
     launches, texts = {}, []
 
@@ -93,26 +96,27 @@ def in_machine_code(name: str, table: dict[str, Counter]) -> None:
     assert not cases.run(cases.case_of(name), lambda kernel, ptx: texts.append((kernel, ptx)) or ptx)["fault"]
     for (kernel, text), (tensors, before, after, how) in launches.items():
         for kind, change in MACHINE.items():
+            found, silent = Counter(), []
             for changed in change(text):
                 for tensor, content in zip(tensors, before):
                     tensor.copy_(content)
                 try:
                     run(Program(changed), *how)
                     same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, after))
-                    found = "silent" if same else "wrong numbers"
+                    found["silent" if same else "wrong numbers"] += 1
+                    if same:
+                        place = next(n for n, (a, b) in enumerate(zip(text, changed)) if a != b)
+                        silent.append(text[:place].count("\n") + 1)
                 except Fault as error:
-                    found = "a race" if "race" in str(error) else "another error"
-                table[kind][found] += 1
-                if found == "silent":
-                    place = next(n for n, (a, b) in enumerate(zip(text, changed)) if a != b)
-                    line = text[: text.find(";", place)].rpartition("\n")[2].strip()
-                    print(f"    silent: {kind}, {kernel}, line {text[:place].count(chr(10)) + 1}: {line}", flush=True)
+                    found["a race" if "race" in str(error) else "another error"] += 1
+            yield dict(kernel=kernel, kind=kind, put_in=found.total(), **found, silent_lines=silent)
 
 
-def in_source() -> Iterator[dict]:
+def in_source(words: list[str]) -> Iterator[dict]:
     """Yield for each fault what the emulator and the interpreter say of a case in a changed copy of the project."""
     lines = [line.split(" # ") for line in SOURCE.strip().splitlines()]
-    for kind, which in {line[0]: line[1] for line in lines}.items():
+    kinds = {line[0]: line[1] for line in lines if not words or any(word in line[0] for word in words)}
+    for kind, which in kinds.items():
         with tempfile.TemporaryDirectory() as folder:
             for part in ("mixhead_plugin", "tests"):
                 shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
@@ -137,11 +141,9 @@ if __name__ == "__main__":
         except Exception as error:
             print(f"{type(error).__name__}: {error}".splitlines()[0])
     if "case" not in sys.argv and "source" not in sys.argv[1:2]:
-        table: dict[str, Counter] = {kind: Counter() for kind in MACHINE}
-        for case in CASES.values():
-            in_machine_code(case, table)
-        for kind, counts in table.items():
-            print(json.dumps(dict(kind=kind, put_in=sum(counts.values()), **counts)), flush=True)
+        for case in [CASES[name] for name in sys.argv[2:]] or CASES.values():
+            for found in in_machine_code(case):
+                print(json.dumps(found), flush=True)
     if "case" not in sys.argv and "machine" not in sys.argv[1:2]:
-        for found in in_source():
+        for found in in_source(sys.argv[2:]):
             print(json.dumps(found), flush=True)

@@ -27,42 +27,48 @@ class Compiled(NamedTuple):
     warps: int
 
 
-def compile_kernel(
-    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int
-) -> tuple[Any, list]:
-    """Return the compiled kernel, and the arguments as its PTX takes them: tensors, and the bytes of numbers."""
-    target = GPUTarget("cuda", capability, 32)
+def prepare(kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget) -> tuple:
+    """Return what a first launch compiles (source, backend, options), and its arguments as pairs of type and value."""
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, kinds, given = bind(*arguments, num_warps=warps, num_stages=stages)
     options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
-    source = ASTSource(kernel, signature, constants, attributes)
-    name = f"{triton_key()} {source.hash()} {backend.hash()} {options.hash()} PTX"
-    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
-    path = cache.get_file("compiled.json")
-    if path is None:
-        path = cache.put(json.dumps(_lower(source, backend, target, options)), "compiled.json", binary=False)
-    with open(path) as file:
-        compiled = Compiled(*json.load(file))
     values = list(_flat(signature.values(), bound.values()))
-    return compiled, [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
+    return ASTSource(kernel, signature, constants, attributes), backend, options, values
 
 
-def _lower(source: Any, backend: Any, target: Any, options: Any) -> Compiled:
-    context, stages = ir.context(), {}
+def lower(source: Any, backend: Any, options: Any, target: GPUTarget, *names: str) -> tuple[dict, dict]:
+    """Return the text after each of the first stages of the compiler, and the metadata."""
+    context, stages, texts = ir.context(), {}, {}
     ir.load_dialects(context)
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(options), backend.get_module_map()
     module = source.make_ir(target, options, *functions, context)
     metadata = {"target": target, **options.__dict__}
     backend.add_stages(stages, options, source.language)
-    for name in ("ttir", "ttgir"):
+    for name in names:
         module = stages[name](module, metadata)
-    ttgir = str(module)
-    for name in ("llir", "ptx"):
-        module = stages[name](module, metadata)
-    assert not metadata.get("global_scratch_size") and not metadata.get("profile_scratch_size")
-    return Compiled(module, ttgir, metadata["shared"], metadata["num_warps"])
+        texts[name] = str(module)
+    return texts, metadata
+
+
+def compile_kernel(
+    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int
+) -> tuple[Any, list]:
+    """Return the compiled kernel, and the arguments as its PTX takes them: tensors, and the bytes of numbers."""
+    target = GPUTarget("cuda", capability, 32)
+    source, backend, options, values = prepare(kernel, arguments, warps, stages, target)
+    name = f"{triton_key()} {source.hash()} {backend.hash()} {options.hash()} PTX"
+    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
+    path = cache.get_file("compiled.json")
+    if path is None:
+        texts, made = lower(source, backend, options, target, "ttir", "ttgir", "llir", "ptx")
+        assert not made.get("global_scratch_size") and not made.get("profile_scratch_size")
+        compiled = Compiled(texts["ptx"], texts["ttgir"], made["shared"], made["num_warps"])
+        path = cache.put(json.dumps(compiled), "compiled.json", binary=False)
+    with open(path) as file:
+        compiled = Compiled(*json.load(file))
+    return compiled, [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
 
 
 def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:

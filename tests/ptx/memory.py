@@ -67,18 +67,13 @@ class Memory:
 
     def store(self, site: Any, address, values: list, kind: np.dtype, who: Threads) -> None:
         for tensor, some, offset in self._places(site, address, kind.itemsize * len(values), who):
-            self._claim(site, tensor, offset, kind.itemsize * len(values), who.of(some))
+            mine = who.of(some)
+            self._claim(site, tensor, offset, kind.itemsize * len(values), mine)
             view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
             for n, value in enumerate(values):
                 view[at + n] = value[some]
-                self._check(
-                    "two threads store different numbers",
-                    view[at + n] != value[some],
-                    site,
-                    tensor,
-                    offset,
-                    who.of(some),
-                )
+                other = view[at + n] != value[some]
+                self._check("two threads store different numbers", other, site, tensor, offset, mine)
 
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""
@@ -86,10 +81,9 @@ class Memory:
             for site, offset, size, who in tensor.reads if tensor.writer is not None else ():
                 writer = tensor.writer[tensor.items(offset, size)]
                 for n in np.flatnonzero(((writer >= 0) & (writer != who.block[:, None])).any(1))[:1]:
-                    other = f"where {tensor.written[int(writer[n].max())]} of block {writer[n].max()} writes"
-                    raise Fault(
-                        f"race: {site}, {who.of(slice(n, None))}, reads byte {offset[n]} of {tensor.name}, {other}"
-                    )
+                    place = f"{who.of(slice(n, None))}, reads byte {offset[n]} of {tensor.name}"
+                    other = f"{tensor.written[int(writer[n].max())]} of block {writer[n].max()}"
+                    raise Fault(f"race: {site}, {place}, where {other} writes")
 
     def _places(self, site: Any, address, size: int, who: Threads) -> Iterator[tuple]:
         """Yield each tensor with its accesses (an index) and their offsets in bytes."""

@@ -49,10 +49,9 @@ def shifted(shift):
     return lambda a, b: shift(a, b.astype(a.dtype))
 
 
-def truncated(kind):
-    """Return a conversion of floats to integers that rounds to zero, saturates, and makes 0 of NaN."""
-    least, most = np.iinfo(kind).min, np.iinfo(kind).max
-    return lambda x: np.where(np.isnan(x), 0, np.clip(np.trunc(x.astype(F64)), least, most)).astype(kind)
+def truncated(x):
+    """Convert floats to u32: round to zero, saturate, and make 0 of NaN."""
+    return np.where(np.isnan(x), 0, np.clip(np.trunc(x.astype(F64)), 0, 2**32 - 1)).astype(U32)
 
 
 def divide(a, b):

@@ -16,10 +16,13 @@ GET, GET_OTHER = "ld.shared.b32 %r11, [%r2];\n" + KEEP, "ld.shared.b32 %r11, [%r
 FIRST_40 = "setp.lt.u32 %p1, %r1, 40;\n@%p1 bra OVER;\n"
 UNCOMMITTED = COPY.replace("cp.async.commit_group;\n", "")
 
+DONE = "bra DONE;\nOVER:\n" + BARRIER + "DONE:"
+SHUFFLE = "shfl.sync.bfly.b32 %r11, %r10, 1, 31, -1;\nOVER:"
+COPYING = r"reads before its wait what a cp.async copies: byte 0 of shared memory: .*`ld.shared.*thread 0 of"
 FAULTS = [
     (
         "ld.global.b32 %r11, [%rd11+4];\n" + KEEP,
-        r"outside: byte 256 of argument 0, \(64,\) .*: instruction \d+ `ld.glo.*63 of",
+        r"outside: byte 256 of argument 0, \(64,\).*instruction \d+ `ld.*63 of",
     ),
     ("st.global.b32 [%rd11+-4], %r10;", r"outside: byte -4 of argument 0.*`st.global.b32 .*thread 0 of block 0"),
     ("st.global.b32 [%rd60], %r10;", r"address 0x7fde7fde7fde7fde is in no tensor: .*`st.global"),
@@ -28,36 +31,21 @@ FAULTS = [
     ("st.shared.b32 [%r2+16], %r10;", r"outside: byte 256 of 256 of shared memory: .*thread 60 of block 0"),
     ("st.shared.b32 [%r2+1], %r10;", r"not aligned: byte 1 of 256 of shared memory"),
     (GET, r"reads what nothing wrote: byte 0 of shared memory: .*thread 0 of"),
-    (
-        PUT + GET_OTHER,
-        r"race: reads what warp 1 writes by instruction \d+ `st.shared.* without a barrier: byte 128 .*thread 0",
-    ),
+    (PUT + GET_OTHER, r"race: reads what warp 1 writes by instruction \d+ `st.shared.*: byte 128 .*thread 0"),
     (
         PUT + BARRIER + GET_OTHER + PUT.replace("10", "11"),
-        r"race: writes what another warp touches without a barrier: byte 0 of shared .*`st.sh",
+        r"race: writes what another warp touches .*: byte 0 of shared .*`st.sh",
     ),
     ("st.shared.b32 [%r4], %r10;", r"race: two warps write different numbers at once: byte 0"),
-    (
-        FIRST_40 + BARRIER + "OVER:",
-        r"a barrier that not all threads reach: instruction \d+ `bar.sync 0`; thread 0 of block 0",
-    ),
-    (FIRST_40 + BARRIER + "bra DONE;\nOVER:\n" + BARRIER + "DONE:", r"a barrier that not all threads reach"),
-    (
-        COPY + BARRIER + GET,
-        r"reads before its wait what a cp.async copies: byte 0 of shared memory: .*`ld.shared.*thread 0 of",
-    ),
-    (COPY + WAIT.replace("0", "1") + BARRIER + GET, r"reads before its wait what a cp.async copies"),
-    (UNCOMMITTED + WAIT + BARRIER + GET, r"reads before its wait what a cp.async copies"),
+    (FIRST_40 + BARRIER + "OVER:", r"not all threads reach: instruction \d+ `bar.sync 0`; thread 0 of block 0"),
+    (FIRST_40 + BARRIER + DONE, r"a barrier that not all threads reach"),
+    (COPY + BARRIER + GET, COPYING),
+    (COPY + WAIT.replace("0", "1") + BARRIER + GET, COPYING),
+    (UNCOMMITTED + WAIT + BARRIER + GET, COPYING),
     (COPY + WAIT + GET_OTHER, r"race: reads what warp 1 writes by instruction \d+ `cp.async.ca"),
-    (
-        PUT + BARRIER + GET_OTHER + COPY.replace("[%rd11]", "[%rd1]"),
-        r"race: writes what another warp touches .*`cp.async.ca",
-    ),
+    (PUT + BARRIER + GET_OTHER + COPY.replace("d11]", "d1]"), r"race: writes what another warp touches .*`cp.async.ca"),
     (COPY + COPY, r"writes where a copy is on its way"),
-    (
-        FIRST_40 + "shfl.sync.bfly.b32 %r11, %r10, 1, 31, -1;\nOVER:",
-        r"not all lanes of a warp take part: .*thread 40 of block 0",
-    ),
+    (FIRST_40 + SHUFFLE, r"not all lanes of a warp take part: .*thread 40 of block 0"),
 ]
 
 
@@ -67,14 +55,14 @@ def test_a_fault_is_noticed(body, error):
         execute(assemble(1, OWN + body), torch.arange(64, dtype=torch.int32), warps=2, shared=256)
 
 
-@pytest.mark.parametrize(
-    "body, expected",
-    [
-        (PUT + BARRIER + GET_OTHER, torch.arange(64) ^ 32),
-        (COPY + WAIT + BARRIER + GET_OTHER, torch.arange(64) ^ 32),
-        ("mov.b32 %r5, 9;\nst.shared.b32 [%r4], %r5;\nld.shared.b32 %r11, [%r4];\n" + KEEP, torch.full((64,), 9)),
-    ],
-)
+RIGHT = [
+    (PUT + BARRIER + GET_OTHER, torch.arange(64) ^ 32),
+    (COPY + WAIT + BARRIER + GET_OTHER, torch.arange(64) ^ 32),
+    ("mov.b32 %r5, 9;\nst.shared.b32 [%r4], %r5;\nld.shared.b32 %r11, [%r4];\n" + KEEP, torch.full((64,), 9)),
+]
+
+
+@pytest.mark.parametrize("body, expected", RIGHT)
 def test_what_is_right_passes(body, expected):
     numbers = torch.arange(64, dtype=torch.int32)
     execute(assemble(1, OWN + body), numbers, warps=2, shared=256)
@@ -84,10 +72,7 @@ def test_what_is_right_passes(body, expected):
 READ_AND_WRITE = "setp.eq.b32 %p1, %r9, 0;\n@!%p1 ld.global.b32 %r11, [%rd1];\n@%p1 st.global.b32 [%rd11], %r9;"
 RACES = [
     ("st.global.b32 [%rd11], %r9;", r"race: two blocks write: byte 0 of argument 0.*`st.global.b32"),
-    (
-        READ_AND_WRITE,
-        r"race: .*`@!%p1 ld.* thread 0 of block 1, reads byte 0 of .* where .*`@%p1 st.* of block 0 writes",
-    ),
+    (READ_AND_WRITE, r"race: .*`@!%p1 ld.* of block 1, reads byte 0 of .* where .*`@%p1 st.* of block 0 writes"),
 ]
 
 
