@@ -19,8 +19,9 @@ GROUPS = {
 _NAMES = {
     "required": "safe_globals numpy_long truncated_bptt learning_rate",
     "data": """
-        checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models binarized_data
-        epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector orphaned_workers
+        checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models binarized_data fasta_index
+        dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector
+        orphaned_workers
     """,
     "trap": "restore_file wrong_names no_worker torchrun_workers longer_inputs",
 }

@@ -1,4 +1,4 @@
-"""Damaged binarised data: the check refuses each, and every command calls it."""
+"""Damaged binarised data and dictionaries: the check refuses each, and every command calls it."""
 
 import re
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fairseq.data import Dictionary, FastaDataset
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from mixhead_plugin.errors import OptionError
@@ -139,3 +140,28 @@ def test_every_command_calls_the_check(reader, translation_data, text_data, requ
     line = refusal(*words)
     assert f": error: {data / prefix}." in line, line
     assert not list(tmp_path.glob("save/*.pt"))
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [(b"", "has no symbols"), (b"hund 5\nkatze -1\n", "has a count below 0")],
+    ids=["empty", "below 0"],
+)
+def test_a_dictionary_that_fairseq_takes_is_refused(content, expected, tmp_path):
+    path = tmp_path / "dict.de.txt"
+    path.write_bytes(content)
+    with pytest.raises(OptionError, match=rf"^{re.escape(str(path))}: {expected}"):
+        Dictionary.load(str(path))
+    path.write_bytes(b"hund 5\nkatze 0\n")
+    assert len(Dictionary.load(str(path))) == 6
+
+
+def test_a_fasta_file_is_indexed_without_a_shell(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "$(touch harm)"
+    folder.mkdir()
+    (folder / "train.fasta").write_bytes(b">a\nACG\nT\n>b\n>c\nGG\r\n")
+    found = FastaDataset(str(folder / "train"))
+    assert (found.offsets.tolist(), found.sizes.tolist()) == ([0, 9, 12], [4, 0, 2])
+    assert [found[i] for i in range(3)] == [(">a", "ACGT"), (">b", ""), (">c", "GG")]
+    assert not (tmp_path / "harm").exists()
