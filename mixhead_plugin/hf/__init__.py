@@ -1,17 +1,12 @@
 """Mixed heads in models of Hugging Face's `transformers`, from 5.3 on; docs/huggingface.md has examples."""
 
-from collections.abc import Sequence
-from os import PathLike
-from typing import Any
-
-from transformers import PreTrainedModel
-
 from mixhead_plugin.hf.attend import NAME, MixedHeads, mixed_attention, mixed_mask
 from mixhead_plugin.hf.heads import LayerHeads, ablate, attentions, importance
 from mixhead_plugin.hf.layouts import LAYOUTS, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix
 from mixhead_plugin.hf.pruning import prune
+from mixhead_plugin.hf.viewing import view
 from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
 
 __all__ = [
@@ -36,17 +31,3 @@ __all__ = [
     "unmix",
     "view",
 ]
-
-
-def view(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    text: str | Sequence[str],
-    file: str | PathLike[str],
-    target: str | Sequence[str] | None = None,
-    length: int = 128,
-) -> None:
-    """Write one HTML file that shows the heads of `model`, mixed or not, on a text; see `analysis.view_hf.view`."""
-    from mixhead_plugin.analysis import view_hf  # it imports this module
-
-    view_hf.view(model, tokenizer, text, file, target, length)

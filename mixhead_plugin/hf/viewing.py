@@ -3,13 +3,13 @@
 import re
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mixhead_plugin import hf
 from mixhead_plugin.analysis.page import Attention, Sentence, write_page
+from mixhead_plugin.hf.heads import LayerHeads, attentions
 
 
 def view(
@@ -30,21 +30,22 @@ def view(
     targets = [target] * len(texts) if target is None or isinstance(target, str) else list(target)
     if len(targets) != len(texts):
         raise ValueError(f"target: has {len(targets)}, must be one for each of {len(texts)} texts")
-    sentences = []
+    sentences, generates = [], cast(Any, model)  # transformers does not type what only some models have
     for one, its_target in zip(texts, targets):
         inputs = tokenizer(one, return_tensors="pt").to(model.device)
-        read, written = _words(tokenizer, inputs["input_ids"], length), []
+        read = _words(tokenizer, inputs["input_ids"], length)
+        written, follows = read, read[1:]
         if model.config.is_encoder_decoder:
             if its_target is None:
-                output = model.generate(**inputs)[:, 1:]
+                output = generates.generate(**inputs)[:, 1:]
             else:
                 output = tokenizer(text_target=its_target, return_tensors="pt")["input_ids"].to(model.device)
-            inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=output)
-            written = _words(tokenizer, inputs["decoder_input_ids"], length), _words(tokenizer, output, length)
-        found = [_heads(model, heads) for heads in hf.attentions(model, inputs).values()]
-        sides = (
-            (read, *written) if written else (read, [], []) if found[0].site == "encoder-self" else ([], read, read[1:])
-        )
+            inputs["decoder_input_ids"] = generates.prepare_decoder_input_ids_from_labels(labels=output)
+            written, follows = _words(tokenizer, inputs["decoder_input_ids"], length), _words(tokenizer, output, length)
+        found = [_heads(model, heads) for heads in attentions(model, inputs).values()]
+        sites = {attention.site for attention in found}
+        encoder, decoder = "encoder-self" in sites, "decoder-self" in sites
+        sides = read if encoder else [], written if decoder else [], follows if decoder else []
         sentences.append(Sentence(*sides, found))
     write_page(file, model.config.name_or_path or type(model).__name__, type(model).__name__, sentences)
 
@@ -56,11 +57,11 @@ def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     return [tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t) for t in tokens[0].tolist()]
 
 
-def _heads(model: PreTrainedModel, heads: hf.LayerHeads) -> Attention:
+def _heads(model: PreTrainedModel, heads: LayerHeads) -> Attention:
     """Return the heads of one attention on the first sentence."""
     cross = re.search("cross|encoder_attn|EncDec", heads.name)
     causal = "decoder" in heads.name.split(".") or getattr(model.get_submodule(heads.name), "is_causal", False)
     site = "cross" if cross else "decoder-self" if causal else "encoder-self"
-    layer = int(re.search(r"\.(\d+)\.", heads.name)[1])
+    layer = int(re.findall(r"\.(\d+)\.", heads.name)[0])
     mixing = heads.mixing
     return Attention(site, layer, heads.source[0], mixing[0] if mixing is not None and mixing.dim() == 4 else mixing)
