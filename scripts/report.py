@@ -117,10 +117,12 @@ def facts(study: Study) -> str:
         return "; ".join(dict.fromkeys(escaped(run[name]) for run in study.runs if run.get(name)))
 
     minutes = sorted(run["seconds"] / 60 for run in study.runs)
+    seeds = [run["seed"] for run in study.runs]
     versions = {escaped(f"{name} {version}") for run in study.runs for name, version in run["versions"].items()}
     lines = [
         f"Grid: `{study.source}`; {len(study.rows)} of {math.prod(map(len, study.grid.axes.values()))} rows.",
         f"Runs: {len(study.runs)}, {minutes[0]:.0f} to {minutes[-1]:.0f} minutes each; {listed('device')}.",
+        f"Seeds: {min(seeds)} to {max(seeds)}.",
         *(f"Text: SHA-256 {data}." for data in [listed("data")] if data),  # a task may draw its own data
         f"Commits: {listed('commit')}.",
         f"Versions: {', '.join(sorted(versions))}.",
