@@ -111,7 +111,7 @@ class Assembly(nn.Module):
         """Return the queries [..., H * D] of x [..., C], with mixed features."""
         if self.feature_mixing is None:
             return self.q_proj(x)
-        if torch.jit.is_scripting():
+        if torch.jit.is_scripting():  # passes no module to a function
             return self.feature_mixing(self.q_proj(x), self.feature_mixing.query)
         else:
             return self.feature_mixing.project(self.q_proj, x, self.feature_mixing.query)

@@ -42,7 +42,7 @@ class CountingMemory(Memory):
 
 
 class Counts(NamedTuple):
-    """What a kernel, or several, execute for a pair of query and key of one head."""
+    """Hold the counts of one kernel or of several, per pair of query and key and per head."""
 
     instructions: float = 0.0  # of a thread
     mma: float = 0.0  # the same, of tensor cores; a warp multiplies 16 x 8 x 16 numbers at once
