@@ -26,8 +26,8 @@ import matplotlib
 from grids import fail
 from matplotlib import pyplot as plt
 from matplotlib import ticker
+from provenance import ROOT
 from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
-from sweep import ROOT
 from verdicts import draw_regimes, verdicts
 
 from mixhead_plugin.analysis.figures import colours

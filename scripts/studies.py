@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from grids import Grid, fail, read_grid, runs
+from provenance import ROOT
 from scipy import stats
-from sweep import ROOT, grid_of
+from sweep import grid_of
 
 Row = tuple[str, ...]
 LOSS = "validation loss"  # of the last validation, in bits a token; a metric that needs no evaluation

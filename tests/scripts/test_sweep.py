@@ -14,6 +14,7 @@ import time
 import grids
 import provenance
 import pytest
+import running
 import sweep
 from fairseq_logs import Progress
 from recipes import EXAMPLES, ROOT, parse, script, wait_until_unlocked
@@ -76,8 +77,8 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dict.txt").write_text("a 1\n")
     monkeypatch.setenv("DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(sweep, "EXAMPLES", tmp_path / "examples")
-    monkeypatch.setattr(sweep, "POLL", 0.01)
+    monkeypatch.setattr(running, "EXAMPLES", tmp_path / "examples")
+    monkeypatch.setattr(running, "POLL", 0.01)
     (tmp_path / "toy.toml").write_text(GRID)
     return folder
 
@@ -296,8 +297,9 @@ def test_a_resumed_training_drops_the_points_that_it_repeats():
 def start(toy, tmp_path):
     """Start the command in a process and wait for two trainings; end what is left of them."""
     (tmp_path / "toy.toml").write_text(GRID.replace("--heads 16", "--heads 16 --wait"))
-    assert sweep.GRACE > 0.2  # or setting it does nothing
-    code = "import sweep, sys; sweep.EXAMPLES, sweep.GRACE = sweep.Path(sys.argv.pop(1)), 0.2; sys.exit(sweep.main())"
+    assert running.GRACE > 0.2  # or setting it does nothing
+    setting = "running.EXAMPLES, running.GRACE = sweep.Path(sys.argv.pop(1)), 0.2"
+    code = f"import running, sweep, sys; {setting}; sys.exit(sweep.main())"
     command = [sys.executable, "-c", code, tmp_path / "examples", tmp_path / "toy.toml", "--out", tmp_path / "out"]
     processes = []
 
@@ -398,7 +400,7 @@ def test_fairseq_takes_every_command_of_a_grid(path):
     found = grids.runs(grid)
     for run in found:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
-            command, variables = sweep.command_of(run, name, words, "out/run/save")
+            command, variables = running.command_of(run, name, words, "out/run/save")
             if (key := (name, *sorted(variables.items()))) not in own:
                 lines = script(command[0], **variables, DRY_RUN=1).stdout.splitlines()
                 (own[key],) = (shlex.split(line) for line in lines if line.startswith("fairseq-"))
