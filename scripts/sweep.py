@@ -18,6 +18,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 (the system's Python may be older)
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import shlex
@@ -26,6 +27,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+if not importlib.util.find_spec("tqdm"):
+    sys.exit(f"sweep: error: {sys.executable} lacks this project's packages: source .venv/bin/activate")
 
 import running
 from grids import EVALUATION, TRAINING, Grid, Point, Run, fail, read_grid, runs
