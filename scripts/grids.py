@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "rules", "starts"}
 ROLES = ("best", "mixed", "average", "gate", "time")  # of rows in rules; mixed is a list, the arm in question first
-NUMBERS = ("alpha", "margin", "size")  # level of the tests, margin of equivalence, head size for the figure
+# The seeds of every row, the level of the tests, the margin of equivalence, and the head size for the figure.
+NUMBERS = ("seeds", "alpha", "margin", "size")
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
 EVALUATION = ("AVERAGE",)
@@ -105,7 +106,7 @@ def rules_of(content: Mapping[str, Any], axes: Mapping[str, Mapping[str, Point]]
     points = {",".join(labels) for labels in itertools.product(*axes.values())}
     for regime in rules:
         found = table(rules, regime)
-        if not found.keys() <= {*ROLES, *NUMBERS} or not {"best", "mixed", "alpha", "size"} <= found.keys():
+        if not found.keys() <= {*ROLES, *NUMBERS} or not {"best", "mixed", "average", *NUMBERS} - {"margin"} <= found.keys():
             raise ValueError(f"rules.{regime!r}: has {', '.join(found)}; may have {', '.join((*ROLES, *NUMBERS))}")
         rows = [found[role] for role in ROLES if role != "mixed" and role in found]
         if wrong := [row for row in (*rows, *found["mixed"]) if row not in points]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from grids import ROLES
 from matplotlib import pyplot as plt
 from studies import Gain, Row, Study, gain
 
@@ -15,6 +16,12 @@ from mixhead_plugin.analysis.figures import colours
 
 def row_of(name: str) -> Row:
     return tuple(name.split(","))
+
+
+def seeds_of_all(study: Study, rules: Mapping[str, Any]) -> int:
+    """Return how many seeds every row of the rules has."""
+    names = [name for role in ROLES for name in ([rules[role]] if role != "mixed" else rules[role]) if role in rules]
+    return min(len(study.values(row_of(name), study.metric)) for name in names)
 
 
 def at_level(study: Study, name: str, base: str, alpha: float) -> Gain | None:
@@ -44,11 +51,11 @@ def shown(study: Study, found: Gain) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The comparisons of one regime; one that was not run is None."""
+    """The comparisons of one regime; one that the rules lack is None."""
 
-    worth: Gain | None  # the best softmax over average
+    worth: Gain  # the best softmax over average
     against_best: Mapping[str, Gain]  # of each mixed arm, Holm-corrected
-    plain: Gain | None  # of the first mixed arm, not corrected
+    plain: Gain  # of the first mixed arm, not corrected
     against_gate: Gain | None
     against_time: Gain | None
     close: Gain | None  # the 90 % interval against the best softmax
@@ -60,16 +67,14 @@ class Verdict:
         def over(role: str) -> Gain | None:
             return at_level(study, first, rules[role], alpha) if role in rules else None
 
-        worth = at_level(study, rules["best"], rules["average"], alpha) if "average" in rules else None
+        worth = at_level(study, rules["best"], rules["average"], alpha)
         against_best = holm(study, rules["mixed"], rules["best"], alpha)
         close = at_level(study, first, rules["best"], 0.1)
         return cls(worth, against_best, over("best"), over("gate"), over("time"), close)
 
     def words(self, rules: Mapping[str, Any]) -> list[str]:
         """Return the words of the rules that hold, of the first mixed arm."""
-        found = self.against_best.get(rules["mixed"][0])
-        if found is None or self.worth is None:
-            return ["not run"]
+        found = self.against_best[rules["mixed"][0]]
         if not (self.worth.low > 0 and self.plain.high - self.plain.low < statistics.fmean(self.worth.values)):
             return ["not valid"]  # the whole width against the gap is half of one against half of the other
         if found.low > 0:
@@ -85,10 +90,13 @@ def verdicts(study: Study) -> list[str]:
     """Return a list in Markdown for each regime of the grid."""
     texts = []
     for regime, rules in study.grid.rules.items():
+        if (seeds := seeds_of_all(study, rules)) < rules["seeds"]:
+            texts.append(f"**{regime}: not ended.** {seeds} of {rules['seeds']} seeds have every row.\n")
+            continue
         verdict = Verdict.of(study, rules)
         lines = [f"**{regime}: {', '.join(verdict.words(rules))}.** Intervals are at {1 - rules['alpha']:.1%}."]
         pairs = {
-            f"{rules['best']} over {rules.get('average')}": verdict.worth,
+            f"{rules['best']} over {rules['average']}": verdict.worth,
             **{f"{name} over {rules['best']}, Holm": pair for name, pair in verdict.against_best.items()},
             f"{rules['mixed'][0]} over {rules.get('gate')}": verdict.against_gate,
             f"{rules['mixed'][0]} over {rules.get('time')}": verdict.against_time,
@@ -104,6 +112,8 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
     panels: dict[str, list[tuple[float, str, Gain, str]]] = {}
     for study in studies:
         for regime, rules in study.grid.rules.items():
+            if seeds_of_all(study, rules) < rules["seeds"]:
+                continue  # nobody looks before the last seed
             lines = panels.setdefault(study.unit(study.metric), [])
             for name, pair in Verdict.of(study, rules).against_best.items():
                 lines.append((rules["size"], f"{regime}: {name}", pair, study.variant(row_of(name))))
