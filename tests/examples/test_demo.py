@@ -47,8 +47,8 @@ def test_it_trains_translates_and_scores_both_models_on_ones_own_text(text, tmp_
     assert result.returncode == 0, result.stderr[-3000:]
     rows = [line.split() for line in result.stdout.splitlines() if "transformer " in line and " s" in line]
     assert [row[0] for row in rows] == ["transformer", "mixhead_transformer"]
-    # 2 layers, attentions of 32 heads of size 4: 6 times 4 * 32 + 32 * 32
-    assert rows[1][3] == "6,912"
+    # 2 layers, attentions of 4 heads of size 32: 6 times 32 * 4 + 4 * 4
+    assert rows[1][3] == "864"
     assert result.stdout.count("\nGerman ") == 5
     record = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(record["models"]) == 2
