@@ -105,8 +105,8 @@ def rules_of(content: Mapping[str, Any], axes: Mapping[str, Mapping[str, Point]]
     rules = table(content, "rules") if "rules" in content else {}
     points = {",".join(labels) for labels in itertools.product(*axes.values())}
     for regime in rules:
-        found = table(rules, regime)
-        if not found.keys() <= {*ROLES, *NUMBERS} or not {"best", "mixed", "average", *NUMBERS} - {"margin"} <= found.keys():
+        found, needed = table(rules, regime), {"best", "mixed", "average", *NUMBERS} - {"margin"}
+        if not needed <= found.keys() <= {*ROLES, *NUMBERS}:
             raise ValueError(f"rules.{regime!r}: has {', '.join(found)}; may have {', '.join((*ROLES, *NUMBERS))}")
         rows = [found[role] for role in ROLES if role != "mixed" and role in found]
         if wrong := [row for row in (*rows, *found["mixed"]) if row not in points]:
