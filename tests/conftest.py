@@ -1,14 +1,13 @@
-"""Fixtures and reports of all tests."""
+"""Fixtures of all tests."""
 
 import importlib.util
 import os
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from tests.launcher import ONE_THREAD, Launcher
+from tests.launcher import ONE_THREAD
 
 # Before torch is imported. The suite starts many small processes on few cores: what the caller exports (clusters set
 # OMP_NUM_THREADS) does not count.
@@ -42,51 +41,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-
-
-LONGEST = 3  # seconds of CPU time; a test that takes more is for --all
-TIMES = defaultdict(float)  # by test
-SEEDS = {}  # of random draws, by the variable that repeats them
-
-
-def cpu_seconds():
-    """Return the CPU time of this process, of its children that have ended, and of the launcher's commands."""
-    return sum(os.times()[:4]) + Launcher.cpu_seconds
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    item.began = cpu_seconds()
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
-    now = cpu_seconds()
-    report.user_properties.append((call.when, now - item.began))
-    item.began = now
-    return report
-
-
-def pytest_runtest_logreport(report):
-    """Collect what makereport and the tests record; xdist's workers send their reports to the main process."""
-    SEEDS.update((name, value) for name, value in report.user_properties if name.endswith("_SEED"))
-    TIMES[report.nodeid, report.when] += dict(report.user_properties).get(report.when, 0.0)
-
-
-def pytest_terminal_summary(terminalreporter):
-    for name, value in SEEDS.items():
-        terminalreporter.write_line(f"{name}={value} repeats the random draws of this run")
-    folders = defaultdict(float)
-    for (test, _), seconds in TIMES.items():
-        folders[os.path.dirname(test.partition("::")[0])] += seconds
-    terminalreporter.section("CPU seconds by folder")
-    for folder, seconds in sorted(folders.items(), key=lambda item: -item[1]):
-        terminalreporter.write_line(f"{seconds:7.1f}  {folder}")
-    long = {test: seconds for (test, when), seconds in TIMES.items() if when == "call" and seconds > LONGEST}
-    for test, seconds in sorted(long.items(), key=lambda item: -item[1]):
-        terminalreporter.write_line(f"{seconds:7.1f}  above {LONGEST} s: {test}")
 
 
 @pytest.fixture(autouse=True)

@@ -53,13 +53,11 @@ class Started:
         deadline = time.monotonic() + timeout
         try:
             while self.status is None:
-                if ended := self.launcher.ask(status=self.pid):
-                    self.status, seconds = ended
-                    Launcher.cpu_seconds += seconds
-                    break
-                if time.monotonic() > deadline:
-                    raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
-                time.sleep(0.01)
+                self.status = self.launcher.ask(status=self.pid)
+                if self.status is None:
+                    if time.monotonic() > deadline:
+                        raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
+                    time.sleep(0.01)
         except BaseException:  # Ctrl-C too: nothing is left running
             self.kill()
             raise
@@ -74,8 +72,6 @@ class Started:
 
 class Launcher:
     """Runs Python programs in forks of one process that has imported `modules`; the process starts at first use."""
-
-    cpu_seconds = 0.0  # of all commands of this process so far
 
     def __init__(self, *modules):
         self.modules = modules
@@ -160,10 +156,10 @@ def serve(channel):
         request = json.loads(line)
         if "status" in request:
             answer = None
-            pid, status, usage = os.wait4(request["status"], os.WNOHANG)
+            pid, status = os.waitpid(request["status"], os.WNOHANG)
             if pid:
                 running.discard(pid)
-                answer = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+                answer = os.waitstatus_to_exitcode(status)
         else:
             answer = os.fork()
             if answer == 0:
