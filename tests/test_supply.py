@@ -75,25 +75,6 @@ def test_all_that_is_installed_is_pinned_and_all_that_is_pinned_is_installed():
     assert wrong == {}
 
 
-@pytest.mark.skipif(not venv_of_setup(), reason="needs the .venv of scripts/setup.sh")
-def test_what_the_pins_need_is_pinned():
-    """Look for requirements of pinned packages that have no pin, installed or not."""
-    wanted = pins()
-    missing = set()
-    for name in wanted:
-        try:
-            requires = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:  # it belongs to another machine, or is the other fairseq
-            continue
-        for requirement in map(Requirement, requires):
-            needed = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-            if needed and canonicalize_name(requirement.name) not in wanted:
-                missing.add((name, requirement.name))
-    # Text models need no torchaudio; see fairseq_wheel.txt.
-    ours = {found for found in missing if not found[1].startswith(("nvidia-", "cuda-", "triton"))}
-    assert {needed for name, needed in ours if name in FAIRSEQS} == {"torchaudio"} and len(ours) == 1
-
-
 def test_what_runs_code_when_it_is_installed_has_a_hash():
     """Check source distributions, whose setup.py runs, and fairseq's wheels, which nobody else has looked at."""
     for file, fairseq in {"fairseq_source.txt": "fairseq-fixed", "fairseq_wheel.txt": "ve-fairseq"}.items():

@@ -27,20 +27,3 @@ def write_documents(folder):
         texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
         (folder / split).write_text("\n".join(texts))
     return binarise({split: folder / split for split in ("train", "valid", "test")}, folder / "bin")
-
-
-def write_kinds(folder, dictionary):
-    """Write a folder for --task sentence_prediction: is a sentence about ships, as one in three is?"""
-    rng = random.Random(1)
-    for split, number in (("train", 96), ("valid", 48)):
-        topics = [["town", "ship", "farm"][i % 3] for i in range(number)]
-        for part, lines in {
-            "input0": [sentence(topic, rng) for topic in topics],
-            "label": ["same" if topic == "ship" else "other" for topic in topics],
-        }.items():
-            (folder / part).mkdir(parents=True, exist_ok=True)
-            (folder / part / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines))
-    for part, words in (("input0", ["--srcdict", str(dictionary)]), ("label", [])):
-        texts = {split: folder / part / f"{split}.txt" for split in ("train", "valid")}
-        binarise(texts, folder / "bin" / part, *words)
-    return folder / "bin"

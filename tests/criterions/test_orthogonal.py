@@ -206,14 +206,6 @@ NOTHING_TO_ACT_ON = [
 ]
 
 
-@pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
-def test_the_first_batch_refuses_a_model_without_anything_to_act_on(arch, flags, name):
-    weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
-    with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$") as error:
-        criterion("orthogonal_cross_entropy", **weights)(build(arch, **flags).train(), CASES["cross_entropy"].batch())
-    assert ("the default" in str(error.value)) == (name == "orthogonal")  # nobody has typed it
-
-
 def build_beside(model_flags, **weights):
     """Build the criterion as fairseq does: the model's flags stand beside its own."""
     node = OmegaConf.structured(CRITERION_DATACLASS_REGISTRY["orthogonal_cross_entropy"]())
@@ -224,8 +216,12 @@ def build_beside(model_flags, **weights):
 
 
 @pytest.mark.parametrize("arch, flags, name", NOTHING_TO_ACT_ON)
-def test_known_models_are_refused_before_the_first_batch(arch, flags, name):
+def test_a_model_without_anything_to_act_on_is_refused_by_the_first_batch_or_before_it_if_known(arch, flags, name):
     weights = {f"{other}_weight": PENALTIES["orthogonal"].weight * (other == name) for other in PENALTIES}
+    batch, judge = CASES["cross_entropy"].batch(), criterion("orthogonal_cross_entropy", **weights)
+    with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$") as error:
+        judge(build(arch, **flags).train(), batch)
+    assert ("the default" in str(error.value)) == (name == "orthogonal")  # nobody has typed it
     with pytest.raises(OptionError, match=rf"^--{name}-weight 0.0001: .*$"):
         build_beside({"_name": arch, **flags}, **weights)
     build_beside({"_name": arch, **flags}, orthogonal_weight=0.0)

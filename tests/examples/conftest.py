@@ -45,7 +45,7 @@ class Server:
         folder: the files
         requests: path and Range of every request so far
         faults: what goes wrong with the next requests, one each: "drop" sends half of what was asked for and closes;
-            "500" is an answer; "no-range" sends everything from the start
+            "no-range" sends everything from the start
     """
 
     def __init__(self, folder: Path):
@@ -60,8 +60,8 @@ class Server:
                 outer.requests.append((self.path, asked))
                 fault = outer.faults.pop(0) if outer.faults else None
                 path = outer.folder / self.path.lstrip("/")
-                if fault == "500" or not path.is_file():
-                    self.send_error(500 if fault else 404)
+                if not path.is_file():
+                    self.send_error(404)
                     return
                 content = path.read_bytes()
                 start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and fault != "no-range" else 0

@@ -1,11 +1,14 @@
 """Helpers of the recipes' tests: run scripts as users do, parse commands with fairseq's parsers."""
 
 import fcntl
+import io
 import os
 import re
 import shlex
 import subprocess
+import tarfile
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,27 @@ def script(line, check=True, cwd=ROOT, timeout=300, **environment):
     )
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
+
+
+def zip_of(path, files):
+    """Write an archive of the contents, by name; return its path."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return path
+
+
+def tar_of(path, files, extra=()):
+    """Write an archive of the contents, by name, with the members `extra`; return its path."""
+    mode = {"tgz": "w:gz", "gz": "w:gz", "bz2": "w:bz2", "xz": "w:xz"}[path.name.rpartition(".")[2]]
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for member in extra:
+            archive.addfile(member)
+    return path
 
 
 def wait_until_unlocked(path, timeout=20):

@@ -1,14 +1,12 @@
 """The One Billion Word recipe works on a small archive of the same layout."""
 
 import hashlib
-import io
 import json
 import math
 import os
 import random
 import re
 import shlex
-import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from common.perplexity import Counts, Unknown, perplexity
 from fairseq.data import Dictionary, indexed_dataset
 from fairseq.data.data_utils import load_indexed_dataset
 from lm1b import prepare, shards
-from recipes import dry_run, parse, script
+from recipes import dry_run, parse, script, tar_of
 
 from tests.commands import LM_SIZES
 from tests.helpers import run_here
@@ -71,15 +69,7 @@ def pack(path: Path, corpus: dict[str, list[str]]) -> None:
     """Write the archive: folders, files in no order, and some that the recipe must skip."""
     extra = {"README": ["words"], "heldout-monolingual.tokenized.shuffled/news.en-00000-of-00100": ["all", "of it"]}
     files = {**extra, **dict(reversed(corpus.items()))}
-    with tarfile.open(path, "w:gz") as archive:
-        folder = tarfile.TarInfo(TOP)
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name, lines in files.items():
-            content = "".join(f"{line}\n" for line in lines).encode()
-            member = tarfile.TarInfo(f"{TOP}/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    tar_of(path, {f"{TOP}/{name}": "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items()})
 
 
 @pytest.fixture(autouse=True)

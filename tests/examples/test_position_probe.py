@@ -3,14 +3,13 @@
 import contextlib
 import io
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from position_probe.probe import VARIANTS, Probe, Setting, random_spread
+from position_probe.run import main
 from torch import nn
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "position_probe"
 SMALL = "--n 4 --seeds 1 --steps 70 --jobs 1 --relative-position rotary --attentions softmax swish-l2".split()
 BLIND = {("encoder", "softmax"), ("encoder", "sigsoftmax"), ("decoder", "softmax"), ("decoder", "sigsoftmax")}
 
@@ -18,8 +17,6 @@ BLIND = {("encoder", "softmax"), ("encoder", "sigsoftmax"), ("decoder", "softmax
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory):
     """Return what run.py leaves, once for all."""
-    from position_probe.run import main
-
     output = tmp_path_factory.mktemp("position_probe")
     threads = torch.get_num_threads()
     with contextlib.redirect_stdout(io.StringIO()):
@@ -32,8 +29,6 @@ def outcome(tmp_path_factory):
 @pytest.mark.parametrize("position", ["rotary", "t5"])
 @pytest.mark.parametrize("kind", ["encoder", "decoder"])
 def test_weights_that_sum_to_1_make_all_places_equal_and_no_others_do(kind, position):
-    from position_probe.probe import VARIANTS, Setting, random_spread
-
     for name in VARIANTS:
         if (kind, name) == ("decoder", "end-marker"):
             continue
@@ -42,15 +37,11 @@ def test_weights_that_sum_to_1_make_all_places_equal_and_no_others_do(kind, posi
 
 
 def test_a_marker_that_comes_later_helps_no_causal_model():
-    from position_probe.probe import Setting, random_spread
-
     assert random_spread(Setting("decoder", "end-marker", "rotary", n=5, seed=0)) < 1e-13
     assert random_spread(Setting("encoder", "end-marker", "rotary", n=5, seed=0)) > 1e-4
 
 
 def test_no_gradient_leads_l2_away_from_equal_biases():
-    from position_probe.probe import Probe, Setting
-
     def slope(name):
         probe = Probe(Setting("encoder", name, "t5", n=6, seed=0)).double()
         biases = [p for path, p in probe.named_parameters() if "relative_position" in path]

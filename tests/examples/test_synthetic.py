@@ -38,9 +38,8 @@ def test_the_factor_acts_on_the_mixing_alone():
     assert not torch.equal(parts[0.0]["q_proj.weight"], start)
 
 
-@pytest.mark.parametrize(
-    "example, last", [("recall", "accuracy"), pytest.param("nearest_neighbour", "", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("example, last", [("recall", "accuracy"), ("nearest_neighbour", "")])
 def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):
     content = f"""example = "{example}"\nevaluate = "--gen-subset valid {last and "--last " + last}"\n
 train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
@@ -66,10 +65,13 @@ def test_no_two_runs_of_the_pilots_are_the_same(name, tmp_path, monkeypatch):
     assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101, 102}
 
 
-def test_what_cannot_be_evaluated_is_said_in_one_line(tmp_path, monkeypatch):
+def test_a_trained_model_is_evaluated_and_what_is_none_is_said_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SAVE", str(tmp_path))
     with pytest.raises(SystemExit, match=r"model\.pt: no such file; train.sh writes it into SAVE"):
         synthetic.main(TASK, ["evaluate"])
-    synthetic.main(TASK, ["train", "--steps", "1"])
+    synthetic.main(TASK, "train --steps 2 --arm A --mixing-lr-scale 0.1 --seed 3".split())
+    synthetic.main(TASK, ["evaluate", "--gen-subset", "valid"])
+    expected = run(QUICK, Setting("A", 8, TASK.size, TASK.rate, 0.1, 2, 3), "valid")
+    assert capsys.readouterr().out == "".join(f"{name} = {value:.6f}\n" for name, value in expected.items())
     with pytest.raises(SystemExit, match="--last loss: must be one of mean squared error"):
         synthetic.main(TASK, ["evaluate", "--last", "loss"])

@@ -3,7 +3,6 @@
 import io
 import re
 import sys
-import zipfile
 
 import pytest
 from common import archives, perplexity, wikitext
@@ -13,7 +12,7 @@ from fairseq import options
 from fairseq.data import Dictionary, data_utils
 from fairseq.examples.truncated_bptt.truncated_bptt_lm_task import TruncatedBPTTLMConfig, TruncatedBPTTLMTask
 from fairseq_cli.preprocess import main as fairseq_preprocess
-from recipes import dry_run, script
+from recipes import dry_run, script, zip_of
 from wikitext2.prepare import WIKITEXT2
 from wikitext103.prepare import WIKITEXT103
 
@@ -48,11 +47,8 @@ TEXTS = {
 def corpus(request, server):
     """Return the description of a corpus whose archive has TEXTS and is served on loopback."""
     published = CORPORA[request.param]
-    with zipfile.ZipFile(server.folder / published.archive.file, "w") as archive:
-        archive.writestr(f"{published.name}/", b"")
-        for split, text in TEXTS.items():
-            archive.writestr(f"{published.name}/wiki.{split}.tokens", text)
-    digest = archives.sha256(server.folder / published.archive.file)
+    files = {f"{published.name}/wiki.{split}.tokens": text for split, text in TEXTS.items()}
+    digest = archives.sha256(zip_of(server.folder / published.archive.file, files))
     counts = {"train": {"lines": 26, "tokens": 97, "types": 25}, "valid": {"lines": 8}, "test": {"lines": 16}}
     archive = published.archive._replace(urls=(f"{server.url}/{published.archive.file}",), sha256=digest)
     return published._replace(archive=archive, counts=counts)

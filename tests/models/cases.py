@@ -26,6 +26,13 @@ ENTRIES = [
     *SCOPED,
     *POSITIONS,
 ]
+# What starts without effect
+NEUTRAL = [
+    {option: value}
+    for option, table in PARTS.items()
+    for value, kind in table.items()
+    if kind.trained and kind.loads_without
+]
 
 
 def shown(flags):

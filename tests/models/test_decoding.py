@@ -75,13 +75,3 @@ def test_a_search_keeps_the_keys_of_a_sentence_once_not_once_a_beam():
     model.set_beam_size(4)
     beams = {(module.encoder_decoder_attention, module.beam_size) for module in attentions(model.decoder)}
     assert beams == {(True, 4), (False, 1)}
-
-
-def test_mixing_matters_to_these_tests():
-    """Check that unmixed decoding of the same parameters, as in the published code, is far away."""
-    model = shake(build("mixhead_transformer")).eval()
-    source, prefix = tokens(), tokens(length=5)
-    full = model(source, None, prefix)[0]
-    for attention in attentions(model):
-        attention.head_mixing = None
-    assert (model(source, None, prefix)[0] - full).abs().max() > 0.05

@@ -13,8 +13,8 @@ from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.options import FAMILIES, SCOPES
 from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
-from tests.helpers import TINY, build, shake, task, tokens
-from tests.models.cases import attentions, command, forward, yaml
+from tests.helpers import TINY, build, task, tokens
+from tests.models.cases import NEUTRAL, attentions, command, forward, yaml
 
 UPSTREAM = [name for model in ("transformer", "transformer_lm", "roberta") for name in ARCH_MODEL_INV_REGISTRY[model]]
 
@@ -28,11 +28,6 @@ def test_every_architecture_is_there_in_every_family():
             assert issubclass(entry.model, ARCH_MODEL_REGISTRY[name])
         if entry.defaults and entry.model.by_dataclass:
             assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
-
-
-def starts_neutral(kind):
-    """Return whether a part has parameters and starts without effect."""
-    return kind.trained and kind.loads_without
 
 
 # The flags that a family sets, beside the head size of fixhead.
@@ -93,16 +88,6 @@ def test_the_command_line_trains_in_bf16_without_a_tpu():
     assert command("mixhead_transformer", "--bf16").tpu is False
 
 
-@pytest.mark.parametrize("upstream", TINY)
-def test_padding_and_the_other_sentences_of_a_batch_change_nothing(upstream):
-    model = shake(build(f"mixhead_{upstream}", attention_normalizer="sigsoftmax")).eval()
-    batch = tokens(padded=True)
-    together = forward(model, batch)
-    for i, sentence in enumerate(batch):
-        alone = sentence[sentence != 1][None]
-        torch.testing.assert_close(forward(model, alone)[0], together[i, : alone.shape[1]], rtol=1e-4, atol=1e-5)
-
-
 SCOPED = {
     "all": {"encoder.self_attn", "decoder.self_attn", "decoder.encoder_attn"},
     "self": {"encoder.self_attn", "decoder.self_attn"},
@@ -131,9 +116,7 @@ def test_the_value_scale_survives_every_initialisation(upstream):
     assert scaled == (12 if upstream == "transformer" else 4)
 
 
-@each_once(
-    upstream=TINY, flags=[{option: n} for option, table in PARTS.items() for n, k in table.items() if starts_neutral(k)]
-)
+@each_once(upstream=TINY, flags=NEUTRAL)
 def test_an_untrained_model_is_fairseqs_model_of_the_same_seed(upstream, flags):
     models = build(f"mixhead_{upstream}", **{"head_mixing": "none", **flags}), build(upstream)
     sentences = tokens(padded=True)

@@ -22,7 +22,6 @@ from tests.models.cases import (
 )
 
 RECIPES = {name: entry for name, entry in ARCHITECTURES.items() if entry.defaults}
-SLOW = pytest.mark.slow
 BY_DATACLASS = [name for name, entry in RECIPES.items() if entry.model.by_dataclass]
 
 

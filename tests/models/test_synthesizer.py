@@ -22,16 +22,6 @@ from tests.models.cases import attentions
 ARCH = "mixhead_synthesizer_lm"
 LONGEST = OWN["synthesizer_lm"]["max_target_positions"]
 
-every_synthesizer = pytest.mark.parametrize("synthesizer", SYNTHESIZERS)
-
-
-@every_synthesizer
-def test_every_synthesizer_builds_and_trains(synthesizer):
-    model = build(ARCH, synthesizer=synthesizer)
-    assert [(a.kinds["synthesizer"], a.max_length) for a in attentions(model)] == [(synthesizer, LONGEST)] * 2
-    model(tokens())[0].square().mean().backward()
-    assert all(p.grad is not None for p in model.parameters())
-
 
 def test_sizes_come_from_their_flags_or_from_the_maximal_length():
     def shapes(**flags):

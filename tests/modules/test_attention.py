@@ -233,13 +233,6 @@ def test_dropout_runs_in_training_and_where_it_is_retained():
     torch.testing.assert_close(others, weights)  # those before dropout
 
 
-def test_the_value_scale_shrinks_values_and_outputs_alone():
-    plain, scaled = build(), build(value_init_scale=0.25)
-    for name, parameter in plain.named_parameters():
-        scale = 0.25 if name in ("v_proj.weight", "out_proj.weight") else 1.0
-        torch.testing.assert_close(scaled.get_parameter(name), scale * parameter, msg=name)
-
-
 @pytest.mark.parametrize(
     "options",
     [

@@ -8,7 +8,6 @@ import torch
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.ops import fused
-from mixhead_plugin.parts import AttentionSizes
 from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
 from tests.covering import each_once
 from tests.helpers import shake
@@ -56,15 +55,3 @@ def test_the_features_to_mix_are_those_of_the_option_and_only_they_have_a_matrix
     for refused in ({"feature_mixing": "output", "mixed_features": "q"}, {"mixed_features": "k"}):
         with pytest.raises(ValueError, match=r"mixed_features .: .* must be qkv"):
             MixheadAttention(E, H, **refused)
-
-
-def test_outputs_start_where_they_can_learn_and_draw_no_number_of_other_weights():
-    torch.manual_seed(3)
-    expected = torch.randn(1)
-    torch.manual_seed(3)
-    part = FEATURE_MIXINGS["output"].build(AttentionSizes(H, 4, H, 4, E))
-    assert torch.equal(torch.randn(1), expected)
-    out = torch.randn(2, 3, H, 5)
-    assert torch.equal(part.outputs(out), out)
-    (part.outputs(out) * torch.randn(2, 3, H, 5)).sum().backward()
-    assert part.right.grad.abs().max() > 0

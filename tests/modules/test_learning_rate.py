@@ -35,11 +35,10 @@ def optimizer_config(name, lr):
     return OmegaConf.create(values)
 
 
-def train(name, factor, lr, updates=1, only=None):
-    """Return the parameters after some updates of fairseq's optimizer; those with `only` in their name are trained."""
+def train(name, factor, lr, updates=1):
+    """Return the parameters after some updates of fairseq's optimizer."""
     model = build("mixhead_transformer_lm", mixing_lr_scale=factor).train()
-    parameters = [p for n, p in model.named_parameters() if only is None or only in n]
-    optimizer = build_optimizer(optimizer_config(name, lr), parameters)
+    optimizer = build_optimizer(optimizer_config(name, lr), list(model.parameters()))
     scale_steps(optimizer.optimizer)
     torch.manual_seed(2)
     for _ in range(updates):

@@ -42,14 +42,6 @@ def test_only_the_next_window_of_as_many_rows_sees_the_one_before():
     torch.testing.assert_close(memory.recall(4, again[0]), first, rtol=0, atol=0)  # a window that is computed again
 
 
-def test_the_last_places_are_kept_across_windows():
-    memory, first = fed()
-    second = states()
-    memory.keep(1, memory.recall(1, second[0]), second)
-    for found, *parts in zip(memory.recall(2, second[0]), first, second, strict=True):
-        assert torch.equal(found, torch.cat(parts)[-LENGTH:])
-
-
 def test_a_window_longer_than_the_memory_is_cut_and_nothing_larger_is_kept_alive():
     memory = Mems(LENGTH, WINDOW)
     long = states(length=9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
+from mixhead_plugin.modules.penalties import RegularizedPass
 from tests.covering import covering, each_once
 from tests.helpers import build, dictionary, shake, tokens
 
@@ -93,16 +93,3 @@ def test_a_loss_in_half_precision_is_added_to_in_float32():
     assert float(total) == 30_000 + 20 * 4096  # more than float16 can hold
     total.backward()
     assert loss.grad.dtype == torch.float16
-
-
-def test_penalties_act_where_they_can():
-    acting = {
-        mixing: [name for name in PENALTIES if PENALTIES[name].acts_on(MixheadAttention(8, heads, head_mixing=mixing))]
-        for mixing, heads in (("none", 2), ("average", 2), ("position-wise", 2), ("position-independent", 1))
-    }
-    assert acting == {
-        "none": ["rank"],
-        "average": ["rank"],
-        "position-wise": ["orthogonal", "rank"],
-        "position-independent": ["orthogonal"],
-    }

@@ -121,14 +121,5 @@ def test_far_distances_stay_apart_in_half_precision():
     assert (encodings[:100, None] - encodings[None, :100]).abs().amax(2).fill_diagonal_(1).min() > 0.1
 
 
-@pytest.mark.parametrize("span", [None, 1, 3])
-def test_a_mask_hides_the_future_and_what_is_out_of_the_span(span):
-    mask = segment_mask(4, 7, span, torch.zeros(()))
-    for t in range(4):
-        visible = (mask[t] == 0).nonzero().flatten().tolist()
-        assert visible == list(range(0 if span is None else max(0, t + 3 - span + 1), t + 3 + 1))
-    assert set(mask.flatten().tolist()) == {0, -math.inf}
-
-
 def test_nothing_but_head_mixing_adds_biases():
     assert not any("bias" in name for name, _ in module(mixing="none").named_parameters())

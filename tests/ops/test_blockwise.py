@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from mixhead_plugin.ops import attention
 from mixhead_plugin.ops.blockwise import plan
 from mixhead_plugin.ops.inputs import AttentionInputs
-from tests.covering import covering, each_once, first_of
+from tests.covering import covering, each_once
 from tests.ops import calls
 from tests.ops.calls import DV, FEW, MIXINGS, NK, NQ, SINKS, B, D, H, assert_same, blocks, outcome, tensors
 
@@ -65,7 +65,7 @@ def test_dropout_has_its_probability_and_no_pattern(setting, p):
         assert abs(pairs.mean() - (1 - p) ** 2) < 10 * deviation
 
 
-@first_of(p=[0.99999, 0.9999, 1e-4])
+@pytest.mark.parametrize("p", [0.99999, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.9999, 1e-4))])
 def test_extreme_probabilities_are_met_as_well(p):
     n = 512  # 16 random bits would keep 1.5 times as many weights at the first p
     q = torch.zeros(16, H, n, 1)

@@ -30,9 +30,20 @@ def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype,
     assert "auto: Mixhead B" in capsys.readouterr().out
 
 
+CASES = {
+    "variants": {"fairseq", *module.EVERY},
+    "training": {*model.VARIANTS},
+    "decoding": {"fairseq", "softmax", "Mixhead A", "Mixhead B"},
+}
+
+
 @pytest.mark.slow
-def test_every_entry_of_the_tables_is_timed(tmp_path):
-    assert {row["name"] for row in rows("variants", out=tmp_path)} == {"fairseq", *module.EVERY}
+@pytest.mark.parametrize("case", CASES)
+def test_every_entry_of_the_tables_is_timed(case, tmp_path, monkeypatch):
+    layers = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+    monkeypatch.setattr(model, "TRANSLATION", f"transformer {layers}")
+    monkeypatch.setattr(model, "SMALL", model.SMALL.replace("512", "64").replace("2048", "64"))
+    assert {row["name"] for row in rows(case, out=tmp_path)} == CASES[case]
 
 
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
@@ -40,20 +51,6 @@ def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
     monkeypatch.setattr(measure, "milliseconds", lambda function, clock, filler: next(times))
     a, b = measure.measure(measure.Case("x", "y", {"a": None, "b": None}, "b"), 3, "cpu")
     assert (a["ms"], b["ms"], b["by_upstream"], a["by_softmax"]) == (2, 5, 2.0, 0.5)
-
-
-@pytest.mark.slow
-def test_updates_are_those_of_fairseqs_trainer(tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "SMALL", model.SMALL.replace("512", "64").replace("2048", "64"))
-    assert {row["name"] for row in rows("training", out=tmp_path)} == set(model.VARIANTS)
-
-
-@pytest.mark.slow
-def test_beam_search_is_timed_for_each_mixing(tmp_path, monkeypatch):
-    layers = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
-    monkeypatch.setattr(model, "TRANSLATION", f"transformer {layers}")
-    found = {row["name"] for row in rows("decoding", out=tmp_path)}
-    assert found == {"fairseq", "softmax", "Mixhead A", "Mixhead B"}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from bert.squad_data import read_squad, score
 from tests import squad
 from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, run, several, two_workers
 from tests.helpers import run_here
-from tests.topics import write_documents, write_kinds
+from tests.topics import write_documents
 
 BERT = Path(__file__).resolve().parents[3] / "examples" / "bert"
 COMMON = ["--user-dir", BERT, *ROBERTA_SIZES, *WHOLE_SETS, "--seed", "1", "--log-format", "json"]
@@ -44,9 +44,6 @@ TRAININGS = {
         ["--tokens-per-sample=24", "--max-positions=64", "--batch-size=16"],
         ["loss", "mlm_loss", "nsp_loss", "nsp_accuracy"],
     ),
-    "sentence_prediction": Training(
-        ["--num-classes=2", "--init-token=0", "--max-positions=64", "--batch-size=16"], ["loss", "accuracy"]
-    ),
     # Of the five batches of an epoch, the second of two workers has two.
     "squad": Training([*as_flags(squad.WINDOWS), "--batch-size=7"], ["loss", "exact_match", "f1"]),
 }
@@ -56,16 +53,11 @@ TRAININGS = {
 def data(tmp_path_factory):
     """Return the data folder of each task."""
     folder = tmp_path_factory.mktemp("trainings")
-    documents = write_documents(folder)
-    return {
-        "bert_pretraining": documents,
-        "sentence_prediction": write_kinds(folder / "kinds", documents / "dict.txt"),
-        "squad": squad.write_data(folder / "questions"),
-    }
+    return {"bert_pretraining": write_documents(folder), "squad": squad.write_data(folder / "questions")}
 
 
-def training(data, task, save, *flags, criterion=None):
-    flags = ["--criterion", criterion or task, "--arch", "mixhead_bert_base", *COMMON, *TRAININGS[task].flags, *flags]
+def training(data, task, save, *flags):
+    flags = ["--criterion", task, "--arch", "mixhead_bert_base", *COMMON, *TRAININGS[task].flags, *flags]
     return ["fairseq-train", data[task], "--task", task, *flags, "--save-dir", data["squad"].parent / save]
 
 
@@ -87,23 +79,13 @@ def test_the_user_dir_works_from_any_folder_where_the_plugin_is_not_installed(tm
 def outputs(data):
     """Return the log of each command, by name."""
     folder = data["squad"].parent
-    begin = ["--cpu", "--num-workers=0", "--max-update=3"]
     valid = ["--user-dir", BERT, "--cpu", "--batch-size=7", "--log-format=json", *WHOLE_SETS]
-    pretraining = training(data, "bert_pretraining", "pretraining", *begin, criterion="orthogonal_bert_pretraining")
     answers = ["fairseq-validate", data["squad"], "--task=squad", *valid, *as_flags(squad.WINDOWS)]
     commands = {
-        "pretraining": pretraining,
-        "squad": training(data, "squad", "squad", *begin, criterion="orthogonal_squad"),
+        "squad": training(data, "squad", "squad", "--cpu", "--num-workers=0", "--max-update=3"),
         "answers": [*answers, "--path", folder / "squad" / "checkpoint_last.pt", "--nbest-file", folder / "spans"],
     }
     return {name: run_here(*command) for name, command in commands.items()}
-
-
-@pytest.mark.parametrize("name", ["pretraining", "squad"])
-def test_the_penalties_act_in_training_alone(name, outputs):
-    first, *_, last = numbers(outputs[name], "orthogonal_loss")
-    assert first == 0 < last
-    assert not any("orthogonal" in key for log in logged(outputs[name], "valid") for key in log)
 
 
 def test_the_metrics_of_the_task_are_those_of_the_answers_in_its_file(outputs, data):

@@ -4,7 +4,6 @@ import json
 import os
 import random
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from bert.pretraining.vocabulary import learn
 from bert.wordpiece import SPECIAL, wordpiece, write_dictionary
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from recipes import dry_run, parse, refusal, refused_here, script
+from recipes import dry_run, parse, refusal, refused_here, script, zip_of
 
 from tests.helpers import run_here
 
@@ -104,9 +103,8 @@ def test_a_learnt_vocabulary_spells_every_word_in_few_pieces(tmp_path):
 
 def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     """Read documents, sentences and pieces back from the binary set; <unk> of WikiText stays unknown."""
-    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
-        for split in ("train", "valid", "test"):
-            archive.writestr(f"wikitext-2/wiki.{split}.tokens", WIKITEXT)
+    splits = ("train", "valid", "test")
+    zip_of(tmp_path / "wikitext-2-v1.zip", {f"wikitext-2/wiki.{split}.tokens": WIKITEXT for split in splits})
     monkeypatch.setenv("ARCHIVES", str(tmp_path))
     prepare.main(["--any-counts", "--learn-vocab", "60", "--workers", "1"])
     said = capsys.readouterr().err
@@ -115,7 +113,7 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
     words = Dictionary.load(str(folder / "dict.txt"))
     listed = [word for word in (folder / "vocab.txt").read_text().split("\n")[:-1] if word not in SPECIAL]
     assert words.symbols[words.nspecial :] == listed
-    for split in ("train", "valid", "test"):
+    for split in splits:
         binary = data_utils.load_indexed_dataset(str(folder / split), words)
         text = [words.string(line).replace(" ##", "") for line in binary]
         assert text == ["one well - known cat .", "two <unk> .", "three 1 , 000 .", "", "four ."]
