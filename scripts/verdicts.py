@@ -20,7 +20,7 @@ def row_of(name: str) -> Row:
 
 def seeds_of_all(study: Study, rules: Mapping[str, Any]) -> int:
     """Return how many seeds every row of the rules has."""
-    names = [name for role in ROLES for name in ([rules[role]] if role != "mixed" else rules[role]) if role in rules]
+    names = [*rules["mixed"], *(rules[role] for role in ROLES if role != "mixed" and role in rules)]
     return min(len(study.values(row_of(name), study.metric)) for name in names)
 
 
@@ -69,7 +69,7 @@ class Verdict:
 
         worth = at_level(study, rules["best"], rules["average"], alpha)
         against_best = holm(study, rules["mixed"], rules["best"], alpha)
-        close = at_level(study, first, rules["best"], 0.1)
+        close = at_level(study, first, rules["best"], 0.1) if "margin" in rules else None
         return cls(worth, against_best, over("best"), over("gate"), over("time"), close)
 
     def words(self, rules: Mapping[str, Any]) -> list[str]:
@@ -80,8 +80,7 @@ class Verdict:
         if found.low > 0:
             more = {"mixing, not dynamics": self.against_gate, "useful": self.against_time}
             return ["valid", "helps", *(word for word, pair in more.items() if pair and pair.low > 0)]
-        margin = rules.get("margin", 0)
-        if self.close and -margin < self.close.low and self.close.high < margin:
+        if self.close and -rules["margin"] < self.close.low and self.close.high < rules["margin"]:
             return ["valid", "equivalent"]
         return ["valid", "undecided"]
 
@@ -115,8 +114,10 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
             if seeds_of_all(study, rules) < rules["seeds"]:
                 continue  # nobody looks before the last seed
             lines = panels.setdefault(study.unit(study.metric), [])
+            best = row_of(rules["best"])
             for name, pair in Verdict.of(study, rules).against_best.items():
-                lines.append((rules["size"], f"{regime}: {name}", pair, study.variant(row_of(name))))
+                own = ", ".join(label for label in row_of(name) if label not in best)
+                lines.append((rules["size"], f"{regime}: {own}", pair, study.variant(row_of(name))))
     panels = {unit: sorted(lines, key=lambda line: -line[0]) for unit, lines in panels.items() if lines}
     if not panels:
         return

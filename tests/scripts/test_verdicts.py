@@ -1,5 +1,6 @@
 """The verdicts are those of the rules in docs/does-it-help.md, whose words and numbers are written here once more."""
 
+import copy
 import dataclasses
 import math
 import statistics
@@ -33,7 +34,7 @@ def study_of(tmp_path, spread=1.0, **worse):
         for seed in range(8):
             value = 3 + seed / 10 + loss + (spread * NOISE[(seed + number) % 8] if arm != "softmax" else 0)
             found.append({"labels": {"attention": arm}, "seed": seed, "metrics": {"test": value}, "measure": "nats"})
-    return studies.Study("toy", grids.checked(GRID, tmp_path / "toy.toml"), "toy.toml", found, {})
+    return studies.Study("toy", grids.checked(copy.deepcopy(GRID), tmp_path / "toy.toml"), "toy.toml", found, {})
 
 
 def words(study):
@@ -93,6 +94,9 @@ def test_nothing_is_told_before_every_row_has_its_seeds(tmp_path):
     (text,) = verdicts.verdicts(study)
     assert "- B over softmax, Holm: +0.0" in text or "- B over softmax, Holm: -0.0" in text
     assert "8 seeds, p " in text
+    for role in ("gate", "time"):  # a regime may lack them
+        del study.grid.rules["toy"][role]
+    assert "gate" not in verdicts.verdicts(study)[0]
 
 
 def test_the_figure_has_a_line_for_each_mixed_arm(tmp_path, monkeypatch):
