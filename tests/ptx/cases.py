@@ -1,14 +1,13 @@
 """Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`.
 
-    scripts/emulate.py [--json] [--all] [--list] [--part I/N] [CASE ...]
+    scripts/emulate.py [--json] [--all] [CASE ...]
     scripts/emulate.py --count [HEADSxSIZE ...]
 
-CASE is a part of names of cases; without one the cases of the default suite run.
+CASE is a part of the names of cases: of those of the default suite, or of all.
 """
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -26,11 +25,19 @@ from tests.covering import pairwise
 from tests.ptx import count, launch
 
 TABLES = tuning.tiles_for
+MIXING = {"none": 0, "shared": 2, "per query": 4}  # dimensions of M
+HIDDEN = {
+    "causal": {"causal": True},
+    "padding": {"padding": True},
+    "mask by head": {"mask": torch.float32, "mask_by": "head"},
+    "causal padding": {"causal": True, "padding": True},
+    "mask": {"mask": torch.float32},
+}
 AXES = {
-    "mixing": ["none", "shared", "per query"],
+    "mixing": [*MIXING],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
     "dtype": ["float16", "bfloat16", "float32"],
-    "hidden": ["causal", "padding", "mask by head"],
+    "hidden": [*HIDDEN][:3],
     "extra": ["dropout", "sink", "plain"],
     "stages": [1, 2, 3],
 }
@@ -56,25 +63,10 @@ class Case(NamedTuple):
 
     def variant(self) -> Variant:
         heads, size = map(int, self.shape.split("x"))
-        dtype = torch.float32 if self.dtype == "tf32" else getattr(torch, self.dtype)
-        masked = "mask" in self.hidden
-        return Variant(
-            normalizer=self.normalizer,
-            heads=heads,
-            head_dim=size,
-            value_dim=size,
-            dtype=dtype,
-            device=torch.device("cpu"),
-            mixing=None if self.mixing == "none" else dtype,
-            mixing_dim={"none": 0, "shared": 2, "per query": 4}[self.mixing],
-            sink=self.extra == "sink" and self.normalizer != "sigmoid",
-            causal="causal" in self.hidden,
-            mask=torch.float32 if masked else None,
-            mask_by="head" if "by head" in self.hidden else "",
-            padding="padding" in self.hidden,
-            dropout=self.extra == "dropout",
-            tf32=self.dtype == "tf32",
-        )
+        dtype, dims = getattr(torch, self.dtype.replace("tf32", "float32")), MIXING[self.mixing]
+        like = Variant(self.normalizer, heads, size, size, dtype, torch.device("cpu"), dtype if dims else None, dims)
+        extra = {"dropout": self.extra == "dropout", "sink": self.extra == "sink" and self.normalizer != "sigmoid"}
+        return like._replace(**HIDDEN[self.hidden], **extra, tf32=self.dtype == "tf32")
 
     def tiles(self, kernel: str, *size: int) -> list[Tile]:
         if self.shape != "4x16":
@@ -131,24 +123,16 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
     return kept / (1 - inputs.dropout_p)
 
 
-def case_of(name: str) -> Case:
-    """Return the case of a name; what it leaves out is as in `Case`."""
-    fields = [field.replace("-", " ") for field in name.split("/")]
-    return Case(*(type(default)(field) for field, default in zip(fields, Case())))
-
-
-def run(case: Case, edit=None, interpreted: bool = False) -> dict:
-    """Return a report of a case: what is wrong, its largest share of the bound, and what was executed."""
-    variant, executed, shared = case.variant(), 0, 0
+def run(case: Case, interpreted: bool = False) -> dict:
+    """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of the emulator."""
+    variant, begin = case.variant(), time.process_time()
     inputs, d_out = accuracy.sample_call(variant, case.queries, case.keys, 0.3)
 
     def start(kernel, blocks, arguments, tile) -> None:
-        nonlocal executed, shared
-        made, counts = launch.launch(kernel, blocks, arguments, tile.warps, tile.stages, case.capability, edit)
-        executed, shared = executed + sum(counts.values()), max(shared, made.shared)
+        launch.launch(kernel, blocks, arguments, tile.warps, tile.stages, case.capability)
 
     torch.backends.cuda.matmul.allow_tf32 = variant.tf32
-    tuning.tiles_for, begin = case.tiles, time.process_time()
+    tuning.tiles_for = case.tiles
     if not interpreted:
         operators.start = start
     call = operators.Call(inputs, 0)
@@ -157,33 +141,26 @@ def run(case: Case, edit=None, interpreted: bool = False) -> dict:
     seconds = time.process_time() - begin
     draws = [accuracy.compare(inputs, d_out, kept_weights(inputs), found)]
     most = 2.0**13 if variant.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
-    share, fault = float(np.max([*accuracy.shares(draws).values()])) / most, accuracy.fault_in(draws, most)
-    return dict(case=case.name, fault=fault, share=share, seconds=seconds, executed=executed, shared=shared)
+    share = float(np.max([*accuracy.shares(draws).values()])) / most
+    return dict(case=case.name, fault=accuracy.fault_in(draws, most), share=share, seconds=seconds)
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/emulate.py", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="CASE", help="a part of the names of cases")
-    parser.add_argument("--all", action="store_true", help="also run the slow cases; a named case is looked for in all")
+    parser.add_argument("--all", action="store_true", help="also run the slow cases")
     parser.add_argument("--json", action="store_true", help="print a JSON object for each case")
-    parser.add_argument("--list", action="store_true", help="print the names alone")
-    parser.add_argument("--part", default="0/1", metavar="I/N", help="run every Nth case from case I on")
     parser.add_argument("--count", action="store_true", help="print what kernels execute for shapes as 8x64 (CASE)")
     options = parser.parse_args(arguments)
     if options.count:
         count.table(options.names or ["8x64", "16x64"])
         return 0
-    part, parts = map(int, options.part.split("/"))
-    cases = default_cases() + (list(more_cases()) if options.all or options.names else [])
+    cases = default_cases() + (list(more_cases()) if options.all else [])
     cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
-    cases = cases[part::parts]
     if not cases:
-        parser.error(f"no case has {' or '.join(options.names)} in its name; --list --all prints all")
+        parser.error(f"no case has {' or '.join(options.names)} in its name; --all looks for slow ones, too")
     wrong = 0
     for case in cases:
-        if options.list:
-            print(case.name)
-            continue
         try:
             report = run(case)
         except Exception as error:  # a fault of an instruction, of the compiler or of the emulator: all count
@@ -192,7 +169,3 @@ def main(arguments: list[str]) -> int:
         line = f"{report['share']:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
         print(json.dumps(report) if options.json else line, flush=True)
     return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,7 @@
-"""Put faults into the kernels, and print which are noticed.
-
-    python -m tests.ptx.faults [machine [CASE ...] | source [KIND ...]]
+"""Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine | source] [KIND ...]
 
 `machine` changes the compiled PTX, one place at a time, and runs the kernel again on the same memory. `source` changes
-the kernels' text, and runs a case in the emulator and in triton's interpreter.
+the kernels' text, and runs a case in the emulator and in triton's interpreter. KIND is a part of the names of kinds.
 """
 
 import json
@@ -20,14 +18,15 @@ from pathlib import Path
 import torch
 
 from tests.ptx import cases, launch
+from tests.ptx.cases import Case
 from tests.ptx.machine import run
 from tests.ptx.memory import Fault
 from tests.ptx.program import Program
 
 ROOT = Path(__file__).parents[2]
 CASES = {
-    "flash": "none/softmax/float16/causal/dropout/3/4x16/0/80/70/75",
-    "mixed": "shared/softmax/float16/causal-padding/plain/2/4x16/0/80/37/45",
+    "flash": Case(extra="dropout", stages=3, queries=70, keys=75),
+    "mixed": Case("shared", hidden="causal padding", keys=45),
 }
 
 
@@ -81,42 +80,43 @@ no zeros beside M on the diagonal # mixed # mixed # b_m[None, :, None, :], 0.0) 
 """
 
 
-def in_machine_code(name: str) -> Iterator[dict]:
-    """Run a case, then each kernel with each fault: on the memory from before, compared with that from after."""
-    launches, texts = {}, []
+def chosen(kinds: dict) -> dict:
+    return {kind: how for kind, how in kinds.items() if not sys.argv[2:] or any(word in kind for word in sys.argv[2:])}
 
-    def record(program: Program, blocks: int, warps: int, shared: int, values: list) -> Counter:
-        tensors = [value for value in values if not isinstance(value, bytes)]
+
+def in_machine_code(case: Case) -> Iterator[dict]:
+    """Run a case, then each kernel with each fault: on the memory from before, compared with that from after."""
+    launches = []
+
+    def record(program: Program, *how) -> Counter:
+        tensors = [value for value in how[-1] if not isinstance(value, bytes)]
         before = [tensor.clone() for tensor in tensors]
-        counts = run(program, blocks, warps, shared, values)
-        launches[texts[-1]] = tensors, before, [tensor.clone() for tensor in tensors], (blocks, warps, shared, values)
+        counts = run(program, *how)
+        launches.append((program, how, tensors, before, [tensor.clone() for tensor in tensors]))
         return counts
 
     launch.run = record
-    assert not cases.run(cases.case_of(name), lambda kernel, ptx: texts.append((kernel, ptx)) or ptx)["fault"]
-    for (kernel, text), (tensors, before, after, how) in launches.items():
-        for kind, change in MACHINE.items():
-            found, silent = Counter(), []
-            for changed in change(text):
+    assert not cases.run(case)["fault"]
+    for program, how, tensors, before, after in launches:
+        for kind, change in chosen(MACHINE).items():
+            found = Counter()
+            for changed in change(program.text):
                 for tensor, content in zip(tensors, before):
                     tensor.copy_(content)
                 try:
                     run(Program(changed), *how)
                     same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, after))
                     found["silent" if same else "wrong numbers"] += 1
-                    if same:
-                        place = next(n for n, (a, b) in enumerate(zip(text, changed)) if a != b)
-                        silent.append(text[:place].count("\n") + 1)
                 except Fault as error:
                     found["a race" if "race" in str(error) else "another error"] += 1
-            yield dict(kernel=kernel, kind=kind, put_in=found.total(), **found, silent_lines=silent)
+            yield dict(kernel=program.kernel.name, kind=kind, put_in=found.total(), **found)
 
 
-def in_source(words: list[str]) -> Iterator[dict]:
+def in_source() -> Iterator[dict]:
     """Yield for each fault what the emulator and the interpreter say of a case in a changed copy of the project."""
     lines = [line.split(" # ") for line in SOURCE.strip().splitlines()]
-    kinds = {line[0]: line[1] for line in lines if not words or any(word in line[0] for word in words)}
-    for kind, which in kinds.items():
+    for kind, which in chosen({line[0]: line[1] for line in lines}).items():
+        found = dict(kind=kind)
         with tempfile.TemporaryDirectory() as folder:
             for part in ("mixhead_plugin", "tests"):
                 shutil.copytree(ROOT / part, Path(folder, part), ignore=shutil.ignore_patterns("__pycache__"))
@@ -124,26 +124,20 @@ def in_source(words: list[str]) -> Iterator[dict]:
                 path = Path(folder, "mixhead_plugin/ops/triton", f"{file}.py")
                 assert old in path.read_text(), (kind, old)
                 path.write_text(path.read_text().replace(old, new))
-            found = dict(kind=kind)
-            for where, interpreted in (("emulator", "0"), ("interpreter", "1")):
-                command = [sys.executable, "-m", "tests.ptx.faults", "case", CASES[which]]
-                environment = {**os.environ, "TRITON_INTERPRET": interpreted}
+            for where, interpreted in (("emulator", False), ("interpreter", True)):
+                code = f"from tests.ptx.cases import *; print(run({CASES[which]}, {interpreted})['fault'] or 'silent')"
+                environment = {**os.environ, "TRITON_INTERPRET": str(int(interpreted))}
+                command = [sys.executable, "-c", code]
                 result = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder)
-                found[where] = (result.stdout.splitlines() or result.stderr.splitlines() or ["no word"])[-1][:160]
-            yield found
+                found[where] = (result.stdout or result.stderr or "the process ends").splitlines()[-1][:160]
+        yield found
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["case"]:
-        try:
-            report = cases.run(cases.case_of(sys.argv[2]), interpreted=os.environ["TRITON_INTERPRET"] == "1")
-            print(report["fault"] or "silent")
-        except Exception as error:
-            print(f"{type(error).__name__}: {error}".splitlines()[0])
-    if "case" not in sys.argv and "source" not in sys.argv[1:2]:
-        for case in [CASES[name] for name in sys.argv[2:]] or CASES.values():
+    if "source" not in sys.argv[1:2]:
+        for case in CASES.values():
             for found in in_machine_code(case):
                 print(json.dumps(found), flush=True)
-    if "case" not in sys.argv and "machine" not in sys.argv[1:2]:
-        for found in in_source(sys.argv[2:]):
+    if "machine" not in sys.argv[1:2]:
+        for found in in_source():
             print(json.dumps(found), flush=True)

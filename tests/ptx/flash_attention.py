@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from mixhead_plugin.ops.triton.rows import LOG2E
+
 
 @triton.jit
 def tile_at(x, i_h, first, n, D: tl.constexpr, BLOCK: tl.constexpr):
@@ -23,7 +25,7 @@ def forward_kernel(q, k, v, o, lse, scale, n, D: tl.constexpr, BM: tl.constexpr,
     b_max, b_sum = tl.full([BM], float("-inf"), tl.float32), tl.full([BM], 0.0, tl.float32)
     b_o = tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
-        b_s = tl.dot(b_q, tl.trans(tl.load(tile_at(k, i_h, i_n, n, D, BN)))) * scale  # [BM, BN]
+        b_s = tl.dot(b_q, tl.trans(tl.load(tile_at(k, i_h, i_n, n, D, BN)))) * (scale * LOG2E)  # [BM, BN]
         b_new = tl.maximum(b_max, tl.max(b_s, 1))
         b_p, b_shrink = tl.exp2(b_s - b_new[:, None]), tl.exp2(b_max - b_new)
         b_sum, b_max = b_sum * b_shrink + tl.sum(b_p, 1), b_new
@@ -41,48 +43,44 @@ def delta_kernel(o, d_o, delta, n, D: tl.constexpr, BM: tl.constexpr):
 
 
 @triton.jit
-def dq_kernel(q, k, v, d_o, lse, delta, d_q, scale, d_scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def dq_kernel(q, k, v, d_o, lse, delta, d_q, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     first, i_h = tl.program_id(0) % (n // BM) * BM, tl.program_id(0) // (n // BM)
     b_q, b_do = tl.load(tile_at(q, i_h, first, n, D, BM)), tl.load(tile_at(d_o, i_h, first, n, D, BM))
-    b_lse = tl.load(lse + i_h * n + first + tl.arange(0, BM))[:, None]
-    b_delta = tl.load(delta + i_h * n + first + tl.arange(0, BM))[:, None]
-    b_dq = tl.full([BM, D], 0.0, tl.float32)
+    at = i_h * n + first + tl.arange(0, BM)[:, None]
+    b_lse, b_delta, b_dq = tl.load(lse + at), tl.load(delta + at), tl.full([BM, D], 0.0, tl.float32)
     for i_n in range(0, n, BN):
         b_k, b_v = tl.load(tile_at(k, i_h, i_n, n, D, BN)), tl.load(tile_at(v, i_h, i_n, n, D, BN))
-        b_p = tl.exp2(tl.dot(b_q, tl.trans(b_k)) * scale - b_lse)  # [BM, BN]
+        b_p = tl.exp2(tl.dot(b_q, tl.trans(b_k)) * (scale * LOG2E) - b_lse)  # [BM, BN]
         b_ds = b_p * (tl.dot(b_do, tl.trans(b_v)) - b_delta)
         b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq)
-    tl.store(tile_at(d_q, i_h, first, n, D, BM), (b_dq * d_scale).to(b_q.dtype))
+    tl.store(tile_at(d_q, i_h, first, n, D, BM), (b_dq * scale).to(b_q.dtype))
 
 
 @triton.jit
-def dkv_kernel(
-    q, k, v, d_o, lse, delta, d_k, d_v, scale, d_scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
-):
+def dkv_kernel(q, k, v, d_o, lse, delta, d_k, d_v, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     first, i_h = tl.program_id(0) % (n // BN) * BN, tl.program_id(0) // (n // BN)
     b_k, b_v = tl.load(tile_at(k, i_h, first, n, D, BN)), tl.load(tile_at(v, i_h, first, n, D, BN))
     b_dk, b_dv = tl.full([BN, D], 0.0, tl.float32), tl.full([BN, D], 0.0, tl.float32)
     for i_m in range(0, n, BM):
         b_q, b_do = tl.load(tile_at(q, i_h, i_m, n, D, BM)), tl.load(tile_at(d_o, i_h, i_m, n, D, BM))
-        b_lse = tl.load(lse + i_h * n + i_m + tl.arange(0, BM))[None, :]
-        b_delta = tl.load(delta + i_h * n + i_m + tl.arange(0, BM))[None, :]
-        b_p = tl.exp2(tl.dot(b_k, tl.trans(b_q)) * scale - b_lse)  # [BN, BM]
+        at = i_h * n + i_m + tl.arange(0, BM)[None, :]
+        b_p = tl.exp2(tl.dot(b_k, tl.trans(b_q)) * (scale * LOG2E) - tl.load(lse + at))  # [BN, BM]
         b_dv = tl.dot(b_p.to(b_do.dtype), b_do, b_dv)
-        b_ds = b_p * (tl.dot(b_v, tl.trans(b_do)) - b_delta)
+        b_ds = b_p * (tl.dot(b_v, tl.trans(b_do)) - tl.load(delta + at))
         b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk)
-    tl.store(tile_at(d_k, i_h, first, n, D, BN), (b_dk * d_scale).to(b_k.dtype))
+    tl.store(tile_at(d_k, i_h, first, n, D, BN), (b_dk * scale).to(b_k.dtype))
     tl.store(tile_at(d_v, i_h, first, n, D, BN), b_dv.to(b_k.dtype))
 
 
-def run(q, k, v, d_o, scale: float, log2e: float, tiles: list, start) -> list:
+def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
     """Launch all passes by `start`; return O and the gradients of q, k and v, [1, H, N, D]."""
     _, heads, n, size = q.shape
     o, d_q, d_k, d_v = (torch.empty_like(q) for _ in range(4))
     lse, delta = torch.empty(heads, n), torch.empty(heads, n)
     fwd, dq, dkv = tiles
-    start(forward_kernel, heads * n // fwd.BM, (q, k, v, o, lse, scale * log2e, n, size, fwd.BM, fwd.BN), fwd)
+    start(forward_kernel, heads * n // fwd.BM, (q, k, v, o, lse, scale, n, size, fwd.BM, fwd.BN), fwd)
     start(delta_kernel, heads * n // dq.BM, (o, d_o, delta, n, size, dq.BM), dq)
-    given, scales = (q, k, v, d_o, lse, delta), (scale * log2e, scale)
-    start(dq_kernel, heads * n // dq.BM, (*given, d_q, *scales, n, size, dq.BM, dq.BN), dq)
-    start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, *scales, n, size, dkv.BM, dkv.BN), dkv)
+    given = q, k, v, d_o, lse, delta
+    start(dq_kernel, heads * n // dq.BM, (*given, d_q, scale, n, size, dq.BM, dq.BN), dq)
+    start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, scale, n, size, dkv.BM, dkv.BN), dkv)
     return [o, d_q, d_k, d_v]

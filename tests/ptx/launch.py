@@ -3,13 +3,16 @@
 import hashlib
 import json
 import struct
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
+import triton
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.cache import get_cache_manager, triton_key
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import create_function_from_signature
 
@@ -18,13 +21,6 @@ from tests.ptx.program import Program
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes that one block may have, by compute capability
 FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f", "fp64": "d"}
-
-
-class Compiled(NamedTuple):
-    ptx: str
-    ttgir: str
-    shared: int
-    warps: int
 
 
 def prepare(kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget) -> tuple:
@@ -52,25 +48,6 @@ def lower(source: Any, backend: Any, options: Any, target: GPUTarget, *names: st
     return texts, metadata
 
 
-def compile_kernel(
-    kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, capability: int
-) -> tuple[Any, list]:
-    """Return the compiled kernel, and the arguments as its PTX takes them: tensors, and the bytes of numbers."""
-    target = GPUTarget("cuda", capability, 32)
-    source, backend, options, values = prepare(kernel, arguments, warps, stages, target)
-    name = f"{triton_key()} {source.hash()} {backend.hash()} {options.hash()} PTX"
-    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
-    path = cache.get_file("compiled.json")
-    if path is None:
-        texts, made = lower(source, backend, options, target, "ttir", "ttgir", "llir", "ptx")
-        assert not made.get("global_scratch_size") and not made.get("profile_scratch_size")
-        compiled = Compiled(texts["ptx"], texts["ttgir"], made["shared"], made["num_warps"])
-        path = cache.put(json.dumps(compiled), "compiled.json", binary=False)
-    with open(path) as file:
-        compiled = Compiled(*json.load(file))
-    return compiled, [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
-
-
 def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
     for kind, value in zip(kinds, values, strict=True):
         if isinstance(kind, tuple):
@@ -79,17 +56,21 @@ def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
             yield kind, value
 
 
-programs: dict[str, Program] = {}
-
-
 def launch(
-    kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80, edit=None
-):
-    """Compile and run a kernel; `edit` may change its PTX. Return the kernel, and how many threads ran each opcode."""
-    compiled, values = compile_kernel(kernel, arguments, warps, stages, capability)
-    if compiled.shared > SHARED[capability]:
-        raise OutOfResources(compiled.shared, SHARED[capability], "shared memory")
-    ptx = edit(kernel.fn.__name__, compiled.ptx) if edit else compiled.ptx
-    if ptx not in programs:
-        programs[ptx] = Program(ptx)
-    return compiled, run(programs[ptx], blocks, compiled.warps, compiled.shared, values)
+    kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80
+) -> tuple[dict, Counter]:
+    """Compile and run a kernel; return its texts, and how many threads executed each opcode."""
+    target = GPUTarget("cuda", capability, 32)
+    source, backend, options, values = prepare(kernel, arguments, warps, stages, target)
+    name = f"{triton.__version__} {source.hash()} {backend.hash()} {options.hash()}"
+    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
+    path = cache.get_file("ptx.json")
+    if path is None:
+        texts, made = lower(source, backend, options, target, "ttir", "ttgir", "llir", "ptx")
+        assert not made.get("global_scratch_size") and not made.get("profile_scratch_size")
+        path = cache.put(json.dumps(texts | {key: made[key] for key in ("shared", "num_warps")}), "ptx.json", False)
+    made = json.loads(Path(path).read_text())
+    if made["shared"] > SHARED[capability]:
+        raise OutOfResources(made["shared"], SHARED[capability], "shared memory")
+    given = [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
+    return made, run(Program(made["ptx"]), blocks, made["num_warps"], made["shared"], given)

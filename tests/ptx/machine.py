@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.ptx.memory import Fault, Memory, Threads
-from tests.ptx.numbers import BITS, F16, F32, POISON, S64, TYPES, U8, U16, U32, from_bf16
-from tests.ptx.program import Program
+from tests.ptx.memory import Fault, Memory
+from tests.ptx.numbers import BITS, F16, F32, TYPES, U8, U16, U32, from_bf16
+from tests.ptx.program import Program, Read, Step
 from tests.ptx.shared import Shared
 
 THREADS = 4096  # that run at once, about: fewer waste calls of numpy, more waste cache
@@ -17,226 +17,222 @@ REDUCTIONS = {"min": np.minimum, "max": np.maximum, "add": np.add}
 
 def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any]) -> Counter:
     """Run a launch; `values` are tensors, or the bytes of numbers. Return how many threads executed each opcode."""
-    memory, parameters, places = Memory([v for v in values if not isinstance(v, bytes)]), {}, 0
-    for name, value in zip(program.kernel.parameters, values):
-        if not isinstance(value, bytes):
-            value, places = np.uint64(memory.tensors[places].address).tobytes(), places + 1
-        parameters[name] = value
-    together, visits = max(1, THREADS // (32 * warps)), np.zeros(len(program.blocks), int)
+    memory = Memory([value for value in values if not isinstance(value, bytes)])
+    addresses = (np.uint64(tensor.address).tobytes() for tensor in memory.tensors)
+    given = [value if isinstance(value, bytes) else next(addresses) for value in values]
+    parameters = dict(zip(program.kernel.parameters, given))
+    together, executed = max(1, THREADS // (32 * warps)), Counter()
     with np.errstate(all="ignore"):
         for first in range(0, blocks, together):
             numbers = np.arange(first, min(blocks, first + together))
-            visits += Machine(program, memory, parameters, blocks, numbers, warps, shared).run()
+            executed += Machine(program, memory, parameters, numbers, warps, shared).run()
     memory.end()
-    executed = Counter()
-    for block, threads in zip(program.blocks, visits.tolist()):
-        for instruction in block.instructions:
-            executed[instruction.opcode] += threads
     return executed
 
 
 class Machine:
-    """Hold the registers and the shared memory of some blocks; its methods are the instructions that need them."""
+    """Hold the registers and the shared memory of some blocks; its methods are the instructions that need them.
 
-    def __init__(self, program: Program, memory: Memory, parameters: dict, grid: int, numbers, warps: int, shared: int):
+    A method gets the step, the lanes that take part, and the sources, of these lanes alone.
+    """
+
+    def __init__(self, program: Program, memory: Memory, parameters: dict, numbers, warps: int, shared: int):
         self.program, self.memory, self.parameters = program, memory, parameters
         self.blocks, self.size = len(numbers), 32 * warps
-        self.lanes = self.blocks * self.size
-        self.all = np.arange(self.lanes)
+        self.all = np.arange(self.blocks * self.size)
         block, thread = self.all // self.size, self.all % self.size
-        self.who = Threads(numbers[block], thread)
-        self.shared = Shared(shared, self.blocks, block, (thread // 32).astype(U8), self.who)
-        special = {"%tid.x": thread, "%ctaid.x": numbers[block], "%laneid": thread % 32}
-        special |= {"%ntid.x": np.array([self.size]), "%nctaid.x": np.array([grid])}
-        self.special = {name: value.astype(U32) for name, value in special.items()}
-        kinds = [program.kind(name) for name in program.index]
-        self.registers = [np.array([POISON[kind]], kind) for kind in kinds]
-        self.visits = np.zeros(len(program.blocks), int)  # threads that entered each basic block
+        self.who = np.stack([numbers[block], thread])
+        self.shared = Shared(shared, self.blocks, block, thread // 32, self.who)
+        special = {"%tid.x": thread.astype(U32), "%ctaid.x": numbers[block].astype(U32)}
+        self.registers = program.poison | special
+        self.executed: Counter[str] = Counter()  # how many threads came to each opcode
 
     # Control
 
-    def run(self):
-        """Run all threads to their end; return the visits. The first basic block goes first, so that threads meet."""
-        waiting, parked = {0: np.ones(self.lanes, bool)}, {}
+    def run(self) -> Counter:
+        """Run all threads to their end; return the counts. The first basic block goes first, so that threads meet."""
+        waiting, parked = {0: np.ones(len(self.all), bool)}, {}
 
-        def go(to: int, mask, places: dict = waiting) -> None:
-            if mask.any():
-                places[to] = places[to] | mask if to in places else mask
+        def go(to: int, lanes, places: dict = waiting) -> None:
+            if len(lanes):
+                places.setdefault(to, np.zeros(len(self.all), bool))[lanes] = True
 
         while waiting or parked:
             if not waiting:
                 self._stuck(parked)
             n = min(waiting)
-            mask = waiting.pop(n)
-            block, count = self.program.blocks[n], int(np.count_nonzero(mask))
-            self.visits[n] += count
-            guard = block.run(self.registers, None if count == self.lanes else mask, self)
-            taken = mask if guard is None else mask & guard
-            if block.end == "barrier":
-                go(n + 1, mask, parked)
-                self._release(n + 1, waiting, parked)
-                continue
-            if block.end == "branch":
+            mask, block = waiting.pop(n), self.program.blocks[n]
+            on = self.all if mask.all() else np.flatnonzero(mask)
+            for step in block.steps:
+                self._execute(step, on)
+            taken = self._guarded(block.end, on) if block.end else on[:0]
+            if block.target is not None:
                 go(block.target, taken)
-            go(n + 1, mask & ~taken if block.end else mask)
-        return self.visits
+            if block.end and block.end.function == "barrier":
+                go(n + 1, on, parked)
+                self._release(n + 1, parked, go)
+            else:
+                go(n + 1, np.setdiff1d(on, taken))
+        return self.executed
 
-    def _release(self, n: int, waiting: dict, parked: dict) -> None:
+    def _release(self, n: int, parked: dict, go) -> None:
         """Let the blocks go on whose threads are all at one barrier."""
         free = parked[n].reshape(self.blocks, -1).all(1)
         if free.any():
             self.shared.barrier(free)
-            lanes = np.repeat(free, self.size)
-            waiting[n] = waiting[n] | lanes if n in waiting else lanes
-            parked[n] = parked[n] & ~lanes
+            lanes = np.flatnonzero(np.repeat(free, self.size))
+            go(n, lanes)
+            parked[n][lanes] = False
             if not parked[n].any():
                 del parked[n]
 
     def _stuck(self, parked: dict) -> None:
         n, mask = next(iter(parked.items()))
-        block = self.who.block[mask][0]
-        missing = np.flatnonzero(~mask & (self.who.block == block))
-        site = self.program.blocks[n - 1].instructions[-1]
-        raise Fault(f"a barrier that not all threads reach: {site}; {self.who.of(missing)} does not")
+        missing = self.who[:, ~mask & np.repeat(mask.reshape(self.blocks, -1).any(1), self.size)]
+        thread = f"thread {missing[1, 0]} of block {missing[0, 0]}"
+        raise Fault(f"a barrier that not all threads reach: {self.program.blocks[n - 1].end}; {thread} does not")
 
-    def keep(self, registers: list, n: int, value, mask) -> None:
-        """Set a register at the end of a basic block."""
-        registers[n] = value if mask is None else np.where(mask, value, registers[n])
+    def _guarded(self, step: Step, on):
+        """Count an instruction; return the lanes that its guard lets through."""
+        self.executed[step.opcode] += len(on)
+        if step.guard is None:
+            return on
+        guard = self._value(step.guard, on, True) ^ step.negated
+        return on if guard.all() else on[guard]
 
-    def active(self, mask, guard):
-        """Return the threads that take part in an instruction."""
-        if guard is not None:
-            mask = np.broadcast_to(guard, self.lanes) if mask is None else mask & guard
-        return self.all if mask is None else np.flatnonzero(mask)
+    def _execute(self, step: Step, on) -> None:
+        on = self._guarded(step, on)
+        if len(on) == 0:
+            return
+        method = isinstance(step.function, str)
+        sources = [self._value(source, on, method) for source in step.sources]
+        found = getattr(self, step.function)(step, on, *sources) if method else step.function(*sources)
+        for name, value in zip(step.targets, found if isinstance(found, list) else [found]):
+            if name != "_":
+                self._write(name, value, on)
 
-    def full(self, x):
-        return x if len(x) == self.lanes else np.repeat(x, self.lanes)
+    def _value(self, source: Any, on, spread: bool):
+        """Return an array over lanes, or, unless it is to be spread, a single number where all agree."""
+        if isinstance(source, list):
+            return [self._value(part, on, spread) for part in source]
+        if isinstance(source, Read):
+            value, kind = self.registers[source.name], source.kind
+            if value.dtype.itemsize > kind.itemsize:
+                value = value.astype(BITS[kind.itemsize])
+            value = value.view(kind) if source.offset is None else value + source.offset
+        elif isinstance(source, np.ndarray):
+            value = source
+        else:
+            return source
+        if len(value) == 1:
+            return np.repeat(value, len(on)) if spread else value
+        return value if on is self.all else value[on]
 
-    def spread(self, on, found, kind: np.dtype):
-        """Return [count, lanes] of numbers that some threads got; the others keep poison."""
-        if len(on) == self.lanes:
-            return found
-        out = np.full((len(found), self.lanes), POISON[kind], kind)
-        out[:, on] = found
-        return out
-
-    def whole_warps(self, site: Any, on) -> None:
-        if len(on) < self.lanes:
-            there = np.bincount(on // 32, minlength=self.lanes // 32)
-            if (there % 32).any():
-                lane = on[there[on // 32] < 32]
-                raise Fault(f"not all lanes of a warp take part: {site}, {self.who.of(lane)}")
-
-    def move(self, site: Any, on, values: list) -> list:
-        """Join numbers, the first the lowest, and take them apart for the results."""
-        whole = np.stack(np.broadcast_arrays(*values), -1)
-        apart = np.ascontiguousarray(whole).view(site.kind) if whole.dtype != site.kind else whole
-        return [np.ascontiguousarray(apart[:, n]) for n in range(site.count)]
+    def _write(self, name: str, value, on) -> None:
+        """Set a register; what is narrower is extended by zeros or, signed, by the sign."""
+        old = self.registers[name]
+        if value.dtype.itemsize < old.dtype.itemsize:
+            value = value.astype(f"{'i' if value.dtype.kind == 'i' else 'u'}{old.dtype.itemsize}")
+        value = value.view(old.dtype)
+        if on is not self.all:
+            whole = old.copy() if len(old) > 1 else np.repeat(old, len(self.all))
+            whole[on] = value
+            value = whole
+        self.registers[name] = value
 
     # Memory
 
-    def load_parameter(self, site: Any, on, place: tuple[str, int]) -> list:
-        name, offset = place
-        return [np.frombuffer(self.parameters[name], site.kind, 1, offset)]
+    def load_parameter(self, step: Step, on, place: tuple[str, int]):
+        return np.frombuffer(self.parameters[place[0]], step.kind, 1, place[1])
 
-    def load_global(self, site: Any, on, address):
-        found = self.memory.load(site, self.full(address)[on], site.count, site.kind, self.who.of(on))
-        return self.spread(on, found, site.kind)
+    def load_global(self, step: Step, on, address):
+        return list(self.memory.load(step, self.who[:, on], address, len(step.targets), step.kind))
 
-    def store_global(self, site: Any, on, address, values: list) -> None:
-        values = [self.full(value).view(site.kind)[on] for value in values]
-        self.memory.store(site, self.full(address)[on], values, site.kind, self.who.of(on))
+    def store_global(self, step: Step, on, address, values: list) -> None:
+        self.memory.store(step, self.who[:, on], address, values)
 
-    def load_shared(self, site: Any, on, address):
-        found = self.shared.load(site, on, self.full(address)[on], site.count, site.kind)
-        return self.spread(on, found, site.kind)
+    def load_shared(self, step: Step, on, address):
+        return list(self.shared.load(step, on, address, len(step.targets), step.kind))
 
-    def store_shared(self, site: Any, on, address, values: list) -> None:
-        data = np.stack([self.full(value).view(site.kind)[on] for value in values], 1).view(U8)
-        self.shared.store(site, on, self.full(address)[on], data)
+    def store_shared(self, step: Step, on, address, values: list) -> None:
+        self.shared.store(step, on, address, np.stack(values, 1).view(U8))
 
-    def copy_async(self, site: Any, on, to, source, size: int, given: Any | None = None) -> None:
+    def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
         """Copy the first `given` bytes, and fill with zeros up to `size`."""
-        data, given = np.zeros((len(on), size), U8), self.full(np.array([size], U32) if given is None else given)[on]
-        source = self.full(source)[on]
-        for length in np.unique(given):
-            if length:
-                part = np.flatnonzero(given == length)
-                found = self.memory.load(site, source[part], int(length), BITS[1], self.who.of(on[part]))
-                data[part, :length] = found.T
-        self.shared.copy(site, on, self.full(to)[on], data)
+        data, given = np.zeros((len(on), size), U8), np.full(len(on), size) if given is None else given
+        for length in np.unique(given[given > 0]):
+            part = np.flatnonzero(given == length)
+            data[part, :length] = self.memory.load(step, self.who[:, on[part]], source[part], int(length), U8).T
+        self.shared.copy(step, on, to, data)
 
-    def commit(self, site: Any, on) -> None:
-        self.shared.commit(on)
+    def commit(self, step: Step, on) -> None:
+        self.shared.groups[on] += 1
 
-    def wait(self, site: Any, on, pending: int) -> None:
+    def wait(self, step: Step, on, pending: int) -> None:
         self.shared.wait(pending, on)
 
     # Warps and tensor cores
 
-    def _rows(self, site: Any, on, address, count: int):
-        """Return the lanes that give the address of a row, ordered by warp and row, and their addresses."""
-        self.whole_warps(site, on)
-        lanes = on[on % 32 < 8 * count]
-        return lanes, self.full(address)[lanes]
+    def whole_warps(self, step: Step, on, members=None) -> None:
+        some = on[np.bincount(on // 32)[on // 32] < 32]
+        if len(some):
+            thread, block = self.who[::-1, some[0]]
+            raise Fault(f"not all lanes of a warp take part: {step}, thread {thread} of block {block}")
+        if members is not None and (members != 0xFFFFFFFF).any():
+            raise NotImplementedError(f"a part of a warp: {step}")
 
-    def load_matrices(self, site: Any, on, address) -> list:
+    def load_matrices(self, step: Step, on, address) -> list:
         """ldmatrix: lane 4 r + c of a warp gets the numbers 2 c and 2 c + 1 of row r of each matrix."""
-        lanes, address = self._rows(site, on, address, site.count)
-        rows = self.shared.load(site, lanes, address, 8, U16).T.reshape(-1, site.count, 8, 8)
-        if ".trans" in site.instruction.opcode:
+        self.whole_warps(step, on)
+        count = len(step.targets)
+        giving = on % 32 < 8 * count  # the address of a row
+        rows = self.shared.load(step, on[giving], address[giving], 8, U16).T.reshape(-1, count, 8, 8)
+        if ".trans" in step.opcode:
             rows = rows.swapaxes(2, 3)
-        words = np.ascontiguousarray(rows).view(U32).reshape(-1, site.count, 32)
-        return self.spread(on, words.transpose(1, 0, 2).reshape(site.count, -1), U32)
+        words = np.ascontiguousarray(rows).view(U32).reshape(-1, count, 32)
+        return list(words.transpose(1, 0, 2).reshape(count, -1))
 
-    def store_matrices(self, site: Any, on, address, values: list) -> None:
-        lanes, address = self._rows(site, on, address, len(values))
-        words = np.stack([self.full(value)[on].reshape(-1, 8, 4) for value in values], 1)  # [warps, count, 8, 4]
+    def store_matrices(self, step: Step, on, address, values: list) -> None:
+        self.whole_warps(step, on)
+        giving = on % 32 < 8 * len(values)
+        words = np.stack([value.reshape(-1, 8, 4) for value in values], 1)  # [warps, count, 8, 4]
         rows = np.ascontiguousarray(words).view(U16)
-        if ".trans" in site.instruction.opcode:
+        if ".trans" in step.opcode:
             rows = np.ascontiguousarray(rows.swapaxes(2, 3))
-        self.shared.store(site, lanes, address, rows.reshape(-1, 8).view(U8))
+        self.shared.store(step, on[giving], address[giving], rows.reshape(-1, 8).view(U8))
 
-    def shuffle(self, site: Any, on, a, b, clamp, members):
-        self._members(site, on, members)
-        if (self.full(clamp)[on] != 31).any():
-            raise NotImplementedError(f"a part of a warp: {site}")
-        lane, b = self.all % 32, self.full(b).astype(S64) & 31
-        return self.full(a)[self.all - lane + (b if ".idx." in site.instruction.opcode else lane ^ b)]
+    def shuffle(self, step: Step, on, a, b, clamp, members):
+        self.whole_warps(step, on, members)
+        if (clamp != 31).any():
+            raise NotImplementedError(f"a part of a warp: {step}")
+        lane, place = on % 32, np.arange(len(on))
+        return a[place - lane + (b & 31 if ".idx." in step.opcode else lane ^ (b & 31))]
 
-    def reduce(self, site: Any, on, a, members):
-        self._members(site, on, members)
-        how = REDUCTIONS[site.instruction.opcode.split(".")[2]]
-        return np.repeat(how.reduce(self.full(a).reshape(-1, 32), 1, a.dtype), 32)
+    def reduce(self, step: Step, on, a, members):
+        self.whole_warps(step, on, members)
+        how = REDUCTIONS[step.opcode.split(".")[2]]
+        return np.repeat(how.reduce(a.reshape(-1, 32), 1, a.dtype), 32)
 
-    def warp_barrier(self, site: Any, on, members) -> None:
-        self._members(site, on, members)
-
-    def _members(self, site: Any, on, members) -> None:
-        self.whole_warps(site, on)
-        if (self.full(members)[on] != 0xFFFFFFFF).any():
-            raise NotImplementedError(f"a part of a warp: {site}")
-
-    def multiply(self, site: Any, on, a: list, b: list, c: list) -> list:
+    def multiply(self, step: Step, on, a: list, b: list, c: list) -> list:
         """Return D = A B + C of m16n8, float32; `fragment` says who holds what."""
-        self.whole_warps(site, on)
-        inner, kind = int(site.instruction.opcode.split("k")[1].split(".")[0]), site.instruction.opcode.split(".")[-2]
-        per_word = 4 // TYPES[kind].itemsize if kind != "tf32" else 1
-        A = self._matrix(a, kind)[:, fragment("A", inner, per_word)]
-        B = self._matrix(b, kind)[:, fragment("B", inner, per_word)]
-        C = self._matrix(c, "f32")[:, fragment("C", inner, 1)]
+        self.whole_warps(step, on)
+        inner, kind = int(step.opcode.split("k")[1].split(".")[0]), step.opcode.split(".")[-2]
+        per_word = 4 // TYPES[kind].itemsize
+        A = _numbers(a, kind)[:, fragment("A", inner, per_word)]
+        B = _numbers(b, kind)[:, fragment("B", inner, per_word)]
+        C = _numbers(c, "f32")[:, fragment("C", inner, 1)]
         D = (A @ B + C).reshape(len(A), 128)[:, np.argsort(fragment("C", inner, 1).ravel())]  # [warps, register * lane]
         return list(D.reshape(-1, 4, 32).swapaxes(0, 1).reshape(4, -1))
 
-    def _matrix(self, parts: list, kind: str):
-        """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word], as float32."""
-        words = np.stack([self.full(part) for part in parts]).reshape(len(parts), -1, 32).swapaxes(0, 1)
-        words = np.ascontiguousarray(words).reshape(len(words), -1)
-        if kind == "bf16":
-            return from_bf16(words.view(U16))
-        if kind == "tf32":
-            words = words & 0xFFFFE000
-        return words.view(F16).astype(F32) if kind == "f16" else words.view(F32)
+
+def _numbers(parts: list, kind: str):
+    """Return the numbers of the fragments of each warp, [warps, register * lane * part of a word], as float32."""
+    words = np.stack([part.reshape(-1, 32) for part in parts], 1).reshape(-1, 32 * len(parts))
+    if kind == "bf16":
+        return from_bf16(words.view(U16))
+    if kind == "tf32":
+        words = words & 0xFFFFE000
+    return words.view(F16).astype(F32) if kind == "f16" else words.view(F32)
 
 
 @functools.cache
@@ -247,13 +243,15 @@ def fragment(name: str, inner: int, per_word: int):
     from t * per_word on, further by 4 * per_word in each second pair of registers. B is alike: its columns are g. In C
     and D the registers hold (g, 2 t), (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
     """
-    at = np.empty({"A": (16, inner), "B": (inner, 8), "C": (16, 8)}[name], int)
-    for number, (register, lane, part) in enumerate(np.ndindex(at.size // (32 * per_word), 32, per_word)):
-        g, t = lane // 4, lane % 4
-        if name == "C":
-            at[g + 8 * (register // 2), 2 * t + register % 2] = number
-        elif name == "A":
-            at[g + 8 * (register % 2), t * per_word + part + 4 * per_word * (register // 2)] = number
-        else:
-            at[t * per_word + part + 4 * per_word * register, g] = number
+    size = {"A": 16 * inner, "B": 8 * inner, "C": 128}[name]
+    register, lane, part = np.indices((size // (32 * per_word), 32, per_word))
+    g, t = lane // 4, lane % 4
+    if name == "C":
+        row, column = g + 8 * (register // 2), 2 * t + register % 2
+    elif name == "A":
+        row, column = g + 8 * (register % 2), t * per_word + part + 4 * per_word * (register // 2)
+    else:
+        row, column = t * per_word + part + 4 * per_word * register, g
+    at = np.empty((row.max() + 1, column.max() + 1), int)
+    at[row, column] = np.arange(size).reshape(row.shape)
     return at

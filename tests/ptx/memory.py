@@ -1,8 +1,7 @@
 """The global memory of a launch: its tensors, each in a range of addresses of its own."""
 
 import ctypes
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,35 +14,26 @@ class Fault(Exception):
     """Say what an instruction may not do, with its text, thread and address."""
 
 
-class Threads(NamedTuple):
-    """The blocks and the numbers of the threads of some accesses."""
-
-    block: Any
-    thread: Any
-
-    def of(self, some) -> "Threads":
-        return Threads(self.block[some], self.thread[some])
-
-    def __str__(self):
-        return f"thread {self.thread[0]} of block {self.block[0]}"
+def refuse(what: str, bad, place: str, first, site: Any, who) -> None:
+    """Raise the first fault of some accesses; `who` holds the blocks of their threads and the threads' numbers."""
+    for n in np.flatnonzero(bad)[:1]:
+        thread = f"thread {who[1, n]} of block {who[0, n]}"
+        raise Fault(f"{what}: byte {first[n]} of {place}: {site}, {thread}")
 
 
 class _Tensor:
     def __init__(self, tensor: Any, n: int):
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+        extent = 1 + last if tensor.numel() else 0
         self.item, self.tensor, start = tensor.element_size(), tensor, tensor.data_ptr()
-        self.bytes = (extent if tensor.numel() else 0) * self.item
-        self.name = f"argument {n}, {tuple(tensor.shape)} of {tensor.dtype}"
-        self.address, self.low = (2 * n + 3 << RANGE - 1) + start % 4096, start % 16  # in the middle of its range
+        self.bytes = extent * self.item
+        self.name = f"argument {n}, {tuple(tensor.shape)} of {tensor.dtype} ({self.bytes} bytes)"
+        self.address, self.low = (2 * n + 1 << RANGE - 1) + start % 4096, start % 16  # in the middle of its range
         # Views of all widths begin at a multiple of 16; what lies before and behind the tensor is never touched.
         memory = (ctypes.c_uint8 * (-(-(self.low + self.bytes) // 16) * 16)).from_address(start - self.low)
         self.views = {kind: np.frombuffer(memory, kind) for kind in BITS.values()}
-        self.inside = None
-        if tensor.numel() < extent:  # there are gaps between its numbers
-            self.inside = np.zeros(extent, bool)
-            np.lib.stride_tricks.as_strided(self.inside, tensor.shape, tensor.stride())[...] = True
-        self.writer, self.written = None, {}  # the block that wrote each number, -1 for none; its last instruction
-        self.reads = []  # (instruction, first bytes, size, threads)
+        self.writer = np.full(extent, -1, np.int32)  # the block that wrote each number
+        self.reads = []  # (instruction, threads, first bytes, size)
 
     def items(self, offset, size: int):
         """Return the numbers that accesses touch, [accesses, numbers]."""
@@ -51,69 +41,46 @@ class _Tensor:
 
 
 class Memory:
-    """Find the tensor of each access; refuse accesses outside, in a gap or not aligned, and races between blocks."""
+    """Find the tensor of each access; refuse accesses outside or not aligned, and races between blocks."""
 
     def __init__(self, tensors: list[Any]):
         self.tensors = [_Tensor(tensor, n) for n, tensor in enumerate(tensors)]
 
-    def load(self, site: Any, address, count: int, kind: np.dtype, who: Threads):
+    def load(self, site: Any, who, address, count: int, kind: np.dtype):
         """Return [count, threads] of numbers."""
-        found, size = np.empty((count, len(address)), kind), kind.itemsize * count
-        for tensor, some, offset in self._places(site, address, size, who):
-            tensor.reads.append((site, offset, size, who.of(some)))
-            for n in range(count):
-                found[n, some] = tensor.views[kind][(offset + tensor.low) // kind.itemsize + n]
-        return found
+        tensor, offset = self._place(site, who, address, kind.itemsize * count)
+        tensor.reads.append((site, who, offset, kind.itemsize * count))
+        at = (offset + tensor.low) // kind.itemsize
+        return tensor.views[kind][at + np.arange(count)[:, None]]
 
-    def store(self, site: Any, address, values: list, kind: np.dtype, who: Threads) -> None:
-        for tensor, some, offset in self._places(site, address, kind.itemsize * len(values), who):
-            mine = who.of(some)
-            self._claim(site, tensor, offset, kind.itemsize * len(values), mine)
-            view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
-            for n, value in enumerate(values):
-                view[at + n] = value[some]
-                other = view[at + n] != value[some]
-                self._check("two threads store different numbers", other, site, tensor, offset, mine)
+    def store(self, site: Any, who, address, values: list) -> None:
+        kind, blocks = values[0].dtype, who[0][:, None]
+        tensor, offset = self._place(site, who, address, kind.itemsize * len(values))
+        items = tensor.items(offset, kind.itemsize * len(values))
+        before = tensor.writer[items]
+        tensor.writer[items] = blocks
+        other = (before >= 0) & (before != blocks) | (tensor.writer[items] != blocks)
+        refuse("race: two blocks write", other.any(1), tensor.name, offset, site, who)
+        view, at = tensor.views[kind], (offset + tensor.low) // kind.itemsize
+        for n, value in enumerate(values):
+            view[at + n] = value
+            refuse("two threads store different numbers", view[at + n] != value, tensor.name, offset, site, who)
 
     def end(self) -> None:
         """Refuse reads of what another block wrote, whatever the order in which they ran here."""
         for tensor in self.tensors:
-            for site, offset, size, who in tensor.reads if tensor.writer is not None else ():
+            for site, who, offset, size in tensor.reads if (tensor.writer >= 0).any() else ():
                 writer = tensor.writer[tensor.items(offset, size)]
-                for n in np.flatnonzero(((writer >= 0) & (writer != who.block[:, None])).any(1))[:1]:
-                    place = f"{who.of(slice(n, None))}, reads byte {offset[n]} of {tensor.name}"
-                    other = f"{tensor.written[int(writer[n].max())]} of block {writer[n].max()}"
-                    raise Fault(f"race: {site}, {place}, where {other} writes")
+                other = ((writer >= 0) & (writer != who[0][:, None])).any(1)
+                refuse("race: reads what another block writes", other, tensor.name, offset, site, who)
 
-    def _places(self, site: Any, address, size: int, who: Threads) -> Iterator[tuple]:
-        """Yield each tensor with its accesses (an index) and their offsets in bytes."""
-        numbers = address >> U64.type(RANGE)
-        for number in np.unique(numbers):
-            some = slice(None) if (numbers == number).all() else np.flatnonzero(numbers == number)
-            mine, at = who.of(some), address[some]
-            if not 1 <= number <= len(self.tensors):
-                raise Fault(f"address {at[0]:#x} is in no tensor: {site}, {mine}")
-            tensor = self.tensors[int(number) - 1]
-            offset = at.astype(S64) - tensor.address
-            self._check("outside", (offset < 0) | (offset + size > tensor.bytes), site, tensor, offset, mine)
-            self._check("not aligned", (at & U64.type(size - 1)) != 0, site, tensor, offset, mine)
-            if tensor.inside is not None:
-                gap = ~tensor.inside[tensor.items(offset, size)].all(1)
-                self._check("in a gap of a strided tensor", gap, site, tensor, offset, mine)
-            yield tensor, some, offset
-
-    def _claim(self, site: Any, tensor: _Tensor, offset, size: int, who: Threads) -> None:
-        """Note which block writes; refuse a second one."""
-        if tensor.writer is None:
-            tensor.writer = np.full(-(-tensor.bytes // tensor.item), -1, np.int32)
-        items, blocks = tensor.items(offset, size), who.block[:, None]
-        before = tensor.writer[items]
-        tensor.writer[items] = blocks
-        other = (before >= 0) & (before != blocks) | (tensor.writer[items] != blocks)
-        self._check("race: two blocks write", other.any(1), site, tensor, offset, who)
-        tensor.written.update(dict.fromkeys(np.unique(blocks).tolist(), site))
-
-    def _check(self, what: str, bad, site: Any, tensor: _Tensor, offset, who: Threads) -> None:
-        for n in np.flatnonzero(bad)[:1]:
-            place = f"byte {offset[n]} of {tensor.name} ({tensor.bytes} bytes)"
-            raise Fault(f"{what}: {place}: {site}, {who.of(slice(n, None))}")
+    def _place(self, site: Any, who, address, size: int) -> tuple[_Tensor, Any]:
+        """Return the tensor of some accesses, and their offsets in bytes."""
+        number = int(address[0] >> U64.type(RANGE))
+        if number >= len(self.tensors):
+            refuse("outside", [True], f"no tensor ({address[0]:#x})", address, site, who)
+        tensor = self.tensors[number]
+        offset = address.astype(S64) - tensor.address
+        refuse("outside", (offset < 0) | (offset + size > tensor.bytes), tensor.name, offset, site, who)
+        refuse("not aligned", (address & U64.type(size - 1)) != 0, tensor.name, offset, site, who)
+        return tensor, offset

@@ -61,19 +61,14 @@ def divide(a, b):
 
 
 def high_half(a, b):
-    wide = S64 if a.dtype == S32 else U64
-    return (a.astype(wide) * b.astype(wide) >> 32).astype(a.dtype)
+    return (a.astype(U64) * b >> 32).astype(U32)
 
 
 def bit_field(a, first, length):
-    """Return `length` bits of a from bit `first` on; the sign of s32 fills the rest: the field's last bit, or a's."""
-    first, length = (np.minimum(x & 255, 32).astype(S64) for x in (first, length))
-    width = np.minimum(length, 32 - first)
-    field = a.view(U32).astype(S64) >> first & (1 << width) - 1
-    if a.dtype == S32:
-        sign = a.astype(S64) >> np.clip(first + length - 1, 0, 31) & 1
-        field = np.where((length > 0) & (sign == 1), field | -1 << width, field)
-    return field.astype(U32).view(a.dtype)
+    """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or the sign of s32."""
+    wide = a.astype(S64 if a.dtype == S32 else U64)
+    first, rest = np.minimum(first & 255, 32), 64 - np.minimum(length & 255, 32)
+    return (wide >> first.astype(wide.dtype) << rest.astype(wide.dtype) >> rest.astype(wide.dtype)).astype(a.dtype)
 
 
 def permute(a, b, selector):

@@ -40,10 +40,10 @@ def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> 
 
 
 # Integers and bits
-row("add.{u16,s16,u32,s32,u64,s64}", "T: T T", "d = a + b modulo 2^n", np.add)
-row("sub.{u16,s16,u32,s32,u64,s64}", "T: T T", "d = a - b modulo 2^n", np.subtract)
-row("mul.lo.{u16,s16,u32,s32,u64,s64}", "T: T T", "the lower half of a * b", np.multiply)
-row("mul.hi.{u32,s32}", "T: T T", "the upper half of a * b", numbers.high_half)
+row("add.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a + b, modulo 2^n or to nearest even", np.add)
+row("sub.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a - b, modulo 2^n or to nearest even", np.subtract)
+row("mul.{lo.s16,lo.u32,lo.s32,lo.s64,f32}", "T: T T", "the lower half of a * b, or to nearest even", np.multiply)
+row("mul.hi.u32", "T: T T", "the upper half of a * b", numbers.high_half)
 for wide, kind in (("u64", "u32"), ("s64", "s32")):
     wider = TYPES[wide]
     row(f"mul.wide.{kind}", f"{wide}: T T", "a * b, twice as wide", lambda a, b, to=wider: a.astype(to) * b)
@@ -53,21 +53,17 @@ row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "the lower half of a * b, + c", lamb
 row("div.{u32,s32}", "T: T T", "d = a / b, rounded to zero", numbers.divide)
 row("min.{u32,s32,u64,s64}", "T: T T", "the smaller", np.minimum)
 row("max.{u32,s32,u64,s64}", "T: T T", "the larger", np.maximum)
-row("neg.{s32,s64}", "T: T", "d = -a", np.negative)
+row("neg.{s32,s64,f32}", "T: T", "d = -a", np.negative)
 row("and.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_and)
 row("or.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_or)
 row("xor.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_xor)
 row("not.{pred,b16,b32,b64}", "T: T", "bit by bit", np.invert)
 row("shl.{b16,b32,b64}", "T: T u32", "a << b; 0 if b is the width or more", numbers.shifted(np.left_shift))
-SHR = "shr.{u16,s16,u32,s32,u64,s64}"
-row(SHR, "T: T u32", "a >> b, filled with zeros, or with the sign", numbers.shifted(np.right_shift))
+row("shr.{u16,s16,u32,s32,u64,s64}", "T: T u32", "a >> b, extended", numbers.shifted(np.right_shift))
 row("bfe.{u32,s32}", "T: T u32 u32", "c bits of a from bit b on, extended", numbers.bit_field)
 row("prmt.b32", "T: T T T", "four of the bytes of b:a, chosen by the nibbles of c", numbers.permute)
 
 # Floats
-row("add.f32", "T: T T", "a + b, to nearest even", np.add)
-row("sub.f32", "T: T T", "a - b, to nearest even", np.subtract)
-row("mul.f32", "T: T T", "a * b, to nearest even", np.multiply)
 row("fma.rn.f32", "T: T T T", "a * b + c, rounded once", numbers.fma)
 row("fma.rn.ftz.f32", "T: T T T", "the same, subnormal numbers are 0", flushing(numbers.fma))
 row("div.full.f32", "T: T T", "a / b within 2 ulp", np.divide)
@@ -77,7 +73,6 @@ row("min.f32", "T: T T", "the smaller; the other one if one is NaN", np.fmin)
 row("max.f32", "T: T T", "the larger; the other one if one is NaN", np.fmax)
 row("min.NaN.f32", "T: T T", "the smaller; NaN if one is NaN", np.minimum)
 row("max.NaN.f32", "T: T T", "the larger; NaN if one is NaN", np.maximum)
-row("neg.f32", "T: T", "d = -a", np.negative)
 row("abs.f32", "T: T", "the absolute value", np.abs)
 
 # Comparisons
@@ -109,9 +104,9 @@ for form in ("{,.v2,.v4}.{b8,b16,b32}", "{,.v2}.b64"):
     row(f"st.global{form}", ": address T*", "aligned to its size", "store_global")
     row(f"ld.shared{form}", "T*: address", "aligned to its size", "load_shared")
     row(f"st.shared{form}", ": address T*", "aligned to its size", "store_shared")
-for form in ("{x1,x2,x4}{,.trans}.shared.b16",):
-    row(f"ldmatrix.sync.aligned.m8n8.{form}", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
-    row(f"stmatrix.sync.aligned.m8n8.{form}", ": address b32*", "rows of 8 x 8 matrices", "store_matrices")
+MATRICES = "matrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16"
+row(f"ld{MATRICES}", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
+row(f"st{MATRICES}", ": address b32*", "rows of 8 x 8 matrices", "store_matrices")
 row("cp.async.{ca,cg}.shared.global", ": address address int u32?", "a copy; zeros from byte d on", "copy_async")
 row("cp.async.commit_group", ":", "the copies since the last one are a group", "commit")
 row("cp.async.wait_group", ": int", "wait until at most so many groups of a thread are left", "wait")
@@ -126,5 +121,5 @@ row("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", "f32*: b32* b32* f32*"
 row("bra{,.uni}", ": label", "go on there", "branch")
 row("{ret,exit}", ":", "end the thread", "end")
 row("bar.sync", ": int", "wait for all threads of the block", "barrier")
-row("bar.warp.sync", ": u32", "wait for the lanes of a mask", "warp_barrier")
+row("bar.warp.sync", ": u32", "wait for the lanes of a warp", "whole_warps")
 CONTROL = {"branch", "end", "barrier"}

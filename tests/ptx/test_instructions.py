@@ -1,4 +1,4 @@
-"""Test every instruction of the table against numpy, or against Python's numbers."""
+"""Test every instruction of the table against numpy, torch, or Python's numbers."""
 
 import math
 import operator
@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ptx.micro import PREFIX, assemble, at, execute, words
+from tests.ptx.micro import CONSTANT, PREFIX, assemble, execute, words
 from tests.ptx.numbers import BITS, TYPES
 from tests.ptx.program import Program
 from tests.ptx.table import TABLE
-from tests.ptx.text import parse
+from tests.ptx.text import Kernel
 
 LANES = 64
 WORDS = [0, 1, 2, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x00FF8001, 0x12345678]
@@ -26,9 +26,8 @@ def samples(kind: str, n: int):
     random = np.random.default_rng(n)
     if kind == "pred":
         return random.integers(0, 2, LANES).astype(np.uint32)
-    if TYPES[kind].kind == "f" or kind == "bf16":
-        numbers = torch.from_numpy(random.permutation([*FLOATS, *random.normal(0, 4, LANES - len(FLOATS))]))
-        return numbers.bfloat16().view(torch.int16).numpy() if kind == "bf16" else numbers.numpy().astype(TYPES[kind])
+    if TYPES[kind].kind == "f":
+        return random.permutation([*FLOATS, *random.normal(0, 4, LANES - len(FLOATS))]).astype(TYPES[kind])
     words = np.array([*WORDS, *random.integers(0, 2**32, LANES - len(WORDS))], np.uint64)
     return random.permutation(words * (1 + 2**32) if TYPES[kind].itemsize == 8 else words).astype(TYPES[kind])
 
@@ -42,7 +41,7 @@ def field(kind: str, a: int, first: int, length: int) -> int:
 
 def permuted(kind: str, a: int, b: int, selector: int) -> int:
     both, nibbles = struct.pack("<II", a, b), [selector >> 4 * i & 15 for i in range(4)]
-    return int.from_bytes(bytes((255 * (both[n & 7] >> 7)) if n & 8 else both[n] for n in nibbles), "little")
+    return int.from_bytes(bytes((255 * (both[n & 7] >> 7)) if n & 8 else both[n & 7] for n in nibbles), "little")
 
 
 def fused(kind: str, a: float, b: float, c: float) -> float:
@@ -51,7 +50,7 @@ def fused(kind: str, a: float, b: float, c: float) -> float:
 
 def quotient(kind: str, a, b):
     if isinstance(a, int):
-        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else None  # by 0 it is not defined
     return a / b if b else math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
 
 
@@ -71,28 +70,19 @@ EXPECTED = {
     "sqrt": lambda t, a: math.sqrt(a) if a >= 0 else math.nan,
     "ex2": lambda t, a: 2.0**a if a < 128 else math.inf if a > 0 else math.nan,
     "selp": lambda t, a, b, c: a if c else b,
-    "cvt": lambda t, a, *b: a,
+    "cvt": lambda t, a: a,
     "cvt.rzi": lambda t, a: 0 if math.isnan(a) else int(min(max(a, 0), 2**32 - 1)),
-    "setp.ne": lambda t, a, b: a != b,
     "setp.neu": lambda t, a, b: a != b,
 }
-for name in ("add", "sub", "mul", "neg", "abs", "and_", "or_", "xor", "lshift", "rshift", "eq", "lt", "le", "gt", "ge"):
-    function = getattr(operator, name)
-    opcode = {"lshift": "shl", "rshift": "shr"}.get(name, f"setp.{name}" if len(name) == 2 else name.rstrip("_"))
-    EXPECTED["or" if name == "or_" else opcode] = lambda t, *numbers, function=function: function(*numbers)
-
-
-def number(x, kind: str):
-    """Return one number of a source as Python's."""
-    if kind == "bf16":
-        return float(torch.tensor(x.item()).short().view(torch.bfloat16))
-    return float(x) if TYPES[kind].kind == "f" else int(x)
+SAME = ["add", "sub", "mul", "neg", "abs", "xor", "setp.eq", "setp.ne", "setp.lt", "setp.le", "setp.gt", "setp.ge"]
+OPERATORS = {name: name.removeprefix("setp.") for name in SAME}
+OPERATORS |= {"and": "and_", "or": "or_", "shl": "lshift", "shr": "rshift"}
+for name, function in OPERATORS.items():
+    EXPECTED[name] = lambda t, *numbers, function=function: getattr(operator, function)(*numbers)
 
 
 def as_type(x, kind: str):
     """Return what a register of a type holds of one of Python's numbers."""
-    if kind == "bf16":
-        return torch.tensor(x, dtype=torch.float32).bfloat16().view(torch.int16).numpy().view(np.uint16)[()]
     if TYPES[kind].kind == "f":
         return TYPES[kind].type(x)
     return np.array([int(x) % 2 ** (8 * TYPES[kind].itemsize)], BITS[TYPES[kind].itemsize]).view(TYPES[kind])[0]
@@ -104,20 +94,24 @@ def flushed(x: float) -> float:
 
 def arithmetic(opcode: str) -> str:
     """Return a kernel; tensor n holds the sources n, the last one the results, predicates as four bytes, 0 or 1."""
-    row, body, operands = TABLE[opcode], "", []
-    for n, kind in enumerate([*row.sources, *row.results], 1):
-        size = 4 if kind == "pred" else TYPES[kind].itemsize
-        register, body = f"{PREFIX[size]}{20 + n}", body + at(n, size)
+    row, lines, operands = TABLE[opcode], [], []
+    kinds = [*row.sources, *row.results]
+    sizes = [4 if kind == "pred" else TYPES[kind].itemsize for kind in kinds]
+    for n, (kind, size) in enumerate(zip(kinds, sizes), 1):
+        register = f"{PREFIX[size]}{20 + n}"
         operands.append(f"%p{n}" if kind == "pred" else register)
         if n <= len(row.sources):
-            body += f"ld.global.b{8 * size} {register}, [%rd1{n}];\n"
-            body += f"setp.ne.b32 %p{n}, {register}, 0;\n" if kind == "pred" else ""
-    body += f"{opcode} {', '.join(operands[-1:] + operands[:-1])};\n"
-    body += f"selp.b32 {register}, 1, 0, %p{n};\n" if kind == "pred" else ""
-    return assemble(n, body + f"st.global.b{8 * size} [%rd1{n}], {register};")
+            lines.append(f"ld.global.b{8 * size} {register}, [%rd1{n}]")
+            lines += [f"setp.ne.b32 %p{n}, {register}, 0"] if kind == "pred" else []
+    lines.append(f"{opcode} {', '.join(operands[-1:] + operands[:-1])}")
+    lines += [f"selp.b32 {register}, 1, 0, %p{n}"] if kind == "pred" else []
+    return assemble(";\n".join([*lines, f"st.global.b{8 * size} [%rd1{n}], {register};"]), *sizes)
 
 
-ARITHMETIC = {opcode: arithmetic(opcode) for opcode, row in TABLE.items() if not isinstance(row.function, str)}
+BFLOAT = [opcode for opcode in TABLE if "bf16" in opcode or "f16x2" in opcode]  # which numpy lacks
+ARITHMETIC = {
+    opcode: arithmetic(opcode) for opcode, row in TABLE.items() if callable(row.function) and opcode not in BFLOAT
+}
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -133,159 +127,96 @@ def test_arithmetic_is_that_of_the_isa(opcode):
     loose = 1e-6 if opcode.startswith(("ex2", "sqrt", "div")) else 1.2e-7 if opcode.startswith("fma") else 0.0
     flush = flushed if ".ftz" in opcode else lambda x: x
     for lane, found in enumerate(tensors[-1].numpy().view(TYPES[result])):
-        numbers = [flush(number(x[lane], kind)) for x, kind in zip(sources, kinds)]
-        if result in ("f16x2", "bf16x2"):  # the first number is the upper half
-            halves = [int(as_type(x, result[:-2]).view(np.uint16)) for x in numbers]
-            want = halves[0] << 16 | halves[1]
-        else:
-            want = as_type(flush(expected(opcode.split(".")[-1], *numbers)), result)
-        if TYPES[result].kind == "f":
-            np.testing.assert_allclose(found, want, rtol=loose, err_msg=f"{opcode} {numbers}")
-        elif "16" not in result or not any(map(math.isnan, numbers)):  # any NaN will do
-            assert found == want or (opcode.startswith("div") and numbers[1] == 0), (opcode, numbers)
+        numbers = [flush(x[lane].item()) for x in sources]
+        want = expected(opcode.split(".")[-1], *numbers)
+        if want is not None:
+            np.testing.assert_allclose(found, as_type(flush(want), result), rtol=loose, err_msg=f"{opcode} {numbers}")
 
 
-FORMS = [(count, size) for count in (1, 2, 4) for size in (1, 2, 4, 8) if count * size <= 16]
+# Kernels that take the rows of one tensor to those of another: the text, the first tensor, the second one afterwards.
+MICRO: dict[str, tuple[str, torch.Tensor, torch.Tensor]] = {}
+BYTES, LANE = torch.arange(2048, dtype=torch.int32).mul(37).to(torch.uint8), torch.arange(32)
 
 
-def copying(count: int, size: int) -> str:
-    """Return a kernel that carries vectors from a tensor through shared memory to another warp and tensor."""
-    form, vector = f"{'' if count == 1 else f'.v{count}'}.b{8 * size}", words(20, count, PREFIX[size])
-    lines = [f"ld.global{form} {vector}, [%rd11]", f"mul.lo.u32 %r2, %r1, {count * size}"]
-    lines += [f"st.shared{form} [%r2], {vector}", "bar.sync 0", f"xor.b32 %r2, %r2, {32 * count * size}"]
-    lines += [f"ld.shared{form} {vector}, [%r2]", f"st.global{form} [%rd12], {vector};"]
-    return assemble(2, at(1, count * size) + at(2, count * size) + ";\n".join(lines))
+def micro(name: str, lines: list[str], source: torch.Tensor, expected: torch.Tensor) -> None:
+    sizes = [x.element_size() * x[0].numel() for x in (source, expected)]
+    MICRO[name] = assemble(";\n".join(lines) + ";", *sizes), source, expected
 
 
-@pytest.mark.parametrize("count, size", FORMS)
-def test_vectors_pass_through_global_and_shared_memory(count, size):
-    source = torch.randint(0, 256, (64, size * count), dtype=torch.uint8)
-    out = torch.zeros_like(source)
-    execute(copying(count, size), source, out, warps=2, shared=64 * size * count)
-    assert torch.equal(out, source.roll(32, 0))
+for size in (1, 2, 4, 8):
+    for count in (n for n in (1, 2, 4) if n * size <= 16):  # through shared memory to another warp
+        form, vector = f"{'' if count == 1 else f'.v{count}'}.b{8 * size}", words(20, count, PREFIX[size])
+        lines = [f"ld.global{form} {vector}, [%rd11]", f"mul.lo.u32 %r2, %r1, {count * size}"]
+        lines += [f"st.shared{form} [%r2], {vector}", "bar.sync 0", f"xor.b32 %r2, %r2, {32 * count * size}"]
+        lines += [f"ld.shared{form} {vector}, [%r2]", f"st.global{form} [%rd12], {vector}"]
+        source = BYTES[: 64 * count * size].view(64, -1)
+        micro(f"vectors{form}", lines, source, source.roll(32, 0))
 
+for opcode in (opcode for opcode in TABLE if opcode.startswith("ld.param")):
+    kind = TYPES[opcode.split(".")[-1]].itemsize
+    lines = [f"{opcode} {PREFIX[kind]}9, [constant]", f"st.global.b{8 * kind} [%rd12], {PREFIX[kind]}9"]
+    micro(opcode, lines, BYTES.view(32, -1), torch.tensor([[*CONSTANT[:kind]]] * 32, dtype=torch.uint8))
 
-PARAMETERS = {"b8": "b", "b16": "h", "b32": "i", "u32": "I", "s32": "i", "b64": "q", "u64": "Q", "f32": "f"}
+NUMBERS = BYTES.view(torch.int32)[:128:2]  # of two warps
+EXCHANGES = {"shfl.sync.bfly.b32": ("16, 31, -1", LANE ^ 16), "shfl.sync.idx.b32": ("5, 31, -1", 0 * LANE + 5)}
+for opcode, (rest, lane) in EXCHANGES.items():
+    lines = ["ld.global.b32 %r10, [%rd11]", f"{opcode} %r20, %r10, {rest}", "st.global.b32 [%rd12], %r20"]
+    micro(opcode, lines, NUMBERS, NUMBERS.view(2, 32)[:, lane].flatten())
+for opcode in (opcode for opcode in TABLE if opcode.startswith("redux")):
+    how, kind = opcode.split(".")[2:]
+    found = getattr(NUMBERS.view(2, 32).numpy().view(TYPES[kind]), how.replace("add", "sum"))(1).astype(TYPES[kind])
+    lines = ["ld.global.b32 %r10, [%rd11]", f"{opcode} %r20, %r10, -1", "st.global.b32 [%rd12], %r20"]
+    micro(opcode, lines, NUMBERS, torch.from_numpy(found.view("i4")).repeat_interleave(32))
 
-
-def parameter(kind: str) -> str:
-    size = TYPES[kind].itemsize
-    body = f"ld.param.{kind} {PREFIX[size]}9, [p2];\nst.global.b{8 * size} [%rd1], {PREFIX[size]}9;"
-    return assemble(1, body).replace(".u64 p1", f".u64 p1, .param .{kind} p2")
-
-
-@pytest.mark.parametrize("kind", PARAMETERS)
-def test_parameters_arrive(kind):
-    value = np.array([7], "<" + PARAMETERS[kind])
-    out = torch.from_numpy(np.zeros_like(value).view(f"i{value.itemsize}"))
-    execute(parameter(kind), out, value.tobytes())
-    assert out.numpy().tobytes() == value.tobytes()
-
-
-LANE = np.arange(32)
-EXCHANGES = {
-    "shfl.sync.bfly.b32": ("16, 31, -1", lambda a: a[LANE ^ 16]),
-    "shfl.sync.idx.b32": ("5, 31, -1", lambda a: a[LANE * 0 + 5]),
-}
-for kind, name in ((kind, name) for kind in ("u32", "s32") for name in ("min", "max", "sum")):
-    reduce = lambda a, kind=kind, name=name: getattr(a.view(TYPES[kind]), name)()  # noqa: E731
-    EXCHANGES[f"redux.sync.{name.replace('sum', 'add')}.{kind}"] = "-1", reduce
-
-
-def exchanging(opcode: str) -> str:
-    lines = f"ld.global.b32 %r10, [%rd11];\n{opcode} %r20, %r10, {EXCHANGES[opcode][0]};\nst.global.b32 [%rd12], %r20;"
-    return assemble(2, at(1, 4) + at(2, 4) + lines)
-
-
-@pytest.mark.parametrize("opcode", EXCHANGES)
-def test_lanes_of_a_warp_exchange_numbers(opcode):
-    a, out = torch.randint(-(2**31), 2**31, (2, 32)).int(), torch.zeros(2, 32, dtype=torch.int32)
-    execute(exchanging(opcode), a, out, warps=2)
-    for numbers, got in zip(a.numpy(), out.numpy()):
-        assert (got == np.asarray(EXCHANGES[opcode][1](numbers)).astype(np.int32)).all()
-
-
-def matrices(opcode: str) -> str:
-    """Return a kernel that takes rows of 16 bytes through ldmatrix or stmatrix; a lane has four words of a tensor."""
-    part, four = words(20, int(opcode.split(".x")[1][0])), words(20, 4)
-    lines = ["shl.b32 %r2, %r1, 4", f"ld.global.v4.b32 {four}, [%rd11]", f"st.shared.v4.b32 [%r2], {four}"]
+ROWS, FOUR = BYTES[:512].view(torch.int16).view(32, 8), words(20, 4)  # four words of each lane
+for opcode in (opcode for opcode in TABLE if "matrix" in opcode):
+    part = words(20, int(opcode.split(".x")[1][0]))
+    lines = ["shl.b32 %r2, %r1, 4", f"ld.global.v4.b32 {FOUR}, [%rd11]", f"st.shared.v4.b32 [%r2], {FOUR}"]
     if opcode.startswith("ld"):
         lines += ["bar.warp.sync -1", f"{opcode} {part}, [%r2]"]
     else:
-        lines += [f"{opcode} [%r2], {part}", f"ld.shared.v4.b32 {four}, [%r2]"]
-    lines.append(f"st.global.v4.b32 [%rd12], {four};")
-    return assemble(2, at(1, 16) + at(2, 16) + ";\n".join(lines))
-
-
-MATRICES = {opcode: matrices(opcode) for opcode in TABLE if "matrix" in opcode}
-
-
-@pytest.mark.parametrize("opcode", MATRICES)
-def test_matrices_of_8_by_8_are_spread_over_a_warp(opcode):
-    source = torch.randint(-(2**15), 2**15, (32, 8)).short()  # of a load the rows, else the words of each lane
-    out = torch.zeros_like(source)
-    execute(MATRICES[opcode], source, out, shared=512)
-    rows, lanes = (source, out) if opcode.startswith("ld") else (out, source)
-    for matrix, lane, half in np.ndindex(int(opcode.split(".x")[1][0]), 32, 2):
+        lines += [f"{opcode} [%r2], {part}", f"ld.shared.v4.b32 {FOUR}, [%r2]"]
+    expected = ROWS.clone()  # what ldmatrix and stmatrix leave alone
+    for matrix, lane, half in np.ndindex(part.count("%"), 32, 2):
         place = lane // 4, 2 * (lane % 4) + half  # PTX ISA: row and column of thread 4 row + column / 2
         row, column = place[::-1] if ".trans" in opcode else place
-        assert lanes[lane, 2 * matrix + half] == rows[8 * matrix + row, column]
+        of_rows, of_lanes = (8 * matrix + row, column), (lane, 2 * matrix + half)
+        to, source = (of_lanes, of_rows) if opcode.startswith("ld") else (of_rows, of_lanes)
+        expected[to] = ROWS[source]
+    micro(opcode, [*lines, f"st.global.v4.b32 [%rd12], {FOUR}"], ROWS, expected)
 
+for opcode in (opcode for opcode in TABLE if opcode.startswith("mma")):
+    # The places of lane 4 g + t are those of the PTX ISA, 'Matrix fragments', written down again.
+    kind, g, t = opcode.split(".")[-2], LANE[:, None] // 4, LANE[:, None] % 4
+    a, b, c = torch.randn(16, 16), torch.randn(16, 8), torch.randn(16, 8)
+    if kind == "tf32":
+        a, b = (x.view(torch.int32).bitwise_and(-8192).view(torch.float32) for x in (a[:, :8].contiguous(), b[:8]))
+        of_a = a[g + torch.tensor([0, 8, 0, 8]), t + torch.tensor([0, 0, 4, 4])]
+        of_b = b[t + torch.tensor([0, 4]), g]
+    else:
+        a, b = (x.to(torch.float16 if kind == "f16" else torch.bfloat16) for x in (a, b))
+        of_a = a[g + torch.tensor([0, 0, 8, 8] * 2), 2 * t + torch.tensor([0, 1, 0, 1, 8, 9, 8, 9])]
+        of_b = b[2 * t + torch.tensor([0, 1, 8, 9]), g]
+    of_c = g + torch.tensor([0, 0, 8, 8]), 2 * t + torch.tensor([0, 1, 0, 1])
+    source = torch.cat([x.contiguous().view(torch.int32) for x in (of_a, of_b, of_b, c[of_c])], 1)
+    lines = [f"ld.global.v4.b32 {FOUR}, [%rd11]", f"ld.global.v2.b32 {words(30, 2)}, [%rd11+16]"]
+    lines += [f"ld.global.v4.b32 {words(40, 4)}, [%rd11+32]"]
+    lines += [f"{opcode} {words(50, 4)}, {FOUR}, {words(30, 2)}, {words(40, 4)}"]
+    micro(opcode, [*lines, f"st.global.v4.b32 [%rd12], {words(50, 4)}"], source, (a.float() @ b.float() + c)[of_c])
 
-def product(opcode: str) -> str:
-    """Return a kernel of one mma; each lane's words of A, B, C and D lie together in a tensor."""
-    a, b, c, d = words(20, 4), words(30, 2), words(40, 4), words(50, 4)
-    lines = [f"ld.global.v4.b32 {a}, [%rd11]", f"ld.global.v2.b32 {b}, [%rd12]", f"ld.global.v4.b32 {c}, [%rd13]"]
-    lines += [f"{opcode} {d}, {a}, {b}, {c}", f"st.global.v4.b32 [%rd14], {d};"]
-    return assemble(4, at(1, 16) + at(2, 8) + at(3, 16) + at(4, 16) + ";\n".join(lines))
+for how in ("ca", "cg"):
+    lines = ["shl.b32 %r2, %r1, 4", "min.u32 %r4, %r1, 16", f"cp.async.{how}.shared.global [%r2], [%rd11], 16, %r4"]
+    lines += ["cp.async.commit_group", "cp.async.wait_group 0", f"ld.shared.v4.b32 {FOUR}, [%r2]"]
+    filled = torch.where(torch.arange(16) < LANE[:, None], BYTES[:512].view(32, 16), 0)
+    micro(f"cp.async.{how}", [*lines, f"st.global.v4.b32 [%rd12], {FOUR}"], BYTES[:512].view(32, 16), filled)
 
-
-PRODUCTS = {opcode: product(opcode) for opcode in TABLE if opcode.startswith("mma")}
-
-
-@pytest.mark.parametrize("opcode", PRODUCTS)
-def test_tensor_cores_multiply(opcode):
-    """The places of lane 4 g + t are those of the PTX ISA, 'Matrix fragments', written down again."""
-    kind = opcode.split(".")[-2]
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "tf32": torch.float32}[kind]
-    inner = int(opcode.split("k")[1].split(".")[0])
-    a, b, c, out = torch.randn(16, inner), torch.randn(inner, 8), torch.randn(16, 8), torch.zeros(32, 4)
-    a, b = (x.view(torch.int32).bitwise_and(-8192).view(torch.float32).to(dtype) for x in (a, b))
-
-    def held(matrix, places):
-        """Return the numbers of a matrix that each lane holds, as words."""
-        lanes = [torch.stack([matrix[place] for place in places(lane // 4, lane % 4)]) for lane in range(32)]
-        return torch.stack(lanes).view(torch.int32)
-
-    def of_a(g, t):
-        if kind == "tf32":
-            return [(g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4)]
-        return [(g + r, 2 * t + k + i) for k in (0, 8) for r in (0, 8) for i in (0, 1)]
-
-    def of_b(g, t):
-        return [(t, g), (t + 4, g)] if kind == "tf32" else [(2 * t + k + i, g) for k in (0, 8) for i in (0, 1)]
-
-    def of_c(g, t):
-        return [(g, 2 * t), (g, 2 * t + 1), (g + 8, 2 * t), (g + 8, 2 * t + 1)]
-
-    execute(PRODUCTS[opcode], held(a, of_a), held(b, of_b), held(c, of_c), out)
-    want = held(a.float() @ b.float() + c, of_c).view(torch.float32)
-    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)
-
-
-FILLING = """
-    shl.b32 %r2, %r1, 4; min.u32 %r4, %r1, 16; {0} [%r2], [%rd11], 16, %r4;
-    cp.async.commit_group; cp.async.wait_group 0;
-    ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r2]; st.global.v4.b32 [%rd12], {{%r20, %r21, %r22, %r23}};"""
-FILLING = [assemble(2, at(1, 16) + at(2, 16) + FILLING.format(f"cp.async.{how}.shared.global")) for how in ("ca", "cg")]
-
-
-@pytest.mark.parametrize("text", FILLING)
-def test_a_copy_fills_with_zeros(text):
-    source, out = torch.randint(1, 100, (32, 16), dtype=torch.uint8), torch.full((32, 16), 7, dtype=torch.uint8)
-    execute(text, source, out, shared=512)
-    assert torch.equal(out, torch.where(torch.arange(16) < torch.arange(32)[:, None], source, 0))
-
+X, Y = torch.from_numpy(samples("f32", 1)).nan_to_num(3.0).view(32, 2).unbind(1)
+for kind, dtype in (("bf16", torch.bfloat16), ("f16", torch.float16)):
+    pair = torch.stack([X, Y], 1)
+    lines = ["ld.global.v2.b32 {%r2, %r3}, [%rd11]", f"cvt.rn.{kind}x2.f32 %r4, %r3, %r2", "st.global.b32 [%rd12], %r4"]
+    micro(f"{kind}x2", lines, pair, pair.to(dtype))
+    lines = ["ld.global.b32 %r2, [%rd11]", f"cvt.rn.{kind}.f32 %rs2, %r2", f"cvt.f32.{kind} %r3, %rs2"]
+    micro(kind, [*lines, "st.global.b32 [%rd12], %r3"], X, X.to(dtype).float())
 
 # The threads count to their number and leave the loop when they are there; they meet at a barrier.
 LOOP = """
@@ -293,36 +224,31 @@ LOOP = """
     TOP:
     add.s32 %r2, %r2, 3; setp.lt.u32 %p2, %r2, %r1; @%p2 bra TOP; bra.uni LATE;
     LATE:
-    bar.sync 0; st.global.b32 [%rd11], %r2; setp.eq.b32 %p3, %r1, 5; @%p3 exit; st.global.b32 [%rd12], %r2;"""
-LOOP = assemble(2, at(1, 4) + at(2, 4) + LOOP)
-
-
-def test_threads_part_and_meet_again():
-    counts, after, lane = torch.zeros(64).int(), torch.zeros(64).int(), torch.arange(64)
-    execute(LOOP, counts, after, warps=2)
-    want = torch.where(lane < 48, torch.clamp(-(-lane // 3) * 3, min=3), 0).int()
-    assert torch.equal(counts, want) and torch.equal(after, want * (lane != 5))
-
+    bar.sync 0; setp.eq.b32 %p3, %r1, 5; @%p3 exit; st.global.b32 [%rd12], %r2"""
+LANE = torch.arange(64, dtype=torch.int32)
+COUNTED = torch.where(LANE < 48, torch.clamp(-(-LANE // 3) * 3, min=3), 0) * (LANE != 5)
+micro("threads part and meet again", [LOOP], LANE, COUNTED.int())
 
 MOVES = """
     ld.global.b64 %rd20, [%rd11]; mov.b64 {%r2, %r3}, %rd20; mov.b32 {%rs2, _}, %r2; mov.b32 {_, %rs3}, %r2;
     mov.u16 %rs4, %rs3; mov.b16 %rs5, %rs4; mov.b32 %r4, {%rs5, %rs2}; mov.s32 %r5, %r4; mov.f32 %r6, %r5;
-    mov.b64 %rd21, {%r6, %r3}; mov.u64 %rd22, %rd21; mov.pred %p1, -1; @%p1 st.global.b64 [%rd12], %rd22;"""
-MOVES = assemble(2, at(1, 8) + at(2, 8) + MOVES)
+    mov.b64 %rd21, {%r6, %r3}; mov.u64 %rd22, %rd21; mov.pred %p1, -1; @%p1 st.global.b64 [%rd12], %rd22"""
+micro("registers are joined and taken apart", [MOVES], ROWS, ROWS[:, [1, 0, 2, 3]].contiguous())
 
 
-def test_registers_are_joined_and_taken_apart():
-    source, out = torch.randint(-(2**15), 2**15, (32, 4)).short(), torch.zeros(32, 4).short()
-    execute(MOVES, source.view(torch.int64), out.view(torch.int64))
-    assert torch.equal(out, source[:, [1, 0, 2, 3]])
+@pytest.mark.parametrize("name", MICRO)
+def test_a_kernel_of_a_few_instructions(name):
+    text, source, expected = MICRO[name]
+    out = torch.zeros_like(expected)
+    execute(text, source.clone(), out, warps=len(source) // 32, shared=1024)
+    torch.testing.assert_close(out, expected, rtol=1e-5 if "mma" in name else 0, atol=1e-5 if "mma" in name else 0)
 
 
 def test_every_instruction_of_the_table_is_tested():
-    texts = [*ARITHMETIC.values(), *(copying(*form) for form in FORMS), *map(parameter, PARAMETERS), LOOP, MOVES]
-    texts += [*map(exchanging, EXCHANGES), *MATRICES.values(), *PRODUCTS.values(), *FILLING]
-    assert {i.opcode for text in texts for i in parse(text).instructions} == set(TABLE)
+    texts = [*ARITHMETIC.values(), *(text for text, _, _ in MICRO.values())]
+    assert {opcode for text in texts for *_, opcode, _ in Kernel(text).instructions} == set(TABLE)
 
 
 def test_an_unknown_instruction_is_named():
-    with pytest.raises(NotImplementedError, match=r"no opcode of instruction 2 `wgmma.fence.sync.aligned"):
-        Program(assemble(1, "wgmma.fence.sync.aligned;"))
+    with pytest.raises(NotImplementedError, match=r"no opcode of instruction 3 `wgmma.fence.sync.aligned"):
+        Program(assemble("wgmma.fence.sync.aligned;", 4))
