@@ -1,4 +1,4 @@
-"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value.
+"""Choose the default cases of a product: `@covering` pairwise, `@each_once` every value, `@first_of` one case.
 
 `--all` runs the product.
 """
@@ -22,6 +22,11 @@ def covering(**axes: Iterable[Any]):
 def each_once(**axes: Iterable[Any]):
     """Parametrise a test over the product of `axes`; the default suite has as few cases as have every value."""
     return _parametrize(axes, _diagonal)
+
+
+def first_of(**axes: Iterable[Any]):
+    """Parametrise a test over the product of `axes`; the default suite has the first case alone."""
+    return _parametrize(axes, lambda sizes: [(0,) * len(sizes)])
 
 
 def _parametrize(axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], list[tuple[int, ...]]]):
