@@ -1,76 +1,77 @@
 """Try the plugin's flags: each changes something, or is refused in one line that names it."""
 
 import functools
-import os
-import random
+import itertools
+import re
 
 import pytest
 import torch
-from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import build_model
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.ops import api
+from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
+from mixhead_plugin.parts import PARTS, VARIANT
+from tests.commands import SIZES
 from tests.covering import covering
 from tests.helpers import VOCABULARY, build, shake, task, tokens
-from tests.robustness.flags import ATTENTION, KINDS, draw, outcome
+from tests.models.cases import command
 from tests.xl import build_xl, in_windows
 
-# ---- combinations ----------------------------------------------------------------------------------------------------
+MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "synthesizer_lm")
+
+# Values of each flag, good and bad; the first two are accepted in some combination.
+VALUES = {
+    "attention_normalizer": (*NORMALIZERS, "Softmax", ""),
+    **{option: (*table, "position_wise") for option, table in PARTS.items()},
+    "mixed_features": (*VARIANT["mixed_features"], "vk"),
+    "head_dim": (2, 4, 5, 32, 0),
+    "attention_scope": (*SCOPES, "encoder-self"),
+    "attention_impl": ("auto", *IMPLEMENTATIONS, "cuda"),
+    "value_init_scale": (0.1, 1.0, 10.0, 0.0),
+    "mixing_lr_scale": (0.1, 1.0, 10.0, 0.0),
+    "relative_gain": (0, 1, 4, -1),
+    "heads_per_layer": ("encoder-self=3,2", "encoder-self=2:1,4:3", "cross=4:3,4", "encoder-self=0,2", "cross"),
+}
+
+
+def test_every_flag_of_the_plugin_is_tried():
+    assert set(OPTION_NAMES) == set(VALUES)
 
 
 @pytest.mark.slow
-def test_random_combinations_train_or_are_refused(request, tmp_path):
-    """Draw other combinations in every run; MIXHEAD_FLAGS_SEED repeats the draws of a seed."""
-    seed = int(os.environ.get("MIXHEAD_FLAGS_SEED", random.SystemRandom().randrange(10**6)))
-    found, failed = [], []
-    for number in range(8 * len(KINDS)):
-        drawn = draw(seed, number)
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("first, second", itertools.combinations(OPTION_NAMES, 2))
+def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatch):
+    for chosen in itertools.product(*(VALUES[name][:3] for name in (first, second))):
         try:
-            found.append(outcome(drawn, request.getfixturevalue(drawn.kind.data), tmp_path / str(number)))
-        except AssertionError as error:
-            failed.append(f"draw {number}: {error}")
-    assert not failed, f"MIXHEAD_FLAGS_SEED={seed}\n" + "\n\n".join(failed)
-    assert set(found) == {"trained", "refused"}
-
-
-def parse(kind, *flags):
-    """Return the flags as fairseq-train parses them."""
-    arguments = ["data", *kind.arguments, "--criterion", kind.criterion, *flags]
-    return options.parse_args_and_arch(options.get_training_parser(), arguments)
+            output = effect(model, "mixhead", monkeypatch, **dict(zip((first, second), chosen)))["output"]
+        except OptionError as refused:
+            assert re.fullmatch(r"--[a-z-]+[ :].*", str(refused))
+        else:
+            assert output.isfinite().all()
 
 
 def test_layers_to_keep_are_read_as_text():
     """fairseq reads a list, which its models cannot take."""
-    args = parse(KINDS["translation"], "--arch=mixhead_transformer", "--encoder-layers-to-keep=0")
+    args = command("mixhead_transformer", "--encoder-layers-to-keep=0", *SIZES)
     assert len(build_model(convert_namespace_to_omegaconf(args).model, task()).encoder.layers) == 1
 
 
-def test_every_flag_of_the_plugin_is_drawn():
-    assert {option_name(name) for name in OPTION_NAMES} == set(ATTENTION)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_the_plugins_flags_are_read_as_numbers(kind):
+@pytest.mark.parametrize("model", MODELS)
+def test_numbers_of_the_plugins_flags_are_read_as_numbers(model):
     numbers = {"head_dim": 4, "relative_gain": 2, "value_init_scale": 0.5, "mixing_lr_scale": 2.0}
     typed = [f"{option_name(name)}={value}" for name, value in numbers.items()]
     for family in FAMILIES:
-        args = parse(KINDS[kind], "--arch", f"{family}_{KINDS[kind].arch}", "--head-mixing", "position-wise", *typed)
+        flags = ["--head-mixing", "position-wise", *typed]
+        args = command(f"{family}_{model}", *flags, task="masked_lm" if model == "roberta_base" else None)
         assert {name: getattr(args, name) for name in numbers} == numbers
 
 
 # ---- no flag does nothing --------------------------------------------------------------------------------------------
 
-MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "synthesizer_lm")
 SITES = {"transformer": SCOPES["all"], "roberta_base": ("encoder-self",)}
-NUMBERS = {"head_dim": (2, 4, 5, 32, 0), "relative_gain": (0, 1, 4, -1)}
-NUMBERS |= dict.fromkeys(("value_init_scale", "mixing_lr_scale"), (0.1, 1.0, 10.0, 0.0))
-
-
-def values(name):
-    return NUMBERS.get(name) or [text.replace("SIDE", "encoder") for text in ATTENTION[option_name(name)]]
 
 
 def effect(model, family, monkeypatch, **given):
@@ -118,7 +119,7 @@ def is_the_default(model, family, name, value):
 @covering(name=OPTION_NAMES, model=MODELS, family=FAMILIES)
 def test_every_value_of_a_flag_changes_something_or_is_refused(name, model, family, monkeypatch):
     plain = effect(model, family, monkeypatch)
-    for value in values(name):
+    for value in VALUES[name]:
         try:
             found = effect(model, family, monkeypatch, **{name: value})
         except OptionError as refused:
