@@ -35,7 +35,7 @@ def locate(program):
 
 
 class Started:
-    """A command that was started; `wait` for it or `kill` it."""
+    """A command that was started."""
 
     def __init__(self, launcher, command, folder, pid):
         self.launcher, self.command, self.pid = launcher, command, pid
@@ -43,31 +43,18 @@ class Started:
         self.folder = folder  # holds stdin, stdout and stderr, as long as this object lives
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
-    def output(self):
-        """Return what the command has printed so far, (stdout, stderr)."""
-        files = (self.folder / name for name in ("stdout", "stderr"))
-        return tuple(file.read_text(errors="replace") if file.exists() else "" for file in files)
-
     def wait(self, timeout=LIMIT):
-        """Return the CompletedProcess; kill the command and raise TimeoutExpired after `timeout` seconds."""
+        """Return the CompletedProcess; after `timeout` seconds kill the command and its children."""
         deadline = time.monotonic() + timeout
-        try:
-            while self.status is None:
-                self.status = self.launcher.ask(status=self.pid)
-                if self.status is None:
-                    if time.monotonic() > deadline:
-                        raise subprocess.TimeoutExpired(self.command, timeout, *self.output())
-                    time.sleep(0.01)
-        except BaseException:  # Ctrl-C too: nothing is left running
-            self.kill()
-            raise
-        return subprocess.CompletedProcess(self.command, self.status, *self.output())
-
-    def kill(self, number=signal.SIGKILL):
-        """Send a signal to the command and its children; do nothing after `wait`: the pid may be another's then."""
-        if self.status is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, number)
+        while self.status is None:
+            self.status = self.launcher.ask(status=self.pid)
+            if self.status is None:
+                if time.monotonic() > deadline:
+                    os.killpg(self.pid, signal.SIGKILL)
+                    raise subprocess.TimeoutExpired(self.command, timeout)
+                time.sleep(0.01)
+        printed = ((self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(self.command, self.status, *printed)
 
 
 class Launcher:
@@ -103,33 +90,17 @@ class Launcher:
         return self.start(program, *arguments, **settings).wait(timeout)
 
     def ask(self, **request):
+        """Return the server's answer; the server ends, with all that it has started, when this process does."""
         if self.server is None:
             self._start_server()
         line = ""
-        try:
-            with contextlib.suppress(ConnectionError):  # the server has ended
-                print(json.dumps(request), file=self.channel, flush=True)
-                line = self.channel.readline()
-        except BaseException:  # Ctrl-C: the answer to this would be read as that to the next request
-            self.stop()
-            raise
+        with contextlib.suppress(ConnectionError):  # the server has ended
+            print(json.dumps(request), file=self.channel, flush=True)
+            line = self.channel.readline()
         if not line:
-            self.server.wait()
             self.errors.seek(0)
-            said = self.errors.read()[-2000:]
-            self.stop()
-            raise RuntimeError(f"the process that imports {self.modules} ended: {said}")
+            raise RuntimeError(f"the process that imports {self.modules} ended: {self.errors.read()[-2000:]}")
         return json.loads(line)
-
-    def stop(self):
-        """End the server, and with it every command that still runs."""
-        if self.server is not None:
-            with contextlib.suppress(OSError):  # what could not be sent
-                self.channel.close()
-            self.socket.close()
-            self.server.wait(timeout=60)
-            self.errors.close()
-            self.server = None
 
     def _start_server(self):
         self.socket, theirs = socket.socketpair()
