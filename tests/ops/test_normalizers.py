@@ -64,27 +64,6 @@ def test_torchscript_compiles_it(name, n_keys):
     assert torch.equal(torch.jit.script(NORMALIZERS[name].weights)(scores), NORMALIZERS[name].weights(scores))
 
 
-@every_normalizer_and_length
-def test_a_gradient_that_does_not_read_the_scores_says_so(name, n_keys):
-    scores = random_scores(n_keys=n_keys)
-    weights = NORMALIZERS[name].weights(scores)
-    d_weights = torch.randn_like(weights)
-    with_scores, without = (
-        NORMALIZERS[name].grad(s, weights, d_weights, torch.empty_like(s))
-        for s in (scores, torch.full_like(scores, float("nan")))
-    )
-    assert torch.equal(with_scores, without) != NORMALIZERS[name].grad_reads_scores
-
-
-@every_normalizer_and_length
-def test_offered_memory_and_known_visibility_change_nothing(name, n_keys):
-    scores = random_scores(n_keys=n_keys)
-    expected = NORMALIZERS[name].weights(scores)
-    torch.testing.assert_close(NORMALIZERS[name].weights(scores, out=torch.empty_like(scores)), expected)
-    seen = scores[2:]
-    torch.testing.assert_close(NORMALIZERS[name].weights(seen, seen=True), expected[2:])
-
-
 @every_normalizer
 def test_the_lowest_score_is_not_a_hidden_key(name):
     for dtype in (torch.float32, torch.float64):
