@@ -1,7 +1,5 @@
 """Data of labelled sentences, and trainings that nothing disturbs."""
 
-import time
-
 import pytest
 
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, start
@@ -51,19 +49,17 @@ def recipes(translation_data, text_data, labelled_data):
 
 @pytest.fixture(scope="session")
 def undisturbed(recipes, tmp_path_factory):
-    """undisturbed(recipe, *flags) -> the folder of a whole training, with `save`, `log`, `events` and `seconds`."""
+    """undisturbed(recipe, *flags) -> the folder of a whole training, with `save`, `log` and `events`."""
     made = {}
 
     def train(recipe, *flags):
         if (recipe, flags) not in made:
             folder = tmp_path_factory.mktemp("undisturbed")
             before = faults.before(folder=folder / "save", record=folder / "events")
-            began = time.monotonic()
             arguments = [*recipes[recipe], *flags, "--save-dir", folder / "save"]
             end = start("fairseq-train", *arguments, before=before).wait()
             assert end.returncode == 0, (end.stdout + end.stderr)[-3000:]
             (folder / "log").write_text(end.stdout + end.stderr)
-            (folder / "seconds").write_text(f"{time.monotonic() - began}")
             made[recipe, flags] = folder
         return made[recipe, flags]
 

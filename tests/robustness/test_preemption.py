@@ -112,24 +112,6 @@ def test_a_second_training_in_a_folder_is_refused(recipes, tmp_path):
     assert not start(*command, tmp_path / "other", before=now).wait().returncode
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_training_that_was_killed_leaves_no_lock(how, tmp_path, monkeypatch):
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        one_training.lock(str(tmp_path))
-        os.write(writer, b"locked")
-        signal.pause()
-    os.read(reader, 6)
-    monkeypatch.setattr(one_training, "WAIT", 0)
-    with pytest.raises(ValueError, match=f"process {child} on"):
-        one_training.lock(str(tmp_path))
-    os.kill(child, how)
-    os.waitpid(child, 0)
-    one_training.lock(str(tmp_path))
-    assert (tmp_path / one_training.NAME).read_text().startswith(f"process {os.getpid()} on")
-
-
 @pytest.mark.parametrize("number", [37, 95])
 def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(number, tmp_path, monkeypatch, caplog):
     """ENOLCK and ENOTSUP: a network file system without locks."""
