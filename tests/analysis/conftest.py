@@ -1,5 +1,6 @@
 """Write checkpoints of tiny models as fairseq-train would, and run the commands in this process."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -108,5 +109,17 @@ def analysis(capsys):
         if isinstance(status, str):  # Python prints the line, and ends with status 1
             status, errors = 1, f"{errors}{status}\n"
         return status, printed.out, errors
+
+    return run
+
+
+@pytest.fixture
+def numbers(analysis, numbers_alone, tmp_path):
+    """Return numbers(command, *arguments) -> the content of its JSON file, and what it printed; without figures."""
+
+    def run(command, *arguments):
+        status, printed, errors = analysis(command, *arguments, "--output", tmp_path)
+        assert status == 0, errors
+        return json.loads((tmp_path / f"{command}.json").read_text()), printed
 
     return run

@@ -1,15 +1,13 @@
 """Test the ablation of single heads."""
 
-import json
-
 import pytest
 import torch
 
 from mixhead_plugin.analysis.ablate import EXPERIMENTS, ablations
 from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import all_heads
+from mixhead_plugin.analysis.heads import all_heads, without
 from mixhead_plugin.analysis.loading import batches, load
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 
 
 def passing(gates):
@@ -41,13 +39,21 @@ def test_each_head_goes_once_and_stays_alone_once():
     assert all(attention.gates is None for attention in found.values())
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(
-    analysis, fairseq_lm_checkpoint, tmp_path
-):
-    status, out, err = analysis("ablate", fairseq_lm_checkpoint, "--output", tmp_path)
-    assert status == 0, err
-    content = json.loads((tmp_path / "ablate.json").read_text())
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_gates_that_were_there_come_back(fails):
+    attention = MixheadAttention(8, 2, self_attention=True)
+    attention.gates = before = HeadGates(mixed=torch.tensor([0.5, 2.0]))
+    try:
+        with without({"a": attention}, all_heads({"a": attention})):
+            assert attention.gates is not before
+            assert not fails, "out of memory"
+    except AssertionError:
+        assert fails
+    assert attention.gates is before
+
+
+def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(numbers, fairseq_lm_checkpoint):
+    content, out = numbers("ablate", fairseq_lm_checkpoint)
     assert f"baseline: loss (base 2) {content['baseline']['loss']:.4f}" in out
 
     loaded = load(fairseq_lm_checkpoint)

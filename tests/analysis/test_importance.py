@@ -1,6 +1,5 @@
 """Compare the importance of heads with its definition, and test the command."""
 
-import json
 from argparse import Namespace
 
 import pytest
@@ -18,6 +17,7 @@ from mixhead_plugin.analysis.importance import (
 )
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import HeadGates
+from tests.analysis.test_prune import WEIGHTS
 from tests.helpers import build, shake, task, tokens
 
 
@@ -94,15 +94,6 @@ def test_importance_is_the_mean_of_the_absolute_values_over_all_batches():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-WEIGHTS = {
-    "decoder.layers.0.self_attn": {
-        "source": torch.tensor([3.0, 1.0, 2.0, 4.0]),
-        "mixed": torch.tensor([0.3, 0.4, 0.0, 0.0]),
-    },
-    "decoder.layers.1.self_attn": {"source": torch.tensor([0.5, 0.6, 5.0, 0.7]), "mixed": torch.zeros(4)},
-}
-
-
 def test_every_layer_is_normalized_to_length_1_unless_it_is_0():
     first, second = normalized_by_layer(WEIGHTS).values()
     torch.testing.assert_close(first["mixed"], torch.tensor([0.6, 0.8, 0.0, 0.0]))
@@ -123,11 +114,9 @@ def test_pearson_is_1_for_a_linear_relation():
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_every_head_is_weighed_by_the_loss_of_the_training(analysis, translation_checkpoint, tmp_path):
-    status, out, err = analysis("importance", translation_checkpoint, "--output", tmp_path, "--batch-size", 4, "--cpu")
-    assert status == 0, err
-    (content,) = json.loads((tmp_path / "importance.json").read_text())["sets"]
+def test_every_head_is_weighed_by_the_loss_of_the_training(numbers, translation_checkpoint):
+    found, out = numbers("importance", translation_checkpoint, "--batch-size", 4, "--cpu")
+    (content,) = found["sets"]
     assert (content["subset"], content["sentences"]) == ("valid", 15)
 
     loaded = load(translation_checkpoint, cpu=True)
@@ -143,11 +132,8 @@ def test_every_head_is_weighed_by_the_loss_of_the_training(analysis, translation
     assert "encoder-self 0 " in out and "cross 1, source heads" in out
 
 
-def test_two_sets_are_compared(analysis, lm_checkpoint, tmp_path, numbers_alone):
-    flags = ["--subset", "valid,test", "--normalize", "layer", "--output", tmp_path]
-    status, out, err = analysis("importance", lm_checkpoint, *flags)
-    assert status == 0, err
-    content = json.loads((tmp_path / "importance.json").read_text())
+def test_two_sets_are_compared(numbers, lm_checkpoint, numbers_alone):
+    content, out = numbers("importance", lm_checkpoint, "--subset", "valid,test", "--normalize", "layer")
     assert [s["label"] for s in content["sets"]] == ["valid", "test"]
     points = []
     for found in content["sets"]:

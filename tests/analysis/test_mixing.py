@@ -1,7 +1,5 @@
 """Test the matrices that mix the heads, and their distances."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -19,10 +17,9 @@ def test_distances_are_frobenius_norms():
     assert identity.isnan() and orthogonal.item() == pytest.approx(3 * 3**0.5)
 
 
-def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, analysis, tmp_path, numbers_alone):
-    status, printed, _ = analysis("mixing", translation_checkpoint, "--output", tmp_path)
-    assert status == 0
-    found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
+def test_a_constant_mixing_is_the_one_of_the_checkpoint(translation_checkpoint, numbers, numbers_alone):
+    content, printed = numbers("mixing", translation_checkpoint)
+    found = content["attentions"]
     state = torch.load(translation_checkpoint)["model"]
     weights = {key[: -len(".head_mixing.weight")]: m for key, m in state.items() if key.endswith("head_mixing.weight")}
     assert sorted(found) == sorted(weights) and len(weights) == 4  # of the decoder alone
@@ -56,15 +53,13 @@ def by_hand(loaded):
 
 @pytest.mark.parametrize("translation", [True, False])  # windows of a language model are padded here
 def test_a_mixing_by_position_is_averaged_over_real_tokens(
-    translation, request, write_checkpoint, analysis, tmp_path, numbers_alone
+    translation, request, write_checkpoint, numbers, numbers_alone
 ):
     if translation:
         path = write_checkpoint("B", request.getfixturevalue("translation_data"), "mixhead_transformer", *SIZES)
     else:
         path = request.getfixturevalue("lm_checkpoint")
-    status, _, _ = analysis("mixing", path, "--output", tmp_path)
-    assert status == 0
-    found = json.loads((tmp_path / "mixing.json").read_text())["attentions"]
+    found = numbers("mixing", path)[0]["attentions"]
     loaded = load(path, cpu=True)
     expected = by_hand(loaded)
     assert list(found) == list(expected) and len(found) == (6 if translation else 2)
@@ -89,19 +84,17 @@ def test_the_picture_shows_what_the_ones_of_the_diagonal_would_hide():
     np.testing.assert_allclose(draw_matrices(layers, spread=True).axes[0].images[0].get_array(), mixing / 2)
 
 
-def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, analysis, tmp_path, numbers_alone):
+def test_heads_of_other_numbers_in_each_layer(write_checkpoint, text_data, numbers):
     flags = ["--task", "language_modeling", "--tokens-per-sample", 16, *LM_SIZES, "--head-dim", 4]
     flags += ["--heads-per-layer", "decoder-self=3:2,4:4", "--head-mixing", "position-wise"]
     path = write_checkpoint("pruned", text_data, "mixhead_transformer_lm", *flags)
-    status, printed, _ = analysis("mixing", path, "--output", tmp_path)
-    assert status == 0
+    content, printed = numbers("mixing", path)
     assert "decoder-self 0: M 3x2, rectangular, from orthogonal" in printed
-    first, second = json.loads((tmp_path / "mixing.json").read_text())["attentions"].values()
+    first, second = content["attentions"].values()
     assert np.shape(first["mixing"]) == (3, 2) and np.shape(second["mixing"]) == (4, 4)
     assert first["from_identity"] is None and second["from_identity"] > 0
     assert first["from_orthogonal"] > 0
-    assert analysis("spectrum", path, "--output", tmp_path)[0] == 0
-    models = json.loads((tmp_path / "spectrum.json").read_text())["models"]
+    models = numbers("spectrum", path)[0]["models"]
     for name, numbers in {"pruned": [2, 4], "pruned, before mixing": [3, 4]}.items():
         layers = models[name]["places"]["decoder-self"]["layers"]
         assert [len(layer["effective_rank"]) for layer in layers.values()] == numbers

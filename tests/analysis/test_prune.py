@@ -112,11 +112,9 @@ def test_a_larger_loss_and_a_smaller_bleu_are_worse():
     assert worse_by(steps, "loss") == [0, 25, -25] and worse_by(steps, "bleu") == [0, -25, 25]
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_the_score_falls_step_by_step(analysis, lm_checkpoint, tmp_path):
-    status, out, err = analysis("prune", lm_checkpoint, "--output", tmp_path)
-    assert status == 0, err
-    (found,) = json.loads((tmp_path / "prune.json").read_text())["checkpoints"]
+def test_the_score_falls_step_by_step(numbers, lm_checkpoint):
+    content, out = numbers("prune", lm_checkpoint)
+    (found,) = content["checkpoints"]
     removed = [step["removed"] for step in found["steps"]]
     assert removed == [0, 2, 4, 6, 8, 10, 12]  # of 16 heads, one of each kind stays in each of the two layers
     loaded = load(lm_checkpoint)
