@@ -177,15 +177,6 @@ def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment,
     assert contents(data() / "word") == undisturbed
 
 
-def test_the_published_counts(archive, capsys):
-    published = prepare.PUBLISHED
-    assert published["test"]["lines"] == 6_075 and published["valid"]["lines"] == 6_206
-    with pytest.raises(SystemExit):
-        run(expected=published)
-    assert "must be 6,206; " in capsys.readouterr().err
-    assert run("--any-counts", "--form", "word", expected=published) == 0
-
-
 LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
 
 

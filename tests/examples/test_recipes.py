@@ -17,44 +17,8 @@ pytestmark = pytest.mark.usefixtures("plain_environment")
 SYNTHETIC = {"recall", "nearest_neighbour"}  # they train without fairseq; test_synthetic.py runs them
 RECIPES = sorted({path.parent.name for path in EXAMPLES.glob("*/train.sh")} - SYNTHETIC)
 
-# Replacements for programs that start a script on many GPUs; they set the environment of the first process.
-LAUNCHERS = {
-    "torchrun": """#!/usr/bin/env bash
-while [[ $1 == -* ]]; do
-    case $1 in --nproc-per-node) count=$2; shift ;; --no-python | --standalone) ;; *) exit 2 ;; esac
-    shift
-done
-WORLD_SIZE=$count RANK=0 LOCAL_RANK=0 MASTER_ADDR=localhost MASTER_PORT=29500 exec "$@"
-""",
-    "sbatch": """#!/usr/bin/env bash
-nodes=$(sed -n 's/^#SBATCH --nodes=//p' examples/slurm.sbatch)
-gpus=$(sed -n 's/^#SBATCH --gpus-per-node=//p' examples/slurm.sbatch)
-while [[ $1 == --* ]]; do
-    case $1 in --nodes=*) nodes=${1#*=} ;; --gpus-per-node=*) gpus=${1#*=} ;; *) exit 2 ;; esac
-    shift
-done
-export SLURM_JOB_ID=70001 SLURM_NNODES=$nodes SLURM_NTASKS=$nodes SLURM_NTASKS_PER_NODE=1 SLURM_CPUS_PER_TASK=16
-export SLURM_JOB_NODELIST=nodes SLURM_GPUS_ON_NODE=$gpus GPUS=$gpus
-exec bash "$@"
-""",
-    "srun": """#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
-export SLURM_STEP_NUM_TASKS=$SLURM_NTASKS SLURM_STEP_NUM_NODES=$SLURM_NNODES SLURM_STEP_NODELIST=nodes
-export SLURM_NODEID=0 SLURM_PROCID=0 SLURM_LOCALID=0
-exec "$@"
-""",
-    "scontrol": "#!/bin/sh\necho first\necho second\n",
-}
-
-
-@pytest.fixture
-def launchers(tmp_path, plain_environment):
-    for name, text in LAUNCHERS.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
-    plain_environment.setenv("PATH", str(tmp_path), prepend=":")
-
-
+# Programs that start a script on many GPUs. What the script reads of them is tested below; tests/cluster has a SLURM.
+LAUNCHER = re.compile(r"(?:torchrun(?: -\S+(?: \d+)?)*|sbatch(?: -\S+)* examples/slurm\.sbatch) (?=examples/)")
 LONG = ("glue", "iwslt14_de_en", "lm1b", "pretraining", "squad", "wikitext103", "wikitext2")  # of many commands
 
 
@@ -86,8 +50,8 @@ def taken(command):
         if commands_of(path.read_text()) and path.parent.name not in SYNTHETIC
     ],
 )
-def test_fairseq_takes_every_command_of_a_readme(path, launchers, capfd):
-    commands = list(dict.fromkeys(commands_of(path.read_text())))
+def test_fairseq_takes_every_command_of_a_readme(path, capfd):
+    commands = list(dict.fromkeys(LAUNCHER.sub("", command) for command in commands_of(path.read_text())))
     scripts = [command for command in commands if "sweep.py" not in command]
     for command in set(commands).difference(scripts):  # test_sweep.py checks the commands of its runs
         args, extra = sweep.arguments(shlex.split(command)[1:])
@@ -218,8 +182,11 @@ def test_torchrun_gives_every_process_its_rank(monkeypatch):
 
 
 @pytest.mark.parametrize("per_node", [1, 4])
-def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, launchers):
+def test_fairseq_finds_its_place_under_slurm(per_node, monkeypatch, tmp_path):
     """Start one task on each of two machines, whose four processes fairseq starts; or one for each of eight GPUs."""
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho first\necho second\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     tasks = 2 * per_node
     for task in (0, tasks - 1):
         environment = {

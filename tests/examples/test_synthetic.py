@@ -59,10 +59,10 @@ def test_no_two_runs_of_the_pilots_are_the_same(name, tmp_path, monkeypatch):
     settings, task = [], __import__(f"{name}.run", fromlist=["TASK"]).TASK
     monkeypatch.setenv("SAVE", str(tmp_path))
     monkeypatch.setattr(synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity())
-    found = grids.runs(grids.read_grid(EXAMPLES / "grids" / f"{name}_pilots.toml"), [101, 102])
+    found = grids.runs(grids.read_grid(EXAMPLES / "grids" / f"{name}_pilots.toml"), [101])
     for each in found:
         synthetic.main(task, ["train", *each.train])
-    assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101, 102}
+    assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101}
 
 
 def test_a_trained_model_is_evaluated_and_what_is_none_is_said_in_one_line(tmp_path, monkeypatch, capsys):

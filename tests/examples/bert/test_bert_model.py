@@ -1,7 +1,6 @@
 """BERT has its token types, pooler and heads, and the sizes and counts of the papers."""
 
 from argparse import Namespace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,31 +12,16 @@ from recipes import parse
 
 from mixhead_plugin.models import roberta
 from mixhead_plugin.modules.attention import MixheadAttention
-from tests.helpers import TINY, task
+from tests.helpers import build
+from tests.models.cases import task_of
 
 BOS, PAD, EOS = 0, 1, 2
-
-
-def build(arch="mixhead_bert_base", seed=1, **flags):
-    sizes = {**TINY["roberta_base"], "dropout": 0.0, "attention_dropout": 0.0, "pooler_dropout": 0.0}
-    torch.manual_seed(seed)
-    return build_model(Namespace(arch=arch, **{**sizes, **flags}), task())
 
 
 def pairs():
     """Return rows of [CLS] a [SEP] b [SEP], of different lengths."""
     rows = [[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]]
     return torch.tensor(rows)
-
-
-class Vocabulary:
-    """The published 30,522 words, without the words."""
-
-    def __len__(self):
-        return 30_522
-
-    def pad(self):
-        return PAD
 
 
 # The parameters of each architecture, and the millions that the paper prints (tables 1, 2A, 2B, 3A).
@@ -71,7 +55,7 @@ def test_there_are_as_many_parameters_as_in_the_papers(name, monkeypatch):
         args.head_dim = 64
     ARCH_CONFIG_REGISTRY[args.arch](args)
     with torch.device("meta"):
-        model = build_model(args, SimpleNamespace(source_dictionary=Vocabulary()))
+        model = build_model(args, task_of(30_522))
         model.register_classification_head(NEXT_SENTENCE, num_classes=2)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert (count, round(count / 1e6)) == COUNTS[name]
@@ -98,16 +82,16 @@ def test_token_types_change_after_the_first_separator():
 
 
 def test_layer_norms_have_berts_epsilon_and_the_embeddings_are_tied():
-    model = build()
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    assert {norm.eps for norm in norms} == {1e-12} and len(norms) == 2 + 2 * 2
+    for flags, eps in (({}, 1e-12), ({"layer_norm_eps": 1e-3}, 1e-3)):
+        model = build("mixhead_bert_base", **flags)
+        norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+        assert {norm.eps for norm in norms} == {eps} and len(norms) == 2 + 2 * 2
     assert model.encoder.lm_head.weight is model.encoder.sentence_encoder.embed_tokens.weight
-    assert {norm.eps for norm in build(layer_norm_eps=1e-3).modules() if isinstance(norm, torch.nn.LayerNorm)} == {1e-3}
 
 
 @torch.no_grad()
 def test_heads_see_the_pooled_first_token():
-    model = build().eval()
+    model = build("mixhead_bert_base", pooler_dropout=0.0).eval()
     model.register_classification_head("kinds", num_classes=3)
     states, _ = model(pairs(), features_only=True)
     pooled = torch.tanh(states[:, 0] @ model.pooler.dense.weight.T + model.pooler.dense.bias)
@@ -118,17 +102,17 @@ def test_heads_see_the_pooled_first_token():
 
 def test_without_heads_every_parameter_is_trained():
     """Check the gradients, without which data parallel training refuses a parameter."""
-    model = build()
+    model = build("mixhead_bert_base", pooler_dropout=0.0)
     model(pairs(), masked_tokens=pairs().gt(4))[0].log_softmax(-1)[:, 5].sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
 def test_the_pooler_goes_on_to_another_task_and_a_head_where_it_is_the_same():
-    lender = build()
+    lender = build("mixhead_bert_base", pooler_dropout=0.0)
     lender.register_classification_head("kinds", num_classes=3)
     state = {name: value + 1 for name, value in lender.state_dict().items()}
     for classes, same in ((3, True), (2, False)):
-        model = build(seed=3)
+        model = build("mixhead_bert_base", seed=3)
         model.register_classification_head("kinds", num_classes=classes)
         before = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(state)
