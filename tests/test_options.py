@@ -28,7 +28,6 @@ WRONG = [
     (TRANSLATION, {**RATE, "head_mixing": "random"}, "--mixing-lr-scale"),
     ("sigsoftmax_transformer_lm", RATE, "--mixing-lr-scale"),
     (TRANSLATION, {**RATE, "fp16": True}, "--mixing-lr-scale"),
-    (TRANSLATION, {**RATE, "memory_efficient_bf16": True}, "--mixing-lr-scale"),
     (TRANSLATION, {**RATE, "memory_efficient_fp16": True}, "--mixing-lr-scale"),
     (TRANSLATION, {**RATE, "ddp_backend": "fully_sharded"}, "--mixing-lr-scale"),
     (TRANSLATION, {**RATE, "zero_sharding": "os"}, "--mixing-lr-scale"),
@@ -160,9 +159,7 @@ def test_an_implementation_that_cannot_run_is_refused_with_the_reason(impl):
     "arch, flags, problem",
     [
         (TRANSLATION, {"encoder_attention_heads": 128, "encoder_embed_dim": 512}, "heads"),
-        (TRANSLATION, {"relative_position": "t5"}, "relative"),
         (TRANSLATION, {"relative_gain": 4}, "gain"),
-        (TRANSLATION, {"score_mixing": "position-wise"}, "score_mixing"),
         (TRANSLATION, {"head_mixing": "differential"}, "into as many"),
         (TRANSLATION, {"head_mixing": "low-rank", "attention_sink": "learned", "attention_gate": "head"}, None),
         (TRANSLATION, {"heads_per_layer": "cross=4:3,4", "head_dim": 4}, "into as many"),

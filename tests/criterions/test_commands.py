@@ -1,24 +1,15 @@
 """Test the criteria in fairseq's real commands."""
 
-import pytest
-
 from tests.commands import LM_SIZES, PLUGIN, TRAINING, logged, refusal, train
 
 LM = ["--task", "language_modeling", "--tokens-per-sample", "16", *LM_SIZES, "--dropout", "0"]
 ORTHOGONAL = ["--criterion", "orthogonal_cross_entropy", "--orthogonal-weight", "0.5", "--rank-weight", "0.001"]
-LEGACY = ["--ddp-backend", "legacy_ddp"]
 
 
-@pytest.fixture(scope="module")
-def one_worker(text_data, tmp_path_factory):
-    """Train on batches of 64 tokens, two to an update."""
-    save = tmp_path_factory.mktemp("one")
-    flags = [*LM, *ORTHOGONAL, *LEGACY, "--max-tokens", "64", "--update-freq", "2"]
-    return save, train(text_data, "mixhead_transformer_lm", save, *flags, updates=4)
-
-
-def test_penalties_are_in_the_json_logs_and_only_in_those_of_training(one_worker):
-    output = one_worker[1].stdout + one_worker[1].stderr
+def test_penalties_are_in_the_json_logs_and_only_in_those_of_training(text_data, tmp_path):
+    flags = [*LM, *ORTHOGONAL, "--ddp-backend", "legacy_ddp", "--max-tokens", "64", "--update-freq", "2"]
+    result = train(text_data, "mixhead_transformer_lm", tmp_path, *flags, updates=4)
+    output = result.stdout + result.stderr
     first, *others = logged(output)
     assert float(first["orthogonal_loss"]) == 0 < float(first["rank_loss"])  # mixing starts as the identity
     assert all(float(log["orthogonal_loss"]) > 0 for log in others)

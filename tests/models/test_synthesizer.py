@@ -51,13 +51,6 @@ def test_the_maximal_length_is_that_of_the_tasks_blocks_unless_it_is_given(flags
         model(tokens(batch=1, length=length + 1))
 
 
-def test_rows_of_padding_alone_do_no_harm():
-    model = build(ARCH).eval()
-    batch = tokens(padded=True)
-    batch[2] = 1  # --pad-to-fixed-bsz
-    assert model(batch)[0][:2].isfinite().all()
-
-
 @each_once(synthesizer=SYNTHESIZERS, mixing=HEAD_MIXINGS)
 def test_generation_scores_its_hypotheses_as_the_full_pass_does_and_stops_in_time(synthesizer, mixing):
     model = shake(build(ARCH, synthesizer=synthesizer, head_mixing=mixing, max_target_positions=9)).eval()

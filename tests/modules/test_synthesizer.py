@@ -16,7 +16,6 @@ from tests.modules.definition import (
     E,
     H,
     StepByStep,
-    check_half_precision,
     decode,
     features,
     finish,
@@ -145,18 +144,6 @@ def test_scores_start_at_a_size_that_lets_them_learn(synthesizer):
     module = SynthesizerAttention(64, 4, 200, synthesizer)
     x = torch.randn(200, 4, 64)  # of the size that layer normalisation gives
     assert 0.05 < module(x, x, x, before_softmax=True)[0].std() < 2
-
-
-@each_once(synthesizer=SYNTHESIZERS, normalizer=["softmax", "l2"], dtype=[torch.float16, torch.bfloat16])
-def test_half_precision_is_as_close_as_the_formula_in_half_precision(synthesizer, normalizer, dtype):
-    masks = {"key_padding_mask": PADDING, "attn_mask": FUTURE}
-    check_half_precision(
-        lambda module, x: module(x, x, x, need_weights=False, **masks)[0],
-        lambda module, x: definition(module, x)[0],
-        build(synthesizer, "position-wise", normalizer),
-        [torch.randn(N, B, E)],
-        dtype,
-    )
 
 
 @every_synthesizer
