@@ -35,21 +35,22 @@ VALUES = {"softmax": [100.0, 110.0, 104.0], "A": [90.0, 101.0, 96.0], "new": [12
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a study of two rows with three seeds and one with two; other rows have no run."""
+    """Return a study of two rows with three seeds and one with two; other rows have no run. Seed 4 is a pilot's."""
     for name in (*sweep.TRAINING, "SAVE", "CHECKPOINT"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "toy.toml").write_text(GRID)
-    for run in sweep.runs(sweep.grid_of(tmp_path / "toy.toml"), range(1, 4), ["2"]):
-        if run.seed > len(VALUES[run.labels["attention"]]):
+    for run in sweep.runs(sweep.grid_of(tmp_path / "toy.toml"), range(1, 5), ["2"]):
+        pilot = run.seed == 4
+        if not pilot and run.seed > len(VALUES[run.labels["attention"]]):
             continue
-        value = VALUES[run.labels["attention"]][run.seed - 1]
+        metrics = {"pilot": 1.0} if pilot else {"test": VALUES[run.labels["attention"]][run.seed - 1]}
         pace = 15 if run.labels["attention"] == "A" else 10  # updates a second
         points = [
             {"update": u, "tokens": u * 100, "cpu_seconds": u / pace, "valid_loss": 9 - u / 50} for u in (50, 100)
         ]
         record = {
             "labels": {"heads": "two", "attention": "x"}, "seed": run.seed, "digest": run.digest,
-            "metrics": {"test": value}, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
+            "metrics": metrics, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
             "data": "def", "versions": {"torch": "2"}, "points": points,
         }  # fmt: skip
         run.folder(tmp_path / "runs").mkdir(parents=True)
@@ -70,7 +71,8 @@ def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
     assert row_of(study, "2", "A")[3] == f"{stats.ttest_1samp(gains, 0).pvalue:.2g} |"
     assert row_of(study, "2", "new")[2:] == ["-9.12", " |"]  # two seeds have no interval
     assert study.rows == [("2", "softmax"), ("2", "A"), ("2", "new")]
-    assert "3 of 6 rows" in report.markdown(study) and "valid" not in report.markdown(study)
+    text = report.markdown(study)
+    assert "3 of 6 rows" in text and "valid" not in text and "- Seeds: 1 to 3.\n" in text
 
 
 def test_the_papers_gain_is_of_the_same_metric(study):
@@ -196,4 +198,4 @@ def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypa
     monkeypatch.setattr(report, "draw", lambda *_: None)
     command(monkeypatch, "--results", tmp_path)
     assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
-    assert len(RESULTS) == 7 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
+    assert len(RESULTS) == 8 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
