@@ -2,11 +2,13 @@
 
 Braces in an opcode stand for one of their words. Operands are results, a colon, sources: a type of PTX, `T` for the
 last type in the opcode, `T*` for a vector of them or one alone, `parts` for one T or equal parts of it, `int` for a
-number in the text, `address`. A function takes arrays over threads. One that also needs the machine has its name in
-quotes: it is a method, which takes the instruction, the threads that take part, and the sources.
+number in the text, `address`. A function takes arrays over threads. What it computes is written as a formula, which the
+tests evaluate. One that also needs the machine has its name in quotes: it is a method, which takes the instruction, the
+threads that take part, and the sources.
 """
 
 import itertools
+import operator
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.ptx import numbers
-from tests.ptx.numbers import F16, F32, TYPES, flushing
+from tests.ptx.numbers import F16, F32, S64, TYPES, U64, flushing
 
 
 class Row(NamedTuple):
@@ -40,62 +42,61 @@ def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> 
 
 
 # Integers and bits
-row("add.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a + b, modulo 2^n or to nearest even", np.add)
-row("sub.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a - b, modulo 2^n or to nearest even", np.subtract)
-row("mul.{lo.s16,lo.u32,lo.s32,lo.s64,f32}", "T: T T", "the lower half of a * b, or to nearest even", np.multiply)
-row("mul.hi.u32", "T: T T", "the upper half of a * b", numbers.high_half)
-for wide, kind in (("u64", "u32"), ("s64", "s32")):
-    wider = TYPES[wide]
-    row(f"mul.wide.{kind}", f"{wide}: T T", "a * b, twice as wide", lambda a, b, to=wider: a.astype(to) * b)
-    summed = lambda a, b, c, to=wider: a.astype(to) * b + c  # noqa: E731
-    row(f"mad.wide.{kind}", f"{wide}: T T {wide}", "a * b + c, twice as wide", summed)
-row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "the lower half of a * b, + c", lambda a, b, c: a * b + c)
-row("div.{u32,s32}", "T: T T", "d = a / b, rounded to zero", numbers.divide)
-row("min.{u32,s32,u64,s64}", "T: T T", "the smaller", np.minimum)
-row("max.{u32,s32,u64,s64}", "T: T T", "the larger", np.maximum)
-row("neg.{s32,s64,f32}", "T: T", "d = -a", np.negative)
-row("and.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_and)
-row("or.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_or)
-row("xor.{pred,b16,b32,b64}", "T: T T", "bit by bit", np.bitwise_xor)
-row("not.{pred,b16,b32,b64}", "T: T", "bit by bit", np.invert)
-row("shl.{b16,b32,b64}", "T: T u32", "a << b; 0 if b is the width or more", numbers.shifted(np.left_shift))
-row("shr.{u16,s16,u32,s32,u64,s64}", "T: T u32", "a >> b, extended", numbers.shifted(np.right_shift))
-row("bfe.{u32,s32}", "T: T u32 u32", "c bits of a from bit b on, extended", numbers.bit_field)
-row("prmt.b32", "T: T T T", "four of the bytes of b:a, chosen by the nibbles of c", numbers.permute)
+row("add.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a + b", np.add)
+row("sub.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a - b", np.subtract)
+row("mul.{lo.s16,lo.u32,lo.s32,lo.s64,f32}", "T: T T", "a * b", np.multiply)
+row("mul.hi.u32", "T: T T", "a * b >> 32", numbers.high_half)
+row("mul.wide.u32", "u64: T T", "a * b", lambda a, b: a.astype(U64) * b)
+row("mul.wide.s32", "s64: T T", "a * b", lambda a, b: a.astype(S64) * b)
+row("mad.wide.u32", "u64: T T u64", "a * b + c", lambda a, b, c: a.astype(U64) * b + c)
+row("mad.wide.s32", "s64: T T s64", "a * b + c", lambda a, b, c: a.astype(S64) * b + c)
+row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "a * b + c", lambda a, b, c: a * b + c)
+row("div.{u32,s32}", "T: T T", "quotient(a, b)", numbers.divide)
+row("min.{u32,s32,u64,s64}", "T: T T", "min(a, b)", np.minimum)
+row("max.{u32,s32,u64,s64}", "T: T T", "max(a, b)", np.maximum)
+row("neg.{s32,s64,f32}", "T: T", "-a", np.negative)
+row("and.{pred,b16,b32,b64}", "T: T T", "a & b", np.bitwise_and)
+row("or.{pred,b16,b32,b64}", "T: T T", "a | b", np.bitwise_or)
+row("xor.{pred,b16,b32,b64}", "T: T T", "a ^ b", np.bitwise_xor)
+row("not.{pred,b16,b32,b64}", "T: T", "~a", np.invert)
+row("shl.{b16,b32,b64}", "T: T u32", "a << b", numbers.shifted(np.left_shift))
+row("shr.{u16,s16,u32,s32,u64,s64}", "T: T u32", "a >> b", numbers.shifted(np.right_shift))
+row("bfe.u32", "T: T u32 u32", "field(a, b, c, False)", numbers.bit_field)
+row("bfe.s32", "T: T u32 u32", "field(a, b, c, True)", numbers.bit_field)
+row("prmt.b32", "T: T T T", "permuted(a, b, c)", numbers.permute)
 
 # Floats
-row("fma.rn.f32", "T: T T T", "a * b + c, rounded once", numbers.fma)
-row("fma.rn.ftz.f32", "T: T T T", "the same, subnormal numbers are 0", flushing(numbers.fma))
-row("div.full.f32", "T: T T", "a / b within 2 ulp", np.divide)
-row("sqrt.approx.ftz.f32", "T: T", "the root of a, approximately", flushing(np.sqrt))
-row("ex2.approx.ftz.f32", "T: T", "2^a within 2 ulp", flushing(np.exp2))
-row("min.f32", "T: T T", "the smaller; the other one if one is NaN", np.fmin)
-row("max.f32", "T: T T", "the larger; the other one if one is NaN", np.fmax)
-row("min.NaN.f32", "T: T T", "the smaller; NaN if one is NaN", np.minimum)
-row("max.NaN.f32", "T: T T", "the larger; NaN if one is NaN", np.maximum)
-row("abs.f32", "T: T", "the absolute value", np.abs)
+row("fma.rn.f32", "T: T T T", "fused(a, b, c)", numbers.fma)
+row("fma.rn.ftz.f32", "T: T T T", "fused(a, b, c)", flushing(numbers.fma))
+row("div.full.f32", "T: T T", "quotient(a, b)", np.divide)  # within 2 ulp, as the next two
+row("sqrt.approx.ftz.f32", "T: T", "sqrt(a) if a >= 0 else nan", flushing(np.sqrt))
+row("ex2.approx.ftz.f32", "T: T", "2.0**a if a < 128 else inf if a > 0 else a", flushing(np.exp2))
+row("min.f32", "T: T T", "b if a != a else a if b != b else min(a, b)", np.fmin)
+row("max.f32", "T: T T", "b if a != a else a if b != b else max(a, b)", np.fmax)
+row("min.NaN.f32", "T: T T", "nan if a != a or b != b else min(a, b)", np.minimum)
+row("max.NaN.f32", "T: T T", "nan if a != a or b != b else max(a, b)", np.maximum)
+row("abs.f32", "T: T", "abs(a)", np.abs)
 
 # Comparisons
-COMPARISONS = {"eq": np.equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-for name, compare in COMPARISONS.items():
-    row(f"setp.{name}.{{s16,u16,s32,u32,s64,u64,f16,f32}}", "pred: T T", "a comparison; false if one is NaN", compare)
-row("setp.eq.{b16,b32,b64}", "pred: T T", "a comparison of bits", np.equal)
-row("setp.ne.{b16,b32,b64,s16,u16,s32,u32,s64,u64}", "pred: T T", "a comparison", np.not_equal)
-row("setp.neu.{f16,f32}", "pred: T T", "true if one is NaN", np.not_equal)
-row("selp.{b16,b32,b64,u16,u32,s32,f32}", "T: T T pred", "d = c ? a : b", lambda a, b, c: np.where(c, a, b))
+for name, sign in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+    row(f"setp.{name}.{{s16,u16,s32,u32,s64,u64}}", "pred: T T", f"a {sign} b", getattr(operator, name))
+    row(f"setp.{name.replace('ne', 'neu')}.f32", "pred: T T", f"a {sign} b", getattr(operator, name))
+row("setp.eq.{b16,b32,b64}", "pred: T T", "a == b", np.equal)
+row("setp.ne.{b16,b32,b64}", "pred: T T", "a != b", np.not_equal)
+row("selp.{b16,b32,b64,u16,u32,s32,f32}", "T: T T pred", "a if c else b", lambda a, b, c: np.where(c, a, b))
 
 # Moves and conversions
 row("mov.{pred,b16,u16,b32,u32,s32,f32,b64,u64}", "parts: parts", "a copy; parts lie from the lowest on", "move")
 for to, source in itertools.permutations(("u16", "u32", "s32", "u64", "s64"), 2):
-    row(f"cvt.{to}.{source}", f"{to}: {source}", "cut, or extended", lambda a, to=TYPES[to]: a.astype(to))
-row("cvt.f32.f16", "f32: f16", "exact", lambda a: a.astype(F32))
-row("cvt.f32.bf16", "f32: bf16", "exact", numbers.from_bf16)
-row("cvt.rn.f16.f32", "f16: f32", "to nearest even", lambda a: a.astype(F16))
-row("cvt.rn.bf16.f32", "bf16: f32", "to nearest even", numbers.to_bf16)
+    row(f"cvt.{to}.{source}", f"{to}: {source}", "a", lambda a, to=TYPES[to]: a.astype(to))
+row("cvt.f32.f16", "f32: f16", "a", lambda a: a.astype(F32))
+row("cvt.f32.bf16", "f32: bf16", "a", numbers.from_bf16)
+row("cvt.rn.f16.f32", "f16: f32", "a", lambda a: a.astype(F16))
+row("cvt.rn.bf16.f32", "bf16: f32", "a", numbers.to_bf16)
 row("cvt.rn.f16x2.f32", "f16x2: f32 f32", "a above b", numbers.paired(lambda a: a.astype(F16)))
 row("cvt.rn.bf16x2.f32", "bf16x2: f32 f32", "a above b", numbers.paired(numbers.to_bf16))
-row("cvt.rn.f32.{u32,s32}", "f32: T", "to nearest even", lambda a: a.astype(F32))
-row("cvt.rzi.u32.f32", "u32: f32", "to zero, saturated; 0 for NaN", numbers.truncated)
+row("cvt.rn.f32.{u32,s32}", "f32: T", "a", lambda a: a.astype(F32))
+row("cvt.rzi.u32.f32", "u32: f32", "0 if a != a else min(max(a, 0), 2**32 - 1)", numbers.truncated)
 
 # Memory
 row("ld.param.{b8,b16,b32,u32,s32,b64,u64,f32}", "T*: address", "an argument", "load_parameter")
