@@ -99,9 +99,9 @@ def more_cases() -> Iterator[Case]:
         yield case._replace(hidden="mask", dtype=AXES["dtype"][n % 3], queries=70, keys=101)
 
 
-def philox(seed: int, counters) -> list:
-    """Return four draws of 32 bits for each counter of four words [..., 4]: Philox 4x32 with 7 rounds (Salmon 2011)."""
-    c, mask = [counters[..., i].astype(np.uint64) for i in range(4)], 0xFFFFFFFF
+def philox(seed: int, c: list) -> list:
+    """Return four draws of 32 bits for each counter of four words: Philox 4x32 with 7 rounds (Salmon 2011)."""
+    mask = 0xFFFFFFFF
     k = [seed & mask, seed >> 32 & mask]
     for _ in range(7):
         high, low = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
@@ -116,9 +116,9 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
         return torch.ones(1)
     batch, heads, n_queries, _ = inputs.query.shape
     n_keys = inputs.key.shape[2]
-    rows, queries, keys = np.ogrid[: batch * heads, :n_queries, : -(-n_keys // 4)]
-    counters = np.stack(np.broadcast_arrays(keys, queries, rows, 0 * keys), -1)
-    draws = np.stack(philox(int(inputs.seed), counters), -1).reshape(batch, heads, n_queries, -1)[..., :n_keys]
+    rows, queries, keys = np.indices((batch * heads, n_queries, -(-n_keys // 4)), np.uint64)
+    draws = np.stack(philox(int(inputs.seed), [keys, queries, rows, 0 * keys]), -1)
+    draws = draws.reshape(batch, heads, n_queries, -1)[..., :n_keys]
     kept = torch.from_numpy((draws >= int(inputs.dropout_p * 2.0**32)).astype(np.float32))
     return kept / (1 - inputs.dropout_p)
 

@@ -1,7 +1,8 @@
 """Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine | source] [KIND ...]
 
-`machine` changes the compiled PTX, one place at a time, and runs the kernel again on the same memory. `source` changes
-the kernels' text, and runs a case in the emulator and in triton's interpreter. KIND is a part of the names of kinds.
+`machine` changes the compiled PTX, one place at a time (each fourth product), and runs the kernel again on the same
+memory. `source` changes the kernels' text, and runs a case in the emulator and in triton's interpreter. KIND is a part
+of the names of kinds.
 """
 
 import json
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -30,34 +31,17 @@ CASES = {
 }
 
 
-def without(pattern: str) -> Callable[[str], Iterator[str]]:
-    """Return a function that yields a text without each match in turn."""
-    return lambda text: (text[: m.start()] + text[m.end() :] for m in re.finditer(pattern, text, re.M))
-
-
-def longer(text: str) -> Iterator[str]:
-    for m in re.finditer(r"cp\.async\.wait_group\s+(\d+)", text):
-        yield text[: m.start(1)] + str(int(m[1]) + 1) + text[m.end(1) :]
-
-
-def swapped(text: str) -> Iterator[str]:
-    """Yield texts in which each fourth product takes the first two words of A, or of B, in the wrong order."""
-    for m in [*re.finditer(r"mma\.sync\S*\s*{[^}]*},\s*{([^}]*)},\s*{([^}]*)}", text)][::4]:
-        for group in (1, 2):
-            first, second, *rest = m[group].split(",")
-            if first.strip() != second.strip():
-                yield text[: m.start(group)] + ",".join([second, first, *rest]) + text[m.end(group) :]
-
-
-MACHINE = {
-    "a barrier removed": without(r"^\s*bar\.sync\b.*;"),
-    "a wait removed": without(r"^\s*cp\.async\.wait_group\b.*;"),
-    "a wait for one group less": longer,
-    "a commit removed": without(r"^\s*cp\.async\.commit_group\b.*;"),
-    "words of an mma fragment swapped": swapped,
-    "the guard of a load removed": without(r"@!?%p\d+ (?=ld\.global)"),
-    "the guard of a store removed": without(r"@!?%p\d+ (?=st\.global)"),
-    "the length of a copy removed": without(r"(?<=, 0x[48]), %r\d+(?=;)|(?<=, 0x10), %r\d+(?=;)"),
+PRODUCT = r"(mma\.sync\S*\s*{[^}]*},\s*{"
+MACHINE = {  # what is replaced, and by what
+    "a barrier removed": (r"^\s*bar\.sync\b.*;", ""),
+    "a wait removed": (r"^\s*cp\.async\.wait_group\b.*;", ""),
+    "a wait for one group less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: m[1] + str(int(m[2]) + 1)),
+    "a commit removed": (r"^\s*cp\.async\.commit_group\b.*;", ""),
+    "two words of A swapped in a product": (PRODUCT + r")([^,}]*),([^,}]*)", r"\1\3,\2"),
+    "two words of B swapped in a product": (PRODUCT + r"[^}]*},\s*{)([^,}]*),([^,}]*)", r"\1\3,\2"),
+    "the guard of a load removed": (r"@!?%p\d+ (ld\.global)", r"\1"),
+    "the guard of a store removed": (r"@!?%p\d+ (st\.global)", r"\1"),
+    "the length of a copy removed": (r"(cp\.async\.c\w\.[^;]*, 0x\w+), %r\d+;", r"\1;"),
 }
 # kind, case, file, text, replacement; lines of one kind go together
 SOURCE = """
@@ -98,13 +82,14 @@ def in_machine_code(case: Case) -> Iterator[dict]:
     launch.run = record
     assert not cases.run(case)["fault"]
     for program, how, tensors, before, after in launches:
-        for kind, change in chosen(MACHINE).items():
-            found = Counter()
-            for changed in change(program.text):
+        for kind, (pattern, replacement) in chosen(MACHINE).items():
+            found, places = Counter(), [*re.finditer(pattern, program.text, re.M)]
+            for place in places[:: 4 if "product" in kind else 1]:
                 for tensor, content in zip(tensors, before):
                     tensor.copy_(content)
+                changed = re.sub(pattern, replacement, place[0], flags=re.M)
                 try:
-                    run(Program(changed), *how)
+                    run(Program(program.text[: place.start()] + changed + program.text[place.end() :]), *how)
                     same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, after))
                     found["silent" if same else "wrong numbers"] += 1
                 except Fault as error:

@@ -1,6 +1,6 @@
 """Run a program: all threads of many blocks at once, in groups of the same program counter."""
 
-import functools
+import operator
 from collections import Counter
 from typing import Any
 
@@ -41,7 +41,7 @@ class Machine:
         self.blocks, self.size = len(numbers), 32 * warps
         self.all = np.arange(self.blocks * self.size)
         block, thread = self.all // self.size, self.all % self.size
-        self.who = np.stack([numbers[block], thread])
+        self.who = memory.who = np.stack([numbers[block], thread])
         self.shared = Shared(shared, self.blocks, block, thread // 32, self.who)
         special = {"%tid.x": thread.astype(U32), "%ctaid.x": numbers[block].astype(U32)}
         self.registers = program.poison | special
@@ -51,46 +51,33 @@ class Machine:
 
     def run(self) -> Counter:
         """Run all threads to their end; return the counts. The first basic block goes first, so that threads meet."""
-        waiting, parked = {0: np.ones(len(self.all), bool)}, {}
-
-        def go(to: int, lanes, places: dict = waiting) -> None:
-            if len(lanes):
-                places.setdefault(to, np.zeros(len(self.all), bool))[lanes] = True
-
-        while waiting or parked:
-            if not waiting:
-                self._stuck(parked)
-            n = min(waiting)
-            mask, block = waiting.pop(n), self.program.blocks[n]
+        at, held = np.zeros(len(self.all), int), np.zeros(len(self.all), bool)  # the next basic block; is at a barrier
+        while (at >= 0).any():
+            free = (at >= 0) & ~held
+            if not free.any():
+                self._stuck(held & (at == at[held].min()), at[held].min())
+            n = at[free].min()
+            mask, block = free & (at == n), self.program.blocks[n]
             on = self.all if mask.all() else np.flatnonzero(mask)
             for step in block.steps:
                 self._execute(step, on)
+            at[on] = n + 1
             taken = self._guarded(block.end, on) if block.end else on[:0]
-            if block.target is not None:
-                go(block.target, taken)
             if block.end and block.end.function == "barrier":
-                go(n + 1, on, parked)
-                self._release(n + 1, parked, go)
+                held[taken] = True
+                whole = (held & (at == n + 1)).reshape(self.blocks, -1).all(1)
+                if whole.any():
+                    self.shared.barrier(whole)
+                    held[np.repeat(whole, self.size)] = False
             else:
-                go(n + 1, np.setdiff1d(on, taken))
+                at[taken] = block.target
         return self.executed
 
-    def _release(self, n: int, parked: dict, go) -> None:
-        """Let the blocks go on whose threads are all at one barrier."""
-        free = parked[n].reshape(self.blocks, -1).all(1)
-        if free.any():
-            self.shared.barrier(free)
-            lanes = np.flatnonzero(np.repeat(free, self.size))
-            go(n, lanes)
-            parked[n][lanes] = False
-            if not parked[n].any():
-                del parked[n]
-
-    def _stuck(self, parked: dict) -> None:
-        n, mask = next(iter(parked.items()))
-        missing = self.who[:, ~mask & np.repeat(mask.reshape(self.blocks, -1).any(1), self.size)]
-        thread = f"thread {missing[1, 0]} of block {missing[0, 0]}"
-        raise Fault(f"a barrier that not all threads reach: {self.program.blocks[n - 1].end}; {thread} does not")
+    def _stuck(self, there, n: int) -> None:
+        missing = ~there & np.repeat(there.reshape(self.blocks, -1).any(1), self.size)
+        thread, block = self.who[::-1, missing.argmax()]
+        site = self.program.blocks[n - 1].end
+        raise Fault(f"a barrier that not all threads reach: {site}; thread {thread} of block {block} does not")
 
     def _guarded(self, step: Step, on):
         """Count an instruction; return the lanes that its guard lets through."""
@@ -106,7 +93,8 @@ class Machine:
             return
         method = isinstance(step.function, str)
         sources = [self._value(source, on, method) for source in step.sources]
-        found = getattr(self, step.function)(step, on, *sources) if method else step.function(*sources)
+        call = operator.attrgetter(step.function)(self) if method else step.function
+        found = call(step, on, *sources) if method else call(*sources)
         for name, value in zip(step.targets, found if isinstance(found, list) else [found]):
             if name != "_":
                 self._write(name, value, on)
@@ -145,31 +133,13 @@ class Machine:
     def load_parameter(self, step: Step, on, place: tuple[str, int]):
         return np.frombuffer(self.parameters[place[0]], step.kind, 1, place[1])
 
-    def load_global(self, step: Step, on, address):
-        return list(self.memory.load(step, self.who[:, on], address, len(step.targets), step.kind))
-
-    def store_global(self, step: Step, on, address, values: list) -> None:
-        self.memory.store(step, self.who[:, on], address, values)
-
-    def load_shared(self, step: Step, on, address):
-        return list(self.shared.load(step, on, address, len(step.targets), step.kind))
-
-    def store_shared(self, step: Step, on, address, values: list) -> None:
-        self.shared.store(step, on, address, np.stack(values, 1).view(U8))
-
     def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
         """Copy the first `given` bytes, and fill with zeros up to `size`."""
         data, given = np.zeros((len(on), size), U8), np.full(len(on), size) if given is None else given
         for length in np.unique(given[given > 0]):
             part = np.flatnonzero(given == length)
-            data[part, :length] = self.memory.load(step, self.who[:, on[part]], source[part], int(length), U8).T
+            data[part, :length] = self.memory.read(step, on[part], source[part], int(length), U8).T
         self.shared.copy(step, on, to, data)
-
-    def commit(self, step: Step, on) -> None:
-        self.shared.groups[on] += 1
-
-    def wait(self, step: Step, on, pending: int) -> None:
-        self.shared.wait(pending, on)
 
     # Warps and tensor cores
 
@@ -186,7 +156,7 @@ class Machine:
         self.whole_warps(step, on)
         count = len(step.targets)
         giving = on % 32 < 8 * count  # the address of a row
-        rows = self.shared.load(step, on[giving], address[giving], 8, U16).T.reshape(-1, count, 8, 8)
+        rows = self.shared.read(step, on[giving], address[giving], 8, U16).T.reshape(-1, count, 8, 8)
         if ".trans" in step.opcode:
             rows = rows.swapaxes(2, 3)
         words = np.ascontiguousarray(rows).view(U32).reshape(-1, count, 32)
@@ -198,8 +168,8 @@ class Machine:
         words = np.stack([value.reshape(-1, 8, 4) for value in values], 1)  # [warps, count, 8, 4]
         rows = np.ascontiguousarray(words).view(U16)
         if ".trans" in step.opcode:
-            rows = np.ascontiguousarray(rows.swapaxes(2, 3))
-        self.shared.store(step, on[giving], address[giving], rows.reshape(-1, 8).view(U8))
+            rows = rows.swapaxes(2, 3)
+        self.shared.store(step, on[giving], address[giving], list(rows.reshape(-1, 8).T))
 
     def shuffle(self, step: Step, on, a, b, clamp, members):
         self.whole_warps(step, on, members)
@@ -214,15 +184,19 @@ class Machine:
         return np.repeat(how.reduce(a.reshape(-1, 32), 1, a.dtype), 32)
 
     def multiply(self, step: Step, on, a: list, b: list, c: list) -> list:
-        """Return D = A B + C of m16n8, float32; `fragment` says who holds what."""
+        """Return D = A B + C of m16n8, float32 (PTX ISA, 'Matrix fragments').
+
+        With g = lane / 4 and t = lane % 4, a word of A holds neighbours of row g, or g + 8 in odd registers; t and the
+        pair of registers say which. B is alike: its columns are g. In C and D the registers hold (g, 2 t),
+        (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
+        """
         self.whole_warps(step, on)
-        inner, kind = int(step.opcode.split("k")[1].split(".")[0]), step.opcode.split(".")[-2]
-        per_word = 4 // TYPES[kind].itemsize
-        A = _numbers(a, kind)[:, fragment("A", inner, per_word)]
-        B = _numbers(b, kind)[:, fragment("B", inner, per_word)]
-        C = _numbers(c, "f32")[:, fragment("C", inner, 1)]
-        D = (A @ B + C).reshape(len(A), 128)[:, np.argsort(fragment("C", inner, 1).ravel())]  # [warps, register * lane]
-        return list(D.reshape(-1, 4, 32).swapaxes(0, 1).reshape(4, -1))
+        kind = step.opcode.split(".")[-2]
+        A = _numbers(a, kind).reshape(-1, 2, 2, 8, 4, 4 // TYPES[kind].itemsize).transpose(0, 2, 3, 1, 4, 5)
+        B = _numbers(b, kind).reshape(-1, 2, 8, 4, 4 // TYPES[kind].itemsize).transpose(0, 1, 3, 4, 2)
+        C = _numbers(c, "f32").reshape(-1, 2, 2, 8, 4).transpose(0, 1, 3, 4, 2).reshape(-1, 16, 8)
+        D = A.reshape(len(C), 16, -1) @ B.reshape(len(C), -1, 8) + C
+        return list(D.reshape(-1, 2, 8, 4, 2).transpose(1, 4, 0, 2, 3).reshape(4, -1))
 
 
 def _numbers(parts: list, kind: str):
@@ -233,25 +207,3 @@ def _numbers(parts: list, kind: str):
     if kind == "tf32":
         words = words & 0xFFFFE000
     return words.view(F16).astype(F32) if kind == "f16" else words.view(F32)
-
-
-@functools.cache
-def fragment(name: str, inner: int, per_word: int):
-    """Return where the numbers of a matrix lie among [register, lane, part of a word] (PTX ISA, 'Matrix fragments').
-
-    With g = lane / 4 and t = lane % 4, a word of A holds numbers of row g, or g + 8 in odd registers, and of columns
-    from t * per_word on, further by 4 * per_word in each second pair of registers. B is alike: its columns are g. In C
-    and D the registers hold (g, 2 t), (g, 2 t + 1), (g + 8, 2 t) and (g + 8, 2 t + 1).
-    """
-    size = {"A": 16 * inner, "B": 8 * inner, "C": 128}[name]
-    register, lane, part = np.indices((size // (32 * per_word), 32, per_word))
-    g, t = lane // 4, lane % 4
-    if name == "C":
-        row, column = g + 8 * (register // 2), 2 * t + register % 2
-    elif name == "A":
-        row, column = g + 8 * (register % 2), t * per_word + part + 4 * per_word * (register // 2)
-    else:
-        row, column = t * per_word + part + 4 * per_word * register, g
-    at = np.empty((row.max() + 1, column.max() + 1), int)
-    at[row, column] = np.arange(size).reshape(row.shape)
-    return at

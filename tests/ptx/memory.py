@@ -45,16 +45,22 @@ class Memory:
 
     def __init__(self, tensors: list[Any]):
         self.tensors = [_Tensor(tensor, n) for n, tensor in enumerate(tensors)]
+        self.who: Any = None  # the threads that run now, [2, lanes]
 
-    def load(self, site: Any, who, address, count: int, kind: np.dtype):
+    def load(self, step: Any, on, address) -> list:
+        return list(self.read(step, on, address, len(step.targets), step.kind))
+
+    def read(self, site: Any, on, address, count: int, kind: np.dtype):
         """Return [count, threads] of numbers."""
+        who = self.who[:, on]
         tensor, offset = self._place(site, who, address, kind.itemsize * count)
         tensor.reads.append((site, who, offset, kind.itemsize * count))
         at = (offset + tensor.low) // kind.itemsize
         return tensor.views[kind][at + np.arange(count)[:, None]]
 
-    def store(self, site: Any, who, address, values: list) -> None:
-        kind, blocks = values[0].dtype, who[0][:, None]
+    def store(self, site: Any, on, address, values: list) -> None:
+        kind, who = values[0].dtype, self.who[:, on]
+        blocks = who[0][:, None]
         tensor, offset = self._place(site, who, address, kind.itemsize * len(values))
         items = tensor.items(offset, kind.itemsize * len(values))
         before = tensor.writer[items]

@@ -40,7 +40,7 @@ class Step(NamedTuple):
 class Block(NamedTuple):
     steps: list[Step]
     end: Step | None  # a branch, a barrier, or the end of threads
-    target: int | None  # the block that a branch goes to
+    target: int  # the block that a branch goes to; -1 for no other
 
 
 class Program:
@@ -55,7 +55,7 @@ class Program:
         self.blocks = []
         for a, b in zip(starts, [*starts[1:], len(steps)]):
             end = steps[b - 1] if b in ends else None
-            to = starts.index(self.kernel.labels[end.sources[0]]) if end and end.function == "branch" else None
+            to = starts.index(self.kernel.labels[end.sources[0]]) if end and end.function == "branch" else -1
             self.blocks.append(Block(steps[a : b - 1 if end else b], end, to))
 
     def _step(self, n: int, text: str, negated: str, guard: str | None, opcode: str, operands: list) -> Step:

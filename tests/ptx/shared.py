@@ -29,7 +29,10 @@ class Shared:
         self.copies = []  # on their way: (site, first bytes, lanes, data, groups)
         self.groups = np.zeros(len(block_of), S64)  # how many each thread has committed
 
-    def load(self, site: Any, on, address, count: int, kind: np.dtype):
+    def load(self, step: Any, on, address) -> list:
+        return list(self.read(step, on, address, len(step.targets), step.kind))
+
+    def read(self, site: Any, on, address, count: int, kind: np.dtype):
         """Return [count, threads] of numbers."""
         size = kind.itemsize * count
         at = self._places(site, on, address, size)
@@ -43,29 +46,29 @@ class Shared:
         self.reads.append((at, size, on))
         return self._gather(self.bytes, at, size).view(kind).T
 
-    def store(self, site: Any, on, address, data) -> None:
-        """Store bytes [threads, size]."""
-        at = self._places(site, on, address, data.shape[1])
-        self._claim(site, on, at, data)
-        self._write(site, on, at, data)
+    def store(self, site: Any, on, address, values: list) -> None:
+        data = np.stack(values, 1).view(U8)  # [threads, size]
+        self._write(site, on, self._claim(site, on, address, data), data)
 
     def copy(self, site: Any, on, address, data) -> None:
         """Begin a copy of bytes [threads, size]; it is made as late as a wait allows."""
-        at = self._places(site, on, address, data.shape[1])
-        self._claim(site, on, at, data)
+        at = self._claim(site, on, address, data)
         self._scatter(self.state, at, np.full_like(data, COPYING))
         self.copies.append((site, at, on, data, self.groups[on]))
 
-    def wait(self, pending: int, on) -> None:
+    def commit(self, site: Any, on) -> None:
+        self.groups[on] += 1
+
+    def wait(self, site: Any, on, pending: int) -> None:
         """Make the copies of all groups of the threads but the last `pending`."""
         waiting, left = np.zeros(len(self.base), bool), []
         waiting[on] = True
-        for site, at, lanes, data, group in self.copies:
+        for copy, at, lanes, data, group in self.copies:
             done = waiting[lanes] & (group < self.groups[lanes] - pending)
             if done.any():  # from now on it counts as a store of its warp
-                self._write(site, lanes[done], at[done], data[done])
+                self._write(copy, lanes[done], at[done], data[done])
             if not done.all():
-                left.append((site, at[~done], lanes[~done], data[~done], group[~done]))
+                left.append((copy, at[~done], lanes[~done], data[~done], group[~done]))
         self.copies = left
 
     def barrier(self, blocks) -> None:
@@ -82,12 +85,14 @@ class Shared:
         self._refuse("not aligned", address % size != 0, site, on, base + address)
         return base + address
 
-    def _claim(self, site: Any, on, at, data) -> None:
-        """Refuse to change what another warp has touched since the barrier, or what is being copied."""
+    def _claim(self, site: Any, on, address, data):
+        """Return the places; refuse to change what another warp has touched since the barrier, or what is copied."""
+        at = self._places(site, on, address, data.shape[1])
         copying = self._gather(self.state, at, data.shape[1]) == COPYING
         self._refuse("writes where a copy is on its way", copying, site, on, at)
         self._note_reads()
         self._alone("race: writes what another warp touches without a barrier", site, on, at, data)
+        return at
 
     def _alone(self, what: str, site: Any, on, at, data) -> None:
         touched = self._gather(self.readers, at, data.shape[1]) | self._gather(self.writers, at, data.shape[1])

@@ -4,7 +4,7 @@ Braces in an opcode stand for one of their words. Operands are results, a colon,
 last type in the opcode, `T*` for a vector of them or one alone, `parts` for one T or equal parts of it, `int` for a
 number in the text, `address`. A function takes arrays over threads. What it computes is written as a formula, which the
 tests evaluate. One that also needs the machine has its name in quotes: it is a method, which takes the instruction, the
-threads that take part, and the sources.
+lanes that take part, and the sources.
 """
 
 import itertools
@@ -101,16 +101,16 @@ row("cvt.rzi.u32.f32", "u32: f32", "0 if a != a else min(max(a, 0), 2**32 - 1)",
 # Memory
 row("ld.param.{b8,b16,b32,u32,s32,b64,u64,f32}", "T*: address", "an argument", "load_parameter")
 for form in ("{,.v2,.v4}.{b8,b16,b32}", "{,.v2}.b64"):
-    row(f"ld.global{form}", "T*: address", "aligned to its size", "load_global")
-    row(f"st.global{form}", ": address T*", "aligned to its size", "store_global")
-    row(f"ld.shared{form}", "T*: address", "aligned to its size", "load_shared")
-    row(f"st.shared{form}", ": address T*", "aligned to its size", "store_shared")
+    row(f"ld.global{form}", "T*: address", "aligned to its size", "memory.load")
+    row(f"st.global{form}", ": address T*", "aligned to its size", "memory.store")
+    row(f"ld.shared{form}", "T*: address", "aligned to its size", "shared.load")
+    row(f"st.shared{form}", ": address T*", "aligned to its size", "shared.store")
 MATRICES = "matrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16"
 row(f"ld{MATRICES}", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
 row(f"st{MATRICES}", ": address b32*", "rows of 8 x 8 matrices", "store_matrices")
 row("cp.async.{ca,cg}.shared.global", ": address address int u32?", "a copy; zeros from byte d on", "copy_async")
-row("cp.async.commit_group", ":", "the copies since the last one are a group", "commit")
-row("cp.async.wait_group", ": int", "wait until at most so many groups of a thread are left", "wait")
+row("cp.async.commit_group", ":", "the copies since the last one are a group", "shared.commit")
+row("cp.async.wait_group", ": int", "wait until at most so many groups of a thread are left", "shared.wait")
 
 # Warps and tensor cores
 row("shfl.sync.{bfly,idx}.b32", "T: T u32 u32 u32", "a of another lane", "shuffle")
