@@ -5,7 +5,7 @@ module, which completes what an accepted checkpoint lacks.
 """
 
 import logging
-from typing import Any, NoReturn
+from typing import Any
 
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from mixhead_plugin.parts import PARTS
 logger = logging.getLogger(__name__)
 
 # The record of an attention of fairseq, see `MixheadAttention.signature`.
-FAIRSEQ: dict[str, Any] = {"attention_normalizer": "softmax", **dict.fromkeys(PARTS, "none")}
+FAIRSEQ: dict[str, Any] = {"synthesizer": "none", "attention_normalizer": "softmax", **dict.fromkeys(PARTS, "none")}
 
 
 def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
@@ -28,51 +28,47 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
     """
     attentions = {name: m for name, m in model.named_modules() if isinstance(m, MultiheadAttention)}
     metadata = getattr(state_dict, "_metadata", {})
-    records = {name: dict(metadata.get(name, {})) for name in attentions}
-    for record in records.values():
-        record.pop("version", None)  # torch's own
-    if any(records.values()):  # attentions without a record were out of --attention-scope
-        parts = dict.fromkeys(PARTS, "none")  # an older version of the plugin did not know all of them
-        records = {name: {**parts, **record} if record else FAIRSEQ for name, record in records.items()}
-    else:
+    records = {name: {k: v for k, v in metadata.get(name, {}).items() if k != "version"} for name in attentions}
+    recorded = any(records.values())  # then attentions without a record were out of --attention-scope
+    if not recorded:
         _warn_of_other_scores(attentions)
-    known = set(FAIRSEQ).union(*(m.signature() for m in attentions.values() if isinstance(m, MixheadAttention)))
     for name, attention in attentions.items():
         tensors = {key[len(name) + 1 :]: value for key, value in state_dict.items() if key.startswith(f"{name}.")}
-        if not tensors:  # fairseq reports missing layers
-            continue
-        _check_scores(name, tensors, attention)
-        _check_embedding(model, name, tensors, attention)
-        _check_record(model, name, records[name], attention, known)
-        _check_parts(name, tensors, attention)
-        _check_heads(name, tensors, attention)
+        if tensors:  # fairseq reports missing layers
+            wanted = _record_of(attention)
+            found = {**FAIRSEQ, **records[name]} if recorded else _told_by(tensors, attention, wanted)
+            if (weight := tensors.get("q_proj.weight")) is not None:
+                found = {"embed_dim": weight.shape[1], **found}
+            in_scope = isinstance(attention, MixheadAttention) and not (recorded and not records[name])
+            _compare(model, name, found, wanted, in_scope)
 
 
-def _refuse(name: str, problem: str) -> NoReturn:
-    raise CheckpointError(f"checkpoint of another family: its {name} {problem}")
+def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
+    heads = {"attention_heads": attention.num_heads, "mixed_heads": attention.num_heads, "relative_gain": 0}
+    sizes = {"embed_dim": attention.embed_dim, "head_dim": attention.head_dim}
+    own = attention.signature() if isinstance(attention, MixheadAttention) else {}
+    return {**FAIRSEQ, **heads, **sizes, **own}
 
 
-def _flag(model: nn.Module, name: str, option: str) -> str:
-    """Return the flag that sets `option` of the attention `name`."""
-    patterns = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag, "mixed_heads": model.heads_flag}
-    return patterns.get(option, option_name(option)).format(side="decoder" if name.startswith("decoder") else "encoder")
-
-
-def _children(tensors: dict[str, Tensor], module: str) -> set[str]:
-    """Return the first names behind `module` in the names of tensors."""
-    return {name.split(".")[1] for name in tensors if name.startswith(f"{module}.")}
-
-
-def _tables() -> dict[str, Any]:
-    """Return the tables of all attentions by option; each class has those that its checkpoints depend on."""
+def _told_by(tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that the tensors of an attention contradict, or that they cannot contradict."""
+    found: dict[str, Any] = {}
     classes = (MixheadAttention, *MixheadAttention.__subclasses__())
-    return {option: table for attention in classes for option, table in attention.tables.items()}
-
-
-def _flag_with_value(option: str, found: set[str]) -> str:
-    """Return the flag whose value makes parameters of these names, or the names if there is none."""
-    values = [value for value, kind in _tables()[option].items() if found == set(kind.parameters)]
-    return f"{option_name(option)} {values[0]}" if values else f"{option}.{{{', '.join(sorted(found))}}}"
+    for option, table in {option: table for each in classes for option, table in each.tables.items()}.items():
+        names = {name.split(".")[1] for name in tensors if name.startswith(f"{option}.")}
+        part = getattr(attention, option, None)
+        if names == {name.split(".")[0] for name in ([] if part is None else part.state_dict())}:
+            found[option] = wanted[option]
+        elif names:
+            values = (value for value, kind in table.items() if names <= set(kind.parameters))
+            found[option] = next(values, f"of {', '.join(sorted(names))}")
+        else:
+            found[option] = "none"
+    weight, heads = tensors.get("q_proj.weight"), attention.num_heads
+    if weight is not None:
+        size, rest = divmod(weight.shape[0], heads)
+        found["head_dim"] = f"{weight.shape[0]}/{heads}" if rest else size
+    return found
 
 
 def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
@@ -92,70 +88,29 @@ def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
             )
 
 
-def _check_scores(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
-    """Refuse scores of queries and keys for a synthesizer, the reverse, and another synthesizer."""
-    own = getattr(attention, "kinds", {}).get("synthesizer")
-    found, table = _children(tensors, "synthesizer"), _tables().get("synthesizer", {})
-    if found == (set() if own is None else set(table[own].parameters)):
-        return
-    has = "scores of queries and keys" if own is None else f"--synthesizer {own}"
-    if not found:
-        _refuse(name, f"has scores of queries and keys, this model {has}; use an architecture *_transformer_lm")
-    flag = _flag_with_value("synthesizer", found)
-    arch = "an architecture *_synthesizer_lm with " if own is None else ""
-    _refuse(name, f"was trained with {flag}, this model has {has}; use {arch}{flag}")
-
-
-def _check_embedding(model: nn.Module, name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
-    weight = tensors.get("q_proj.weight")
-    if weight is not None and weight.shape[1] != attention.embed_dim:
-        flag = _flag(model, name, "embed_dim")
-        _refuse(name, f"has {flag} {weight.shape[1]}, this model {attention.embed_dim}; use {flag} {weight.shape[1]}")
-
-
-def _check_record(
-    model: nn.Module, name: str, record: dict[str, Any], attention: MultiheadAttention, known: set[str]
-) -> None:
-    wanted = attention.signature() if isinstance(attention, MixheadAttention) else FAIRSEQ
-    for option, value in record.items():
-        if option not in known and value not in (None, "none", 0):  # of a later version of the plugin
-            _refuse(name, f"was trained with {option_name(option)} {value}, which this version does not know")
-    for option, value in record.items():
-        if option not in wanted or value == wanted[option]:
+def _compare(model: nn.Module, name: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool) -> None:
+    """Refuse the first option of the attention `name` whose value in the checkpoint is not the wanted one."""
+    side = "decoder" if name.startswith("decoder") else "encoder"
+    flags = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag, "mixed_heads": model.heads_flag}
+    for option, value in found.items():
+        flag = flags.get(option, option_name(option)).format(side=side)
+        off = value in (None, "none", 0)
+        if value == wanted.get(option) or (off and _loads_without(option, wanted.get(option))):
             continue
-        kind = PARTS.get(option, {}).get(wanted[option])
-        if value in ("none", 0) and (option == "relative_gain" or (kind is not None and kind.loads_without)):
-            continue
-        flag = _flag(model, name, option)
-        if option in ("attention_heads", "mixed_heads") and "mixed_heads" in record:
-            found = f"{record['attention_heads']}:{record['mixed_heads']}"
-            heads = f"{attention.num_heads}:{attention.num_mixed_heads}"
-            remedy = f"use {flag} {value}, or --heads-per-layer and --head-dim for a pruned model"
-            _refuse(name, f"has {found} source:mixed heads, this model {heads}; {remedy}")
-        scope = "" if record is not FAIRSEQ and wanted is not FAIRSEQ else ", or another --attention-scope"
-        _refuse(name, f"was trained with {flag} {value}, this model has {wanted[option]}; use {flag} {value}{scope}")
+        if option not in wanted:  # of a later version of the plugin
+            remedy = "which this version does not know"
+        elif option == "synthesizer":
+            arch = "transformer_lm" if value == "none" else "synthesizer_lm with this flag"
+            remedy = f"this model with {wanted[option]}; use an architecture *_{arch}"
+        elif option in ("attention_heads", "mixed_heads"):
+            heads, own = (f"{r['attention_heads']}:{r.get('mixed_heads', '')}" for r in (found, wanted))
+            remedy = f"and {heads} source:mixed heads, this model with {own}; use {flag} {value}, or "
+            remedy += "--heads-per-layer and --head-dim for a pruned model"
+        else:
+            scope = "" if in_scope else ", or another --attention-scope"
+            remedy = f"this model with {wanted[option]}; use {flag} {value}{scope}"
+        raise CheckpointError(f"checkpoint of another family: its {name} was trained with {flag} {value}, {remedy}")
 
 
-def _check_parts(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
-    """Refuse tensors of a part that this attention lacks, and a part that needs the tensors it does not find."""
-    for option, table in PARTS.items():
-        value = getattr(attention, "kinds", {}).get(option, "none")
-        part, found = getattr(attention, option, None), _children(tensors, option)
-        if found == set(() if part is None else part.state_dict()) or (not found and table[value].loads_without):
-            continue
-        if not found:
-            has = f"has no {option_name(option)} {value}, which does not start as a part without effect"
-            _refuse(name, f"{has}; use {option_name(option)} none, or train from the start")
-        flag = _flag_with_value(option, found)
-        if not isinstance(attention, MixheadAttention):
-            _refuse(name, f"was trained with {flag}, which this model's --attention-scope leaves out")
-        _refuse(name, f"was trained with {flag}, this model has {value}; use {flag}")
-
-
-def _check_heads(name: str, tensors: dict[str, Tensor], attention: MultiheadAttention) -> None:
-    weight = tensors.get("q_proj.weight")
-    heads, size = attention.num_heads, attention.head_dim
-    if weight is None or weight.shape[0] == heads * size:
-        return
-    hint = f"; use --head-dim {weight.shape[0] // heads}" if weight.shape[0] % heads == 0 else ""
-    _refuse(name, f"has {weight.shape[0]} features, this model {heads} heads of --head-dim {size}{hint}")
+def _loads_without(option: str, value: str | None) -> bool:
+    return value is None or option == "relative_gain" or (option in PARTS and PARTS[option][value].loads_without)
