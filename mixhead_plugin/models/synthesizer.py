@@ -16,37 +16,26 @@ from mixhead_plugin.modules.layers import MixheadDecoder, MixheadDecoderLayer, f
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from mixhead_plugin.options import AttentionSite, as_namespace
 
-# Each key is the flag of a size, each value the only synthesizer that has this size.
-_OWN_SIZES = {kind.own_size.option: name for name, kind in SYNTHESIZERS.items() if kind.own_size}
+
+def _flag(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class SynthesizerOptions(FairseqDataclass):
     """The flags of the Synthesizer."""
 
-    synthesizer: str = field(
-        default="dense",
-        metadata={
-            "help": f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: dense)"
-        },
+    synthesizer: str = _flag(
+        "dense", f"where the scores of the attention come from; one of {', '.join(SYNTHESIZERS)} (default: dense)"
     )
-    synthesizer_rank: Optional[int] = field(
-        default=None,
-        metadata={"help": "rank of each head's scores, with --synthesizer factorized-random (default: 8)"},
+    synthesizer_rank: Optional[int] = _flag(
+        None, "rank of each head's scores, with --synthesizer factorized-random (default: 8)"
     )
-    synthesizer_factor: Optional[int] = field(
-        default=None,
-        metadata={
-            "help": "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense "
-            "(default: the root of the maximal length)"
-        },
+    synthesizer_factor: Optional[int] = _flag(
+        None,
+        "the factor a, where a * b is the maximal length, with --synthesizer factorized-dense "
+        "(default: the root of the maximal length)",
     )
-
-    @property
-    def own_size(self) -> Optional[int]:
-        """Return the size that only the chosen synthesizer has, if it is set."""
-        size = SYNTHESIZERS[self.synthesizer].own_size
-        return None if size is None else getattr(self, size.option)
 
 
 @dataclass
@@ -70,7 +59,7 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             cfg.decoder.attention_heads,
             cfg.max_target_positions,
             cfg.synthesizer,
-            cfg.own_size,
+            getattr(cfg, SYNTHESIZERS[cfg.synthesizer].size_option, None),
             dropout=cfg.attention_dropout,
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
@@ -132,10 +121,10 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
     kind = SYNTHESIZERS.get(options.synthesizer)
     if kind is None:
         raise OptionError(f"--synthesizer {options.synthesizer}: must be one of {', '.join(SYNTHESIZERS)}")
-    for option, name in _OWN_SIZES.items():
-        value = getattr(options, option)
-        flag = f"{option_name(option)} {value}"
-        if value is not None and name != options.synthesizer:
+    for name, other in SYNTHESIZERS.items():
+        value = getattr(options, other.size_option, None)
+        flag = f"{option_name(other.size_option)} {value}"
+        if value is not None and other is not kind:
             raise OptionError(f"{flag}: must be left out, or used with --synthesizer {name}")
         if value is not None and value < 1:
             raise OptionError(f"{flag}: must be at least 1")
@@ -149,12 +138,8 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
     if options.score_mixing != "none" and not kind.multiplies:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if other.multiplies)
         flag = f"--score-mixing {options.score_mixing}"
-        raise OptionError(
-            f"{flag}: has no products to mix with --synthesizer {options.synthesizer}, only with {others}"
-        )
+        raise OptionError(f"{flag}: must be none, or --synthesizer one of {others}, whose products it can mix")
     if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
-        raise OptionError(
-            f"--attention-impl triton: gives the scores of --synthesizer {options.synthesizer} no gradient; must be "
-            f"auto, or --synthesizer one of {others}"
-        )
+        flag = "--attention-impl triton"
+        raise OptionError(f"{flag}: must be auto, or --synthesizer one of {others}, whose scores need no gradient")

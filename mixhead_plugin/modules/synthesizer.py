@@ -5,6 +5,7 @@ Each score belongs to a key's absolute position, so inputs have a maximal length
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class Sizes(NamedTuple):
     num_heads: int
     head_dim: int
     max_length: int  # n, of the input
-    own: int  # a size that only this synthesizer has, see `OwnSize`; 0 if none
+    own: int  # the size that only this synthesizer has; 0 if none
 
 
 Linear = Callable[[int, int], nn.Module]  # input and output size -> a layer, with quantisation noise if wanted
@@ -88,25 +89,22 @@ class FactorizedDenseSynthesizer(nn.Module):
         return _bias_alone(query, n_keys, (b[..., :, None] * a[..., None, :]).flatten(3)[..., :n_keys])
 
 
-class FixedRandomSynthesizer(nn.Module):
-    """Give the same normal scores R[h, t, k] to all inputs; checkpoints keep them (Tay et al. 2020, Fixed Random)."""
+class RandomSynthesizer(nn.Module):
+    """Give the same scores R[h, t, k] to all inputs, at first normal ones (Tay et al. 2020, Random and Fixed Random).
 
-    def __init__(self, sizes: Sizes, linear: Linear):
+    Fixed scores are a buffer, so that checkpoints keep them.
+    """
+
+    def __init__(self, sizes: Sizes, linear: Linear, trained: bool):
         super().__init__()
-        self.register_buffer("scores", torch.randn(sizes.num_heads, sizes.max_length, sizes.max_length))  # [H, n, n]
+        scores = torch.randn(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
+        if trained:
+            self.scores = nn.Parameter(scores)
+        else:
+            self.register_buffer("scores", scores)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         return _bias_alone(query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys])
-
-
-class RandomSynthesizer(FixedRandomSynthesizer):
-    """Train the scores that `FixedRandomSynthesizer` fixes (Tay et al. 2020, Random)."""
-
-    def __init__(self, sizes: Sizes, linear: Linear):
-        super().__init__(sizes, linear)
-        scores = self.scores
-        del self.scores  # the buffer
-        self.scores = nn.Parameter(scores)
 
 
 class FactorizedRandomSynthesizer(nn.Module):
@@ -131,46 +129,36 @@ def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
     return Scores(query.new_zeros(batch, heads, n_queries, 1), query.new_zeros(batch, heads, n_keys, 1), bias)
 
 
-class OwnSize(NamedTuple):
-    """Describe a size that only one synthesizer has, and its flag."""
-
-    option: str
-    default: Callable[[int], int]  # of the maximal length
-
-
 class SynthesizerKind(NamedTuple):
     """Describe one value of the flag --synthesizer."""
 
     build: Callable[[Sizes, Linear], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
-    reads_query: bool
-    trained_bias: bool  # whether its bias needs a gradient
     parameters: tuple[str, ...]  # the modules or tensors of which it consists
+    reads_query: bool = False
+    trained_bias: bool = False  # whether its bias needs a gradient
     multiplies: bool = False  # whether its scores are products of queries and keys
-    own_size: OwnSize | None = None
+    size_option: str = ""  # of the size that only this synthesizer has
+    default_size: Callable[[int], int] = lambda length: 0  # for the maximal length
 
 
 SYNTHESIZERS = {
-    "dense": SynthesizerKind(
-        DenseSynthesizer, reads_query=True, trained_bias=False, parameters=("network",), multiplies=True
-    ),
-    "random": SynthesizerKind(RandomSynthesizer, reads_query=False, trained_bias=True, parameters=("scores",)),
-    "fixed-random": SynthesizerKind(
-        FixedRandomSynthesizer, reads_query=False, trained_bias=False, parameters=("scores",)
-    ),
+    "dense": SynthesizerKind(DenseSynthesizer, ("network",), reads_query=True, multiplies=True),
+    "random": SynthesizerKind(partial(RandomSynthesizer, trained=True), ("scores",), trained_bias=True),
+    "fixed-random": SynthesizerKind(partial(RandomSynthesizer, trained=False), ("scores",)),
     "factorized-dense": SynthesizerKind(
         FactorizedDenseSynthesizer,
+        ("first", "second"),
         reads_query=True,
         trained_bias=True,
-        parameters=("first", "second"),
-        own_size=OwnSize("synthesizer_factor", lambda length: math.ceil(length**0.5)),
+        size_option="synthesizer_factor",
+        default_size=lambda length: math.ceil(length**0.5),
     ),
     "factorized-random": SynthesizerKind(
         FactorizedRandomSynthesizer,
-        reads_query=False,
-        trained_bias=False,
-        parameters=("query", "key"),
+        ("query", "key"),
         multiplies=True,
-        own_size=OwnSize("synthesizer_rank", lambda length: 8),
+        size_option="synthesizer_rank",
+        default_size=lambda length: 8,
     ),
 }
 
@@ -185,7 +173,7 @@ class SynthesizerAttention(MixheadAttention):
         embed_dim, num_heads, options: as in `MixheadAttention`
         max_length: of the input, cached tokens included
         synthesizer: a key of `SYNTHESIZERS`
-        own_size: for a synthesizer that has an `OwnSize`; None for its default
+        own_size: the size that only this synthesizer has; None for its default
     """
 
     tables: ClassVar[dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
@@ -217,17 +205,14 @@ class SynthesizerAttention(MixheadAttention):
             nn.init.xavier_uniform_(layer.weight, gain=2**-0.5)  # as fairseq starts k_proj, which it replaces
             return quant_noise(layer, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
 
-        default = 0 if kind.own_size is None else kind.own_size.default(max_length)
-        self.own_size = default if own_size is None else own_size
+        self.own_size = kind.default_size(max_length) if own_size is None else own_size
         self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size), linear)
 
     def signature(self) -> dict[str, Any]:
         signature = super().signature()
         signature["max_target_positions"] = self.max_length
-        size = SYNTHESIZERS[self.kinds["synthesizer"]].own_size
-        if size is not None:
-            signature[size.option] = self.own_size
-        return signature
+        option = SYNTHESIZERS[self.kinds["synthesizer"]].size_option
+        return {**signature, option: self.own_size} if option else signature
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
