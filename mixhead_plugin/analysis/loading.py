@@ -24,7 +24,7 @@ from mixhead_plugin.analysis.output import name_of
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 
-SAME_SETTINGS = "embed_dim num_heads kdim vdim add_zero_attn self_attention encoder_decoder_attention".split()
+SAME_SETTINGS = "embed_dim num_heads kdim vdim self_attention encoder_decoder_attention".split()
 DEFAULT_MAX_TOKENS = 4096
 SEED = 1
 
@@ -160,7 +160,6 @@ def _replace_fairseq_attention(model: nn.Module, impl: str) -> None:
                 attention = MixheadAttention(
                     dropout=original.dropout_module.p,
                     bias=original.q_proj.bias is not None,
-                    add_bias_kv=original.bias_k is not None,
                     impl=impl,
                     **{setting: getattr(original, setting) for setting in SAME_SETTINGS},
                 )

@@ -26,8 +26,7 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
   const source = heads(attention.source);
   const mixed = mixing ? heads(attention.mixed) : source;
   const queries = site === "encoder-self" ? encoder : decoder;
-  const inner = site === "decoder-self" ? decoder : encoder;
-  const keys = range(attention.source.shape[2]).map((at) => inner[at] ?? "(constant)");
+  const keys = site === "decoder-self" ? decoder : encoder;
   const found = { site, layer, mixing, source, mixed, queries, keys, next: site === "encoder-self" ? [] : written };
   if (!mixing) return found;
   const size = source.length * mixed.length;

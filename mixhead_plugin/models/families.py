@@ -1,8 +1,7 @@
 """Share flags, the loading of checkpoints, and the registration in every family among all models."""
 
-import re
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -59,28 +58,7 @@ class FamilyModel(BaseFairseqModel):
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> Any:
         check_checkpoint(self, state_dict)
-        prune_each_side_once(model_cfg if args is None else args, state_dict, self.state_dict())
         return super().load_state_dict(state_dict, strict, model_cfg, args)
-
-
-def prune_each_side_once(cfg: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Change --*-layers-to-keep in `cfg`, so that fairseq removes layers of `state` only if the model has fewer.
-
-    A model that was built with fewer layers saves the flags too: fairseq would remove layers again. With one flag
-    alone, it would also remove all layers of the other side. `own` is the state of the model that loads `state`.
-    """
-    sides = [side for side in ("encoder", "decoder") if getattr(cfg, f"{side}_layers_to_keep", None)]
-    unpruned = [side for side in sides if _layers(state, side) > _layers(own, side)]
-    for side in ("encoder", "decoder"):
-        if side in sides and not unpruned:
-            setattr(cfg, f"{side}_layers_to_keep", None)
-        elif unpruned and side not in unpruned and _layers(state, side):
-            setattr(cfg, f"{side}_layers_to_keep", ",".join(map(str, range(_layers(state, side)))))
-
-
-def _layers(state: Mapping[str, Any], side: str) -> int:
-    """Return the number of layers of the encoder or decoder, by the names of their tensors."""
-    return len({found[1] for name in state if (found := re.match(rf"{side}.*?\.layers\.(\d+)\.", name))})
 
 
 def register_families(model: type[FamilyModel], name: str, architectures: dict[str, Preset]) -> None:

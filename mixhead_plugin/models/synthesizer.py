@@ -52,8 +52,6 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
     def build_self_attention(
         self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
-        if add_bias_kv or add_zero_attn:
-            raise ValueError("a synthesizer has no scores for constant keys")
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
@@ -64,6 +62,8 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
             causal=True,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
             **flags_of_attention(cfg),
         )
 

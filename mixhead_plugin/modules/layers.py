@@ -79,9 +79,9 @@ class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
     ) -> nn.Module:
         if not cfg.covers("decoder-self"):
             return super().build_self_attention(embed_dim, cfg, add_bias_kv, add_zero_attn)
-        arguments = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
-        arguments["self_attention"] = not cfg.cross_self_attention
-        return self._build_attention(embed_dim, cfg, "decoder-self", **arguments)
+        constant_keys = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
+        alone = not cfg.cross_self_attention
+        return self._build_attention(embed_dim, cfg, "decoder-self", self_attention=alone, **constant_keys)
 
     def build_encoder_attention(self, embed_dim: int, cfg: Any) -> nn.Module:
         if not cfg.covers("cross"):

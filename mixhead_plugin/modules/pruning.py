@@ -23,17 +23,12 @@ class KeptHeads(NamedTuple):
 
 
 # The parameters of every MixheadAttention and their dimensions that shrink with the heads.
-_SOURCE_ROWS = (Axis(0, "source", whole_heads=True),)
-_MIXED_ROWS = (Axis(0, "mixed", whole_heads=True),)
 PARAMETERS: dict[str, tuple[Axis, ...]] = {
-    "q_proj.weight": _SOURCE_ROWS,
-    "q_proj.bias": _SOURCE_ROWS,
-    "k_proj.weight": _SOURCE_ROWS,
-    "k_proj.bias": _SOURCE_ROWS,
-    "bias_k": (Axis(2, "source", whole_heads=True),),
-    "v_proj.weight": _MIXED_ROWS,
-    "v_proj.bias": _MIXED_ROWS,
-    "bias_v": (Axis(2, "mixed", whole_heads=True),),
+    **{
+        f"{projection}.{name}": (Axis(0, kind, whole_heads=True),)
+        for projection, kind in {"q_proj": "source", "k_proj": "source", "v_proj": "mixed"}.items()
+        for name in ("weight", "bias")
+    },
     "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
     "out_proj.bias": (),
     "relative_gain.weight": (Axis(0, "source"),),

@@ -1,7 +1,6 @@
 """fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in one line."""
 
 import copy
-from argparse import Namespace
 
 import pytest
 import torch
@@ -159,34 +158,6 @@ def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
     assert "--attention-normalizer it was trained; from now on it is sigsoftmax" in caplog.text
     build(TRANSLATION, attention_sink="zero").load_state_dict(build("transformer").state_dict())
     assert "--attention-sink it was trained; from now on it is zero" in caplog.text
-
-
-# ---- --*-layers-to-keep ----------------------------------------------------------------------------------------------
-
-
-def kept(encoder, decoder):
-    return Namespace(arch=TRANSLATION, encoder_layers_to_keep=encoder, decoder_layers_to_keep=decoder)
-
-
-@pytest.mark.parametrize("layers", ["0", "1", "0,7"])
-def test_a_model_of_few_layers_from_the_start_is_not_pruned_when_it_is_loaded(layers):
-    trained = build(TRANSLATION, encoder_layers_to_keep=layers)
-    loaded = build(TRANSLATION, seed=2, encoder_layers_to_keep=layers)
-    loaded.load_state_dict(trained.state_dict(), model_cfg=kept(layers, None))
-    assert same(loaded, trained)
-
-
-@pytest.mark.parametrize("decoder", [None, "1"])
-def test_one_side_is_pruned_and_the_other_as_its_flag_says(decoder):
-    trained = shake(build(TRANSLATION))
-    loaded = build(TRANSLATION, seed=2, encoder_layers_to_keep="1", decoder_layers_to_keep=decoder)
-    loaded.load_state_dict(copy.deepcopy(trained.state_dict()), model_cfg=kept("1", decoder))
-    assert same(loaded.encoder.layers[0], trained.encoder.layers[1])
-    if decoder is None:
-        assert same(loaded.decoder, trained.decoder)
-    else:
-        assert len(loaded.decoder.layers) == 1
-        assert same(loaded.decoder.layers[0], trained.decoder.layers[1])
 
 
 @pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
