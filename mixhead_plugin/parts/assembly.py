@@ -10,8 +10,8 @@ from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import sink_problem
 from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
+from mixhead_plugin.parts.parameters import PARTS
 from mixhead_plugin.parts.relative_position import DistanceGain
-from mixhead_plugin.parts.table import PARTS
 
 # The keywords of a variant and their values; the first value is the default.
 VARIANT: dict[str, Collection[str]] = {
@@ -44,8 +44,18 @@ def mixes_projections(variant: Mapping[str, str]) -> bool:
     return "query" in PARTS["feature_mixing"][variant["feature_mixing"]].parameters
 
 
-def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: int | None = None) -> None:
-    """Raise PartError if parts do not go together, or not with `mixed_heads` heads after mixing (None: the usual)."""
+def sizes_of(
+    variant: Mapping[str, str],
+    num_heads: int,
+    head_dim: int,
+    embed_dim: int,
+    causal: bool = False,
+    mixed_heads: int | None = None,
+) -> AttentionSizes:
+    """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the usual number.
+
+    Raise PartError if parts do not go together, or not with these numbers of heads.
+    """
     sink, head_mixing = variant["attention_sink"], variant["head_mixing"]
     if sink != "none" and (problem := sink_problem(variant["normalizer"])):
         raise PartError("attention_sink", sink, problem)
@@ -58,37 +68,18 @@ def check_parts(variant: Mapping[str, str], num_heads: int, mixed_heads: int | N
     usual = num_heads // kind.group
     if mixed_heads not in (None, usual) and (kind.build is None or kind.uncut):
         raise PartError("num_mixed_heads", mixed_heads, f"must be {usual} with {head_mixing} mixing")
-
-
-def sizes_of(
-    variant: Mapping[str, str],
-    num_heads: int,
-    head_dim: int,
-    embed_dim: int,
-    causal: bool = False,
-    mixed_heads: int | None = None,
-) -> AttentionSizes:
-    """Return the sizes of an attention that has `mixed_heads` heads after mixing; None for the usual number."""
-    check_parts(variant, num_heads, mixed_heads)
-    group = PARTS["head_mixing"][variant["head_mixing"]].group
-    mixed_heads = num_heads // group if mixed_heads is None else mixed_heads
-    features = variant["mixed_features"]
-    return AttentionSizes(num_heads, head_dim, mixed_heads, head_dim * group, embed_dim, causal, 0, features)
+    mixed_heads, value_dim = usual if mixed_heads is None else mixed_heads, head_dim * kind.group
+    return AttentionSizes(
+        num_heads, head_dim, mixed_heads, value_dim, embed_dim, causal, mixed_features=variant["mixed_features"]
+    )
 
 
 class Assembly(nn.Module):
     """A mixin: hold the parts of one attention, each under the name of its option, None where there is none."""
 
-    if TYPE_CHECKING:  # TorchScript takes annotations for its own types
-        head_mixing: Any
-        score_mixing: Any
-        feature_mixing: Any
-        attention_sink: Any
-        attention_gate: Any
-        relative_position: Any
-        q_proj: Any
-        k_proj: Any
-        v_proj: Any
+    if TYPE_CHECKING:  # TorchScript would take annotations of parts and projections for its own types
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def add_parts(self, variant: Mapping[str, str], sizes: AttentionSizes, relative_gain: int = 0) -> None:
         """Build the parts of a complete `variant`, and the gain of distances up to `relative_gain` if it is not 0."""
@@ -155,29 +146,25 @@ class Assembly(nn.Module):
             projected: the queries [B, H, Nq, D] that mixings read, before anything was added to them
             x: the attention's query input, [B, Nq, C]
         """
-        mixing: Tensor | None = None
-        if self.head_mixing is not None:
-            mixing = self.head_mixing(projected, x)
-        score_mixing: Tensor | None = None
-        if self.score_mixing is not None:
-            score_mixing = self.score_mixing(projected, x)
-        sink: Tensor | None = None
-        if self.attention_sink is not None:
-            sink = self.attention_sink()
         if self.relative_position is not None:
             q, k, relative = self.relative_position(q, k)
-        gain: Tensor | None = None
-        if self.relative_gain is not None:
-            gain = self.relative_gain(q.size(2), k.size(2))
-        relative_query: Tensor | None = None
-        relative_key: Tensor | None = None
-        if relative is not None:
-            relative_query, relative_key = relative.query, relative.key
         return AttentionInputs(
-            query=q, key=k, value=v, mixing=mixing, attn_mask=attn_mask, key_padding_mask=key_padding_mask,
-            relative_query=relative_query, relative_key=relative_key, gain=gain, sink=sink, score_mixing=score_mixing,
-            normalizer=self.normalizer, causal=causal, dropout_p=dropout_p, scale=scale,
-        )  # fmt: skip
+            query=q,
+            key=k,
+            value=v,
+            mixing=None if self.head_mixing is None else self.head_mixing(projected, x),
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            relative_query=None if relative is None else relative.query,
+            relative_key=None if relative is None else relative.key,
+            gain=None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2)),
+            sink=None if self.attention_sink is None else self.attention_sink(),
+            score_mixing=None if self.score_mixing is None else self.score_mixing(projected, x),
+            normalizer=self.normalizer,
+            causal=causal,
+            dropout_p=dropout_p,
+            scale=scale,
+        )
 
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input x [B, Nq, C]."""

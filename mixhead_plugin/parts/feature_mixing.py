@@ -120,7 +120,6 @@ FEATURE_MIXINGS = {
         "W_h becomes sum_j A[j, h] W_j, A [H, H]; biases too",
         "Interleaved Head Attention 2026, one pseudo-head",
         _MATRICES,
-        trained=True,
         orthogonal=True,
         uncut="each head is a sum of all",
     ),
@@ -129,7 +128,6 @@ FEATURE_MIXINGS = {
         "q_h T, k_h T, v_h T, T [D, D], before any rotation",
         "Knocking-Heads Attention 2025",
         _MATRICES,
-        trained=True,
         orthogonal=True,
     ),
     "output": PartKind(
@@ -137,7 +135,6 @@ FEATURE_MIXINGS = {
         "O_h + sum_j (U V^T)[j, h] O_j, U and V [H, 4]",
         "VHA 2026, its mixing after the attention",
         {"left": (), "right": ()},
-        trained=True,
         orthogonal=True,
         uncut="each head's output is a sum of all",
     ),

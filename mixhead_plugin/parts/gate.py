@@ -11,9 +11,7 @@ from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 class AttentionGate(Part):
     """Scale O by 2 sigmoid(x W + c), with x the attention's query input; W and c start as 0, so the gates as 1.
 
-    Args:
-        sizes: of the attention
-        by_number: whether each number of a head has its own gate, not each head one
+    `by_number`: each number of a head has its own gate, not each head one.
     """
 
     def __init__(self, sizes: AttentionSizes, by_number: bool):
@@ -38,13 +36,11 @@ ATTENTION_GATES = {
         "O_h times 2 sigmoid(x W + c), one gate a head",
         "Qiu et al. 2025; theirs has no factor 2",
         {"weight": (Axis(1, "mixed"),), "bias": (Axis(0, "mixed"),)},
-        trained=True,
     ),
     "element": PartKind(
         partial(AttentionGate, by_number=True),
         "the same, one gate a number",
         "Qiu et al. 2025; theirs has no factor 2",
         {"weight": (Axis(1, "mixed", whole_heads=True),), "bias": (Axis(0, "mixed", whole_heads=True),)},
-        trained=True,
     ),
 }

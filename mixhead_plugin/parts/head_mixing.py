@@ -1,7 +1,7 @@
 """Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of a table.
 
-M[..., j, i] is the weight of source head j in mixed head i. The number of mixed heads, H', equals the number of source
-heads, H, unless pruning removed some or heads mix in groups.
+M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
+unless pruning removed some or heads mix in groups.
 
 Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020). Position-wise mixing,
 Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code. Score mixing is the
@@ -10,7 +10,6 @@ pre-softmax projection of talking heads. The modules need torch alone.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -111,12 +110,9 @@ class DifferentialMixing(HeadMixing):
 class FrozenMixing(HeadMixing):
     """Keep a constant M (ablations of mixhead table 7) in a buffer, so that checkpoints contain it."""
 
-    if TYPE_CHECKING:
-        weight: Tensor
-
     def __init__(self, matrix: Tensor):
         super().__init__()
-        self.register_buffer("weight", matrix)  # [H, H']
+        self.weight = nn.Buffer(matrix)  # [H, H']
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return self.weight  # [H, H']
@@ -148,7 +144,6 @@ HEAD_MIXINGS = {
         "one [H, H] matrix per attention",
         "Mixhead A, mixhead eq. 12; talking heads, 2020",
         {"weight": _MATRIX},
-        trained=True,
         orthogonal=True,
     ),
     "position-wise": PartKind(
@@ -156,7 +151,6 @@ HEAD_MIXINGS = {
         "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
         "Mixhead B, mixhead section 3.1",
         {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
-        trained=True,
         orthogonal=True,
         reads="query",
     ),
@@ -165,7 +159,6 @@ HEAD_MIXINGS = {
         "M_t = I + U_t V_t^T + diag(tanh(x_t W_g)), U_t and V_t [H, 2]",
         "DCMHA 2024, the query-wise branch after the softmax",
         dict.fromkeys(("hidden_weight", "left_weight", "right_weight", "diagonal_weight"), ()),
-        trained=True,
         orthogonal=True,
         reads="input",
         uncut="U is divided by its root mean square over all heads",
@@ -176,7 +169,6 @@ HEAD_MIXINGS = {
         "Differential Transformer V2",
         {"weight": ()},
         loads_without=False,
-        trained=True,
         reads="input",
         group=2,
         uncut="its source heads come in pairs",
@@ -186,8 +178,11 @@ HEAD_MIXINGS = {
         "normal, columns scaled to sum to 1, frozen",
         "ablation, mixhead section 4.4",
         {"weight": _MATRIX},
+        frozen=True,
     ),
-    "average": PartKind(average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}),
+    "average": PartKind(
+        average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}, frozen=True
+    ),
 }
 
 # L mixes scores as M mixes weights. Head j of queries and keys then feeds every head of weights.
@@ -200,7 +195,6 @@ SCORE_MIXINGS = {
         "Sbar_i = sum_j L[j, i] S_j, before masks and biases",
         "talking heads, 2020",
         {"weight": ()},
-        trained=True,
         uncut=_UNCUT,
     ),
     "position-wise": PartKind(
@@ -208,7 +202,6 @@ SCORE_MIXINGS = {
         "the same, L_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
         "mesh-tensorflow's dynamic projections, 2020",
         {"query_weight": (), "bias": ()},
-        trained=True,
         reads="query",
         uncut=_UNCUT,
     ),

@@ -1,4 +1,4 @@
-"""Find, group and cut the parameters of parts."""
+"""List the tables of the parts that flags add to an attention; find, group and cut the parameters of parts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -6,8 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
+from mixhead_plugin.parts.gate import ATTENTION_GATES
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, SCORE_MIXINGS
 from mixhead_plugin.parts.kinds import Axis
-from mixhead_plugin.parts.table import PARTS
+from mixhead_plugin.parts.relative_position import RELATIVE_POSITIONS
+from mixhead_plugin.parts.sink import ATTENTION_SINKS
+
+# An `Assembly` builds them in this order, each as the child module of its option's name.
+PARTS = {
+    "head_mixing": HEAD_MIXINGS,
+    "score_mixing": SCORE_MIXINGS,
+    "feature_mixing": FEATURE_MIXINGS,
+    "attention_sink": ATTENTION_SINKS,
+    "attention_gate": ATTENTION_GATES,
+    "relative_position": RELATIVE_POSITIONS,
+}
+
+# The options whose parameters mix heads; --mixing-lr-scale acts on them.
+MIXINGS = ("head_mixing", "score_mixing", "feature_mixing")
 
 
 def mixing_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.reference import upcast
 from mixhead_plugin.ops.relative import RelativeScores
-from mixhead_plugin.parts.kinds import Axis, Part, PartError, PartKind
+from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartError, PartKind
 
 
 class RotaryPosition(nn.Module):
@@ -19,12 +19,12 @@ class RotaryPosition(nn.Module):
     Su et al. 2021, 'RoFormer', eq. 34: products of rotated vectors depend on the distance alone.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, causal: bool):
+    def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        if head_dim % 2 != 0:
-            raise PartError("relative_position", "rotary", f"needs an even head size, not {head_dim}")
-        self.head_dim = head_dim
-        self.log_ratio = -2.0 * math.log(10000.0) / head_dim  # of the frequencies of two neighbouring pairs
+        self.head_dim = sizes.head_dim
+        if self.head_dim % 2 != 0:
+            raise PartError("relative_position", "rotary", f"needs an even head size, not {self.head_dim}")
+        self.log_ratio = -2.0 * math.log(10000.0) / self.head_dim  # of the frequencies of two neighbouring pairs
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the scores."""
@@ -47,11 +47,11 @@ class BucketedBias(Part):
     Biases start at 0. With l2 weights and equal inputs everywhere, training could not move them from 0.
     """
 
-    def __init__(self, num_heads: int, head_dim: int, causal: bool):
+    def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.causal = causal
+        self.causal = sizes.causal
         self.num_buckets, self.farthest = 32, 128  # as in T5
-        self.weight = nn.Parameter(torch.zeros(self.num_buckets, num_heads))  # [buckets, H]
+        self.weight = nn.Parameter(torch.zeros(self.num_buckets, sizes.num_heads))  # [buckets, H]
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.zeros(self.weight.shape)}
@@ -83,18 +83,17 @@ class BucketedBias(Part):
 RELATIVE_POSITIONS = {
     "none": PartKind(None, "", "", {}),
     "rotary": PartKind(
-        lambda sizes: RotaryPosition(sizes.num_heads, sizes.head_dim, sizes.causal),
+        RotaryPosition,
         "queries and keys turned by angles that grow with their position",
         "Su et al. 2021, RoPE",
         {},
         loads_without=False,
     ),
     "t5": PartKind(
-        lambda sizes: BucketedBias(sizes.num_heads, sizes.head_dim, sizes.causal),
+        BucketedBias,
         "s + a learned number for each head and bucket of distances",
         "Raffel et al. 2020, section 2.1",
         {"weight": (Axis(1, "source"),)},
-        trained=True,
     ),
 }
 

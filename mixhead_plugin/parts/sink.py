@@ -3,7 +3,7 @@
 A sink is a key without a value that every row sees. Its weight is lost, so a row may attend to nothing.
 """
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,26 +11,13 @@ from torch import Tensor, nn
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, PartKind
 
 
-class ZeroSink(nn.Module):
-    """Give the sink the score 0 in every head (Miller 2023: softmax with 1 added to the denominator)."""
+class AttentionSink(nn.Module):
+    """Give the sink a score in each head: 0, or one that is trained and starts as 0."""
 
-    if TYPE_CHECKING:
-        weight: Tensor
-
-    def __init__(self, sizes: AttentionSizes):
+    def __init__(self, sizes: AttentionSizes, trained: bool):
         super().__init__()
-        self.register_buffer("weight", torch.zeros(sizes.num_heads), persistent=False)  # [H]
-
-    def forward(self) -> Tensor:
-        return self.weight
-
-
-class LearnedSink(nn.Module):
-    """Train the sink's score in each head; it starts as 0 (gpt-oss)."""
-
-    def __init__(self, sizes: AttentionSizes):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(sizes.num_heads))  # [H]
+        scores = torch.zeros(sizes.num_heads)  # [H]
+        self.weight = nn.Parameter(scores) if trained else nn.Buffer(scores, persistent=False)
 
     def forward(self) -> Tensor:
         return self.weight
@@ -39,18 +26,17 @@ class LearnedSink(nn.Module):
 ATTENTION_SINKS = {
     "none": PartKind(None, "", "", {}),
     "zero": PartKind(
-        ZeroSink,
+        partial(AttentionSink, trained=False),
         "one more key in each row, of score 0 and value 0; softmax: exp(s) / (1 + sum exp(s))",
         "Miller 2023",
         {},
         loads_without=False,
     ),
     "learned": PartKind(
-        LearnedSink,
+        partial(AttentionSink, trained=True),
         "the same, of a score learned per head",
         "gpt-oss 2025",
         {"weight": (Axis(0, "source"),)},
         loads_without=False,
-        trained=True,
     ),
 }

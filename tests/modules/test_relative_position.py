@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
+from mixhead_plugin.parts import AttentionSizes
 from mixhead_plugin.parts.relative_position import BucketedBias
-from tests.modules.definition import NQ, RELATIVE, H, build, definition, inputs
+from tests.modules.definition import NQ, RELATIVE, E, H, build, definition, inputs
 
 
 def bucket_by_hand(distance, buckets, exact):
@@ -18,7 +19,7 @@ def bucket_by_hand(distance, buckets, exact):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_distances_have_the_buckets_of_t5(causal):
-    bias = BucketedBias(H, 4, causal)
+    bias = BucketedBias(AttentionSizes(H, 4, H, 4, E, causal))
     offsets = torch.arange(-300, 301)
     expected = []
     for offset in offsets.tolist():
