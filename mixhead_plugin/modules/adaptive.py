@@ -36,18 +36,14 @@ class AdaptiveEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
-        start, last = 0, len(self.bands) - 1
-        for i, (band, stop) in enumerate(zip(self.bands, self.cutoffs)):
-            # The first and the last band have no outer limit, so that nn.Embedding refuses other tokens.
-            inside = torch.ones_like(tokens, dtype=torch.bool) if i == 0 else tokens >= start
-            if i < last:
-                inside = inside & (tokens < stop)
+        # The first and the last band have no outer limit, so that nn.Embedding refuses other tokens.
+        bands = torch.bucketize(tokens, tokens.new_tensor(self.cutoffs[:-1]), right=True)
+        for i, (band, start) in enumerate(zip(self.bands, [0, *self.cutoffs])):
             # A band without tokens runs too: DistributedDataParallel needs a gradient of every parameter.
-            rows = band(tokens[inside] - start)  # [words of the band, its columns]
+            rows = band(tokens[bands == i] - start)  # [words of the band, its columns]
             if self.projections:
                 rows = self.projections[i](rows)
-            out[inside] = rows.to(out.dtype)
-            start = stop
+            out[bands == i] = rows.to(out.dtype)
         return out * self.dim**0.5
 
 

@@ -28,12 +28,8 @@ class Mems(nn.Module):
     --amp, sees the same memory again. Windows without numbers continue from call to call. A change from training to
     evaluation empties the memory of evaluation.
 
-    A checkpoint contains the memory of training, so that training can resume within an epoch. It belongs to the first
-    worker; the other workers have other text and start empty.
-
-    Args:
-        length: how many positions are remembered; 0 for none
-        window_length: length of numbered windows; a memory of windows of another length is not loaded
+    A checkpoint contains the memory of training, of `length` positions, so that training can resume within an epoch. It
+    belongs to the first worker and to numbered windows of `window_length`; otherwise training resumes without it.
     """
 
     def __init__(self, length: int, window_length: int):
@@ -55,23 +51,11 @@ class Mems(nn.Module):
         return [states.to(like) for states in memory.before] if window == memory.window else []
 
     def keep(self, window: int | None, before: list[Tensor], states: list[Tensor]) -> None:
-        """Remember a window.
-
-        Args:
-            window: its number, None if it has none
-            before: what `recall` returned for it
-            states: the input of each layer, [Nq, B, C]
-        """
-        if self.length == 0:
-            return
-        kept = []
-        for i, new in enumerate(states):
-            parts = [new.detach()[-self.length :]]
-            old = min(self.length - parts[0].size(0), before[i].size(0) if before else 0)
-            if old:
-                parts.insert(0, before[i][-old:])
-            kept.append(torch.cat(parts))  # a copy: a view would keep all states in memory
-        self._memories[self.training] = Memory(kept, window, before)
+        """Remember a window by its number, what `recall` returned for it, and the input of each layer, [Nq, B, C]."""
+        if self.length > 0:
+            every = (torch.cat([*before[i : i + 1], new.detach()]) for i, new in enumerate(states))
+            kept = [rows[-self.length :].clone() for rows in every]  # a view would keep all states in memory
+            self._memories[self.training] = Memory(kept, window, before)
 
     def reset(self) -> None:
         """Empty both memories."""

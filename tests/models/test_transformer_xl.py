@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.segment_attention import distance_encodings, segment_mask
+from mixhead_plugin.modules.transformer_xl import distance_encodings, span_mask
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.options import FAMILIES
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
@@ -44,7 +44,7 @@ def by_definition(model, tokens, span=None):
     x = decoder.embed_tokens(tokens).transpose(0, 1)
     n = x.size(0)
     positions = distance_encodings(n, x.size(2), decoder.clamp_len, x)
-    mask = segment_mask(n, n, span, x)
+    mask = span_mask(n, n, span, x)
     for layer in decoder.layers:
         first, second = layer.self_attn_layer_norm, layer.final_layer_norm
         attended = layer.self_attn(x, None, positions, decoder.content_bias, decoder.position_bias, attn_mask=mask)

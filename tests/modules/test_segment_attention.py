@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mixhead_plugin.modules.segment_attention import SegmentAttention, distance_encodings, segment_mask
+from mixhead_plugin.modules.transformer_xl import SegmentAttention, distance_encodings, span_mask
 from tests.covering import each_once
 from tests.helpers import shake
 from tests.modules.definition import MIXINGS, NORMALIZERS, check_half_precision, features, finish, variant
@@ -49,7 +49,7 @@ def by_definition(attention, x, memory, positions, u, v, span=None):
 
 
 def mask_of(x, memory, span=None):
-    return segment_mask(x.size(0), x.size(0) + memory.size(0), span, x)
+    return span_mask(x.size(0), x.size(0) + memory.size(0), span, x)
 
 
 @each_once(
@@ -96,7 +96,7 @@ def test_steps_are_the_segment_as_far_as_the_cache_reaches(limit, gain):
         assert attention.cached(state) == min(t, limit)
         n_keys = min(t + 1, limit)
         steps.append(attention(x[t : t + 1], None, positions[-n_keys:], u, v, incremental_state=state))
-    expected = attention(x, None, positions, u, v, attn_mask=segment_mask(6, 6, limit, x))
+    expected = attention(x, None, positions, u, v, attn_mask=span_mask(6, 6, limit, x))
     torch.testing.assert_close(torch.cat(steps), expected)
 
 
