@@ -2,10 +2,8 @@
 
 They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's AddAuxiliaryLoss). Each
 attention computes its penalty in its own forward pass and attaches it to its output. The backward pass then
-differentiates it too. The criterion only adds its value.
-
-A criterion cannot simply add the penalties of all attentions and differentiate their sum. fairseq's activation
-checkpointing runs a layer without gradients and again in the backward pass: only then does a penalty have a graph.
+differentiates it too. The criterion only adds its value. It cannot differentiate the sum of all penalties: activation
+checkpointing runs a layer without gradients and again in the backward pass, and only then has a penalty a graph.
 """
 
 from collections.abc import Callable
@@ -14,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.heads import Heads
+from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
 from mixhead_plugin.ops.reference import upcast, without_autocast
 
@@ -64,16 +61,13 @@ PENALTIES = {
 class RegularizedPass:
     """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them to the loss.
 
-    Attentions that LayerDrop leaves out have no penalty.
+    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out. `attentions` has for each
+    penalty how many it acts on; `values` its sum over the attentions of this pass, detached and unweighted.
 
     Args:
-        model: any model; only attentions of the plugin have penalties
+        model: any model
         weights: the factor of each penalty, by its name in PENALTIES
         real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
-
-    Attributes:
-        attentions: for each penalty the number of attentions of the model that it acts on
-        values: for each penalty its sum over the attentions of this pass, a detached scalar, unweighted
     """
 
     def __init__(self, model: nn.Module, weights: dict[str, float], real: dict[str, Tensor]):
@@ -83,8 +77,7 @@ class RegularizedPass:
             if isinstance(module, MixheadAttention):
                 self.query_masks[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
         self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights}
-        device = next(iter(self.query_masks.values())).device if self.query_masks else None
-        self.values = {name: torch.zeros((), device=device) for name in weights}
+        self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
 
         self.with_gradients = False
         self.without_graph: set[MixheadAttention] = set()  # the backward pass computes them again

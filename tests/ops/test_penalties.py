@@ -51,8 +51,3 @@ def test_half_precision_is_computed_in_float32(name, dtype):
     found = penalty(tensor, REAL)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), penalty(tensor.double(), REAL), rtol=1e-5, atol=0)
-
-
-def test_one_head_has_no_pair():
-    with pytest.raises(ValueError, match=r"weights \[2, 1, 3, 3\]: a pair needs two heads"):
-        rank_penalty(torch.rand(2, 1, 3, 3))
