@@ -40,11 +40,7 @@ class UserDir(list):
     """The `__path__` of a package that registers itself when fairseq gets its folder as --user-dir.
 
     fairseq does not import a --user-dir again that the program has imported before. It only asks whether the folder is
-    in `__path__`: nothing else of the package can notice.
-
-    Args:
-        path: the `__path__` that Python has given the package
-        register: registers the package with fairseq
+    in `__path__`: nothing else of the package can notice. `path` is what Python has given as `__path__`.
     """
 
     def __init__(self, path: Iterable[str], register: Callable[[], None]):

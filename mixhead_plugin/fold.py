@@ -54,7 +54,7 @@ def _fairseqs_name(file: str, arch: str) -> str:
     model = known.ARCH_MODEL_REGISTRY.get(arch, known.MODEL_REGISTRY.get(arch))
     name = next((name for name, own in MODELS.items() if own is model), "")
     if not issubclass(model or object, known.MODEL_REGISTRY.get(name, ())):
-        raise OptionError(f"{file}: --arch {arch} cannot be folded, must be of a model that fairseq has")
+        raise OptionError(f"{file}: --arch {arch} cannot be folded, must be the plugin's of a model that fairseq has")
     plain = (arch.removeprefix(f"{family}_") for family in FAMILIES if arch.startswith(f"{family}_"))
     return next((each for each in plain if each in known.ARCH_MODEL_REGISTRY), name)
 

@@ -7,16 +7,8 @@ from torch import Tensor, nn
 
 from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.masks import by_head
-from mixhead_plugin.parts import (
-    PARTS,
-    VARIANT,
-    Assembly,
-    complete,
-    mixing_parameters,
-    parameter_groups,
-    refuse_nothing,
-    sizes_of,
-)
+from mixhead_plugin.parts import VARIANT, Assembly, complete, refuse_nothing, sizes_of
+from mixhead_plugin.parts.parameters import mixing_parameters, parameter_groups
 
 __all__ = ["VARIANT", "MixedAttention", "ShapeError", "mix", "mixing_parameters", "parameter_groups"]
 
@@ -104,8 +96,8 @@ class MixedAttention(Assembly):
         for name in "qkv":
             if f"{prefix}{name}_proj_weight" in state_dict:
                 state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
-        for name in (*PARTS, "relative_gain"):
-            upgrade = getattr(getattr(self, name), "upgrade_state_dict_named", None)
+        for name, part in self.named_children():
+            upgrade = getattr(part, "upgrade_state_dict_named", None)
             if upgrade is not None and f"{prefix}out_proj.weight" in state_dict:
                 upgrade(state_dict, f"{prefix}{name}")
         super()._load_from_state_dict(state_dict, prefix, *settings)
@@ -190,11 +182,10 @@ class MixedAttention(Assembly):
         if key.dim() != dims or value.dim() != dims:
             found = f"{key.dim()}-D and {value.dim()}-D tensors respectively"
             raise ShapeError(f"{batched} `key` and `value` to be {dims}-D but found {found}")
-        if key.shape[:-1] != value.shape[:-1] or (key.size(-1), value.size(-1)) != (self.kdim, self.vdim):
+        same = key.shape[:-1] == value.shape[:-1] and (key.size(-1), value.size(-1)) == (self.kdim, self.vdim)
+        if not same or (dims == 3 and key.size(0 if self.batch_first else 1) != batch):
             found = f"key shape {key.shape} and value shape {value.shape}"
-            raise ShapeError(f"{found} do not match each other or kdim {self.kdim} and vdim {self.vdim}")
-        if dims == 3 and key.size(0 if self.batch_first else 1) != batch:
-            raise ShapeError(f"key shape {key.shape} does not match the batch of query shape {query.shape}")
+            raise ShapeError(f"{found} do not match each other, kdim {self.kdim}, vdim {self.vdim} or batch {batch}")
 
     def _keys_and_values(
         self, key: Tensor | None, value: Tensor | None, cache: dict[str, Tensor] | None

@@ -287,9 +287,6 @@ def _check_heads_per_layer(args: Any, covered: dict[str, AttentionSite]) -> None
             raise OptionError(f"{flag}: {site} must have {layers} numbers, one for each layer, not {len(heads)}")
         if args.head_mixing == "none" and any(source != mixed for source, mixed in heads):
             raise OptionError(f"{flag}: must have as many source as mixed heads with --head-mixing none")
-    for side in ("encoder", "decoder"):
-        if per_layer and (kept := getattr(args, f"{side}_layers_to_keep", None)):
-            raise OptionError(f"--{side}-layers-to-keep {kept}: must be left out with --heads-per-layer")
     if "decoder-self" in per_layer and getattr(args, "scale_heads", False):
         raise OptionError("--scale-heads: must be left out with --heads-per-layer, it needs equal numbers of heads")
 

@@ -57,7 +57,6 @@ WRONG = [
     (LM, {**PER_LAYER, "heads_per_layer": "decoder-self=4,3", "quant_noise_pq": 0.1}, "--head-dim"),
     (TRANSLATION, {"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
     (ROBERTA, {"mha_heads_to_keep": 2}, "--mha-heads-to-keep"),
-    (LM, {**PER_LAYER, "decoder_layers_to_keep": "0"}, "--decoder-layers-to-keep"),
     (LM, {"heads_per_layer": "decoder-self=2,3"}, "--heads-per-layer"),
     *(
         (LM, {"heads_per_layer": f"decoder-self={heads}", "head_dim": 4}, "--heads-per-layer")
@@ -130,7 +129,6 @@ def test_what_cannot_work_is_refused_on_the_command_line_and_when_the_model_is_b
 WORKS = [
     (LM, {"scale_heads": True, "head_dim": 4}),
     ("fixhead_transformer_lm", {"relative_position": "rotary"}),
-    (TRANSLATION, {"encoder_layers_to_keep": "0"}),  # fairseq reads a list
     (TRANSLATION, {"scale_heads": True, "head_dim": 7, "attention_scope": "cross"}),
     (TRANSLATION, {"cross_self_attention": True, "relative_position": "t5", "attention_scope": "encoder"}),
     (LM, {"head_dim": 5, "quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}),

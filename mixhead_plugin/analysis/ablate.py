@@ -6,8 +6,7 @@
 The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the changes from the whole
 model, the baseline; red is worse. Each experiment scores the model once per head: --limit saves time.
 
-Where heads mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj. Both kinds of
-heads are removed, one head at a time.
+Where heads mix, source heads and mixed heads are removed, one head at a time.
 
 Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json.
 
@@ -21,8 +20,7 @@ import torch
 from tqdm import tqdm
 
 from mixhead_plugin.analysis import loading, output, scores
-from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import HeadNumbers, all_heads, as_json, heat_maps, table, without
+from mixhead_plugin.analysis.heads import HeadNumbers, all_heads, as_json, attentions, heat_maps, table, without
 from mixhead_plugin.modules.attention import MixheadAttention
 
 EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}

@@ -129,10 +129,7 @@ def legend_below(figure: Any, axes: np.ndarray) -> None:
 
 def ragged(rows: Sequence[Sequence[float]]) -> np.ndarray:
     """Return rows of different lengths as a matrix [rows, longest row], with NaN after the end of a row."""
-    matrix = np.full((len(rows), max(map(len, rows))), np.nan)
-    for i, row in enumerate(rows):
-        matrix[i, : len(row)] = row
-    return matrix
+    return np.array([*itertools.zip_longest(*rows, fillvalue=np.nan)]).T
 
 
 def save(figure: Any, folder: str, name: str) -> list[Path]:

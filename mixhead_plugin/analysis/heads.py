@@ -1,20 +1,93 @@
-"""List the heads of a model, mask some of them, and show a number for each."""
+"""Find the attentions of a model; list, see and mask their heads, and show a number for each."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mixhead_plugin.analysis import figures
-from mixhead_plugin.analysis.attentions import by_site, where
-from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.pruning import KeptHeads, mask, number_of_heads
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.modules.attention import HeadGates, Heads, MixheadAttention
+from mixhead_plugin.options import SCOPES
 
+SITES = SCOPES["all"]
 KINDS = {"source": "source heads", "mixed": "mixed heads"}
 # By attention, then by kind of head: one number for each head, [H].
 HeadNumbers = dict[str, dict[str, Tensor]]
+
+
+class Where(NamedTuple):
+    """The position of an attention in its model."""
+
+    site: str  # one of SITES
+    layer: int  # from 0, as in the names of the parameters
+
+    def __str__(self) -> str:
+        return f"{self.site} {self.layer}"
+
+
+def attentions(model: nn.Module) -> dict[str, MixheadAttention]:
+    """Return the plugin's attentions in `model` by name; refuse a model without one."""
+    found = {name: module for name, module in model.named_modules() if isinstance(module, MixheadAttention)}
+    if not found:
+        raise OptionError(f"model {type(model).__name__}: has no attention of mixhead_plugin")
+    return found
+
+
+def where(name: str) -> Where:
+    """Return the position of the attention `name`, such as 'decoder.layers.3.encoder_attn'."""
+    layer = re.search(r"\blayers\.(\d+)\b", name)
+    parts = name.split(".")
+    side = "decoder-self" if "decoder" in parts else "encoder-self"
+    return Where("cross" if parts[-1] == "encoder_attn" else side, int(layer[1]))
+
+
+def by_site(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names of attentions by site; the sites are in the order of SITES, the names in that of the layers."""
+    sites: dict[str, list[str]] = {}
+    for name in sorted(names, key=lambda name: (SITES.index(where(name).site), where(name).layer)):
+        sites.setdefault(where(name).site, []).append(name)
+    return sites
+
+
+@contextmanager
+def _with(attentions: Mapping[str, MixheadAttention], attribute: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """Set an attribute of the attentions, by name, within the context."""
+    before = {name: getattr(attention, attribute) for name, attention in attentions.items()}
+    try:
+        for name, attention in attentions.items():
+            setattr(attention, attribute, values[name])
+        yield
+    finally:
+        for name, attention in attentions.items():
+            setattr(attention, attribute, before[name])
+
+
+def hooked(model: nn.Module, see: Callable[[str, MixheadAttention, Heads], None]) -> AbstractContextManager[None]:
+    """Call `see(name, attention, heads)` in each forward pass of each attention, within the context."""
+
+    def hook(name: str, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        see(name, attention, heads)
+        return out
+
+    found = attentions(model)
+    return _with(found, "hook", {name: partial(hook, name) for name in found})
+
+
+class KeptHeads(NamedTuple):
+    """The heads of one attention that stay, ascending; without mixing both are the same."""
+
+    source: tuple[int, ...]
+    mixed: tuple[int, ...]
+
+
+def number_of_heads(attention: MixheadAttention, kind: str) -> int:
+    """Return the number of source or mixed heads; `kind` is a field of KeptHeads."""
+    return attention.num_heads if kind == "source" else attention.num_mixed_heads
 
 
 class Head(NamedTuple):
@@ -40,35 +113,35 @@ def all_heads(attentions: Mapping[str, MixheadAttention]) -> list[Head]:
 
 def kept_heads(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> dict[str, KeptHeads]:
     """Return the heads of every attention that are not in `removed`."""
-    kept = {}
-    for name, attention in attentions.items():
-        by_kind = {
-            kind: tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, kind, i) not in removed)
-            for kind in kinds(attention)
-        }
-        kept[name] = KeptHeads(by_kind.get("source", by_kind["mixed"]), by_kind["mixed"])
-    return kept
+
+    def stay(name: str, attention: MixheadAttention, kind: str) -> tuple[int, ...]:
+        of = kind if kind in kinds(attention) else "mixed"
+        return tuple(i for i in range(number_of_heads(attention, kind)) if Head(name, of, i) not in removed)
+
+    return {name: KeptHeads(*(stay(name, one, kind) for kind in KINDS)) for name, one in attentions.items()}
 
 
-@contextmanager
-def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> Iterator[None]:
+def mask(attention: MixheadAttention, kept: KeptHeads) -> HeadGates:
+    """Return gates that silence all heads but `kept`: the outputs are those after pruning."""
+    gates = HeadGates()
+    for kind in kinds(attention):
+        stay, number = getattr(kept, kind), number_of_heads(attention, kind)
+        if len(stay) < number:
+            gate = next(attention.parameters()).new_zeros(number)
+            gate[list(stay)] = 1
+            gates = gates._replace(**{kind: gate})
+    return gates
+
+
+def gated(attentions: Mapping[str, MixheadAttention], gates: Mapping[str, HeadGates]) -> AbstractContextManager[None]:
     """Give the attentions these gates, by name, within the context."""
-    before = {name: attention.gates for name, attention in attentions.items()}
-    try:
-        for name, attention in attentions.items():
-            attention.gates = gates[name]
-        yield
-    finally:
-        for name, attention in attentions.items():
-            attention.gates = before[name]
+    return _with(attentions, "gates", gates)
 
 
-@contextmanager
-def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> Iterator[None]:
+def without(attentions: Mapping[str, MixheadAttention], removed: Collection[Head]) -> AbstractContextManager[None]:
     """Mask the heads `removed` within the context."""
     kept = kept_heads(attentions, removed)
-    with gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()}):
-        yield
+    return gated(attentions, {name: mask(attention, kept[name]) for name, attention in attentions.items()})
 
 
 def points(values: HeadNumbers, kind: str, site: str | None = None) -> Tensor:

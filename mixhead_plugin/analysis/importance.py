@@ -21,13 +21,11 @@ import torch
 from fairseq.modules.checkpoint_activations import unwrap_checkpoint
 from torch import Tensor, nn
 
-from mixhead_plugin.analysis import figures, loading, output
-from mixhead_plugin.analysis.attentions import SITES, attentions
-from mixhead_plugin.analysis.heads import HeadNumbers, as_json, gated, heat_maps, kinds, points, shown_kinds, table
+from mixhead_plugin.analysis import figures, heads, loading, output
+from mixhead_plugin.analysis.heads import SITES, HeadNumbers, gated, kinds, points, shown_kinds
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.pruning import number_of_heads
 
 # A criterion of fairseq: model, batch -> loss, sample size, values to log
 Criterion = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any, Any]]
@@ -45,7 +43,7 @@ def sentence_gradients(
     ones = {}
     for name, attention in attentions.items():
         for kind in kinds(attention):
-            gate = next(attention.parameters()).new_ones(rows, number_of_heads(attention, kind))  # [B, H]
+            gate = next(attention.parameters()).new_ones(rows, heads.number_of_heads(attention, kind))  # [B, H]
             ones[name, kind] = gate.requires_grad_()
     gates = {name: HeadGates(ones.get((name, "source")), ones[name, "mixed"]) for name in attentions}
     with torch.enable_grad(), gated(attentions, gates):
@@ -122,10 +120,10 @@ def run(args: Namespace) -> None:
     for subset in subsets:
         weights, sentences = weigh(args, loaded, subset)
         shown[subset] = NORMALIZATIONS[args.normalize](weights)
-        print(f"{subset}: importance of each head ({sentences} sentences)\n{table(shown[subset])}")
-        pictures["importance" if len(shown) == 1 else "importance-2"] = heat_maps(shown[subset], title)
+        print(f"{subset}: importance of each head ({sentences} sentences)\n{heads.table(shown[subset])}")
+        pictures["importance" if len(shown) == 1 else "importance-2"] = heads.heat_maps(shown[subset], title)
         found = {"label": subset, "data": data, "subset": subset, "sentences": sentences}
-        results["sets"].append({**found, "attentions": as_json(weights)})
+        results["sets"].append({**found, "attentions": heads.as_json(weights)})
     if len(shown) == 2:
         results["pearson"] = pearson(*shown.values())
         for kind, r in results["pearson"].items():
@@ -138,7 +136,7 @@ def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, in
     loaded.model.requires_grad_(False)  # only the gates need gradients
     unwrap_checkpoint(loaded.model)
     batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
-    return importance(loaded.model, loaded.criterion, batches, attentions(loaded.model))
+    return importance(loaded.model, loaded.criterion, batches, heads.attentions(loaded.model))
 
 
 def correlation_figure(shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str) -> Any:

@@ -49,10 +49,8 @@ class Loaded:
 
 def add_arguments(parser: ArgumentParser, several: bool = False, batching: bool = True) -> None:
     """Add the flags for one checkpoint (or `several`) and its data, and with `batching` the flags for batches."""
-    if several:
-        parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help="fairseq checkpoints (.pt)")
-    else:
-        parser.add_argument("checkpoint", metavar="CHECKPOINT", help="fairseq checkpoint (.pt)")
+    name, number = ("checkpoints", "+") if several else ("checkpoint", None)
+    parser.add_argument(name, nargs=number, metavar="CHECKPOINT", help=f"fairseq {name} (.pt)")
     parser.add_argument("--data", metavar="DIR", help="binarised data (default: the folder that the checkpoint names)")
     parser.add_argument("--subset", default="valid", help="set of the data (default: %(default)s)")
     if batching:
@@ -144,9 +142,11 @@ def load_subset(loaded: Loaded, subset: str) -> Any:
     return loaded.task.dataset(subset)
 
 
-def forward(loaded: Loaded, net_input: dict[str, Any]) -> None:
-    """Pass a batch through the model. Omit the large projection to the vocabulary if the model can do without it."""
+def forward(loaded: Loaded, net_input: dict[str, Any], alone: bool = False) -> None:
+    """Pass a batch through the model, without the projection to the vocabulary if the model can; `alone`: no memory."""
     model = loaded.model
+    if alone and hasattr(model, "reset_memory"):
+        model.reset_memory()
     called = model.decoder.forward if isinstance(model, FairseqLanguageModel) else model.forward
     settings = {"features_only": True} if "features_only" in inspect.signature(called).parameters else {}
     model(**net_input, **settings)

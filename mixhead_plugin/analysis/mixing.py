@@ -4,9 +4,8 @@ M[j, i] is the weight of source head j in mixed head i. The first figure shows M
 the diagonal would hide what was learned. Where M depends on the position (Mixhead B), it shows the mean over the
 tokens, and another figure the standard deviation over the tokens.
 
-It prints the Frobenius norms ||M - I|| and ||M^T M - I||. The first says how much the heads are mixed.
-The orthogonal_* criteria penalise the square of the second. Where M depends on the position, the norms are means over
-the tokens: the mean of M can be near the identity although no token's M is.
+It prints the Frobenius norms ||M - I|| and ||M^T M - I||, where M depends on the position their means over the tokens:
+the mean of M can be near the identity although no token's M is. The orthogonal_* criteria penalise the second, squared.
 
 A pruned model's M is rectangular, [source heads, mixed heads]. It has no distance from the identity and is drawn whole.
 
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.analysis import figures, loading, output
-from mixhead_plugin.analysis.attentions import attentions, by_site, hooked, where
+from mixhead_plugin.analysis.heads import attentions, by_site, hooked, where
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention

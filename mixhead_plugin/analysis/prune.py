@@ -4,8 +4,7 @@ For one checkpoint, the figure shows the score over the fraction of heads remove
 checkpoints of one training, it shows how much worse each score becomes.
 
 The importance comes from a pass over --importance-subset. At least one head stays in each attention. Where heads mix,
-the same fraction of source and of mixed heads is removed. The weights of source heads are mixed; the outputs of mixed
-heads go to out_proj. Attentions outside --attention-scope do not change.
+the same fraction of source and of mixed heads is removed. Attentions outside --attention-scope do not change.
 
 With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its projections are smaller,
 and its config has the numbers of heads. All commands of fairseq can use it. It computes the same as the whole model
@@ -16,7 +15,6 @@ Writes prune.{png,svg,json}, or with --save the checkpoint and prune-save.json.
 Example: prune checkpoint_best.pt --fraction 0.4 --save pruned.pt
 """
 
-import argparse
 import math
 import os
 from argparse import ArgumentParser, Namespace
@@ -33,7 +31,6 @@ from mixhead_plugin.analysis.heads import KINDS, Head, HeadNumbers, all_heads, a
 from mixhead_plugin.analysis.importance import NORMALIZATIONS
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.pruning import refuse_uncut
 
 STEP = 0.1
 TIMED_BATCHES = 4
@@ -50,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     importance.add_normalization(parser, default="layer")
     text = "heads that stay in each attention (default: %(default)s)"
     parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
-    parser.add_argument("--fraction", type=fraction, metavar="F", help="with --save: the fraction of heads to cut off")
+    parser.add_argument("--fraction", type=float, metavar="F", help="with --save: the fraction of heads to cut off")
     parser.add_argument(
         "--save", type=output.writable_file, metavar="FILE", help="write a checkpoint without the cut heads"
     )
@@ -58,16 +55,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     output.add_arguments(parser, labels=True)
 
 
-def fraction(text: str) -> float:
-    """Parse a number above 0 and at most 1, for argparse."""
-    if not 0 < float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be above 0 and at most 1")
-    return float(text)
-
-
 def run(args: Namespace) -> None:
     if (args.save is None) != (args.fraction is None):
         raise OptionError("--fraction and --save: each needs the other")
+    if args.fraction is not None and not 0 < args.fraction <= 1:
+        raise OptionError(f"--fraction {args.fraction}: must be above 0 and at most 1")
     if args.save is None:
         profiles(args)
     else:
@@ -192,7 +184,7 @@ def cut_off(args: Namespace) -> None:
     whole = loading.load_from(args, path)
     found = smaller.prunable(whole)
     for name, attention in found.items():
-        refuse_uncut(name, attention)
+        smaller.refuse_uncut(name, attention)
     weights = NORMALIZATIONS[args.normalize](importances(args, whole))
     removed = least_important(weights, args.fraction, args.at_least)
     if not removed:

@@ -1,23 +1,86 @@
-"""Write a checkpoint without some of the model's heads."""
+"""Cut heads off attentions for good, and write the smaller checkpoint.
+
+Where heads mix, source heads and mixed heads are cut apart. A source head j has rows of q_proj and k_proj and a row of
+M. A mixed head i has rows of v_proj, columns of out_proj and a column of M.
+"""
 
 import copy
-import inspect
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 from fairseq import checkpoint_utils
 from omegaconf import OmegaConf, open_dict
-from torch import nn
+from torch import Tensor, nn
 
-from mixhead_plugin.analysis.attentions import attentions, by_site, where
+from mixhead_plugin.analysis.heads import KeptHeads, attentions, by_site, where
 from mixhead_plugin.analysis.loading import Loaded
-from mixhead_plugin.errors import OptionError
+from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.pruning import KeptHeads, cut_state, pruned_flags
 from mixhead_plugin.options import OPTION_NAMES, SCOPES, AttentionOptions, model_name
+from mixhead_plugin.parts import Axis, cut
+
+# The parameters of every MixheadAttention and their dimensions that shrink with the heads.
+PARAMETERS: dict[str, tuple[Axis, ...]] = {
+    **{
+        f"{projection}.{name}": (Axis(0, kind, whole_heads=True),)
+        for projection, kind in {"q_proj": "source", "k_proj": "source", "v_proj": "mixed"}.items()
+        for name in ("weight", "bias")
+    },
+    "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
+    "out_proj.bias": (),
+    "relative_gain.weight": (Axis(0, "source"),),
+}
+
+
+def refuse_uncut(name: str, attention: MixheadAttention) -> None:
+    """Refuse an attention with a part for which every head needs all heads."""
+    for option, kind in attention.parts().items():
+        if kind.uncut:
+            flag = f"{option_name(option)} {attention.kinds[option]}"
+            raise OptionError(f"{name}: cannot be cut with {flag}, {kind.uncut}; its heads can only be masked")
+
+
+def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> dict[str, Tensor]:
+    """Return the parameters and buffers of an attention with only the heads of `kept`; refuse what cannot be cut."""
+    refuse_uncut(name, attention)
+    parts = attention.parts().items()
+    table = {f"{part}.{entry}": axes for part, kind in parts for entry, axes in kind.parameters.items()} | PARAMETERS
+    smaller = {}
+    for entry, tensor in attention.state_dict().items():
+        if entry not in table:
+            kind = type(attention).__name__
+            raise OptionError(f"{name}: cannot be cut, its {entry} belongs to {kind}; its heads can only be masked")
+        smaller[entry] = cut(tensor, table[entry], kept._asdict(), attention.head_dim).clone()
+    return smaller
+
+
+def cut_state(
+    state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
+) -> dict[str, Tensor]:
+    """Return the `state` of a whole model with only the heads of `kept`, which has an entry for every attention."""
+    smaller = dict(state)
+    for name, attention in attentions.items():
+        for entry, tensor in cut_parameters(name, attention, kept[name]).items():
+            smaller[f"{name}.{entry}"] = tensor
+    return smaller
+
+
+def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
+    """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
+
+    def number(layer: KeptHeads) -> str:
+        source, mixed = len(layer.source), len(layer.mixed)
+        return str(source) if source == mixed else f"{source}:{mixed}"
+
+    sizes = sorted({attention.head_dim for attention in attentions.values()})
+    if len(sizes) != 1:
+        found = ", ".join(map(str, sizes))
+        raise OptionError(f"heads of sizes {found}: cannot be cut, --head-dim names one size for all attentions")
+    per_layer = ";".join(f"{site}={','.join(map(number, layers))}" for site, layers in kept.items())
+    return {"heads_per_layer": per_layer, "head_dim": sizes[0]}
 
 
 def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
@@ -34,9 +97,7 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
         raise OptionError(f"{loaded.path}: was trained with --scale-heads, which layers of unequal heads do not have")
-    # A task of another plugin may not know the argument.
-    known = inspect.signature(loaded.task.build_model).parameters
-    model = loaded.task.build_model(config, **({"from_checkpoint": True} if "from_checkpoint" in known else {}))
+    model = loaded.task.build_model(config)
     nn.Module.load_state_dict(model, smaller)  # the model's own method would refuse other numbers of heads
 
     state = checkpoint_utils.load_checkpoint_to_cpu(loaded.path)

@@ -1,20 +1,15 @@
 """Show how many dimensions the attention matrices have (mixhead figures 1 and 3; Roy and Vetterli 2007).
 
-The matrix of a head, [n, n] for a window of n tokens, has n singular values s_1 >= s_2 >= ... The first figure shows
-(s_1 + ... + s_k) / (s_1 + ... + s_n) over k for each layer (thin) and the mean of the layers (bold). A curve near the
-upper left corner means a low rank. Each curve is a mean over the heads and windows. Where heads mix, the curves are
-those of the mixed matrices.
+spectrum: the matrix of a head on a window of n tokens has n singular values s_1 >= s_2 >= ... The curves are
+(s_1 + ... + s_k) / (s_1 + ... + s_n) over k, means over heads and windows, after the mixing: thin for a layer, bold for
+the mean of the layers. A curve near the upper left corner means a low rank.
 
-The second figure shows the effective rank of each head, exp(-sum_k p_k ln p_k) with p_k = s_k / sum s. It is n if all
-singular values are equal, and 1 if only one is not 0. Where heads mix, it shows the source heads beside the mixed
-ones. Mixing raises the effective rank mechanically: a random mixing does too.
+effective_rank: exp(-sum_k p_k ln p_k) with p_k = s_k / sum s, of each head. It is n if all singular values are equal,
+and 1 if only one is not 0. Where heads mix, the source heads stand beside the mixed ones.
 
-The third figure has two rows. Above are the singular values of log P minus the mean of each row. Softmax of queries and
-keys of size D gives at most D of them, whatever the rank of P is, and a mixture of heads can have more. They do not
-show whether a model needs more. Hidden, zero and negative weights have no logarithm, so causal attention is left out.
-Below is the effective rank of the rows {P_j[t]} over the heads j, a mean over the tokens t: 1 if all heads look alike.
-M is linear and adds no row outside their span; it makes rows more even or more alike. It does not show what heads are
-good for.
+log_and_heads: above the singular values of log P minus the mean of each row, of which softmax gives at most D. Hidden,
+zero and negative weights have no logarithm, so causal attention is left out. Below the effective rank of the rows
+{P_j[t]} over the heads j, a mean over the tokens t. M is linear and adds no row outside their span.
 
 A window is the first --length tokens of a sentence (of a block, for language models), on both sides of a translation.
 Shorter sentences are left out. Checkpoints are only comparable on the same data.
@@ -22,6 +17,7 @@ Shorter sentences are left out. Checkpoints are only comparable on the same data
 Example: spectrum fairseq/checkpoint_best.pt mixhead/checkpoint_best.pt --labels fairseq,Mixhead --length 128
 """
 
+import itertools
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -31,16 +27,53 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.analysis import figures, loading, output
-from mixhead_plugin.analysis.attentions import SITES, hooked, where
+from mixhead_plugin.analysis.heads import SITES, hooked, where
 from mixhead_plugin.analysis.loading import Loaded
-from mixhead_plugin.analysis.ranks import cumulative, effective_rank, log_spectrum, rank_over_heads, singular_values
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import Heads, MixheadAttention
 from mixhead_plugin.ops.reference import mix_heads
 
 CAN_SHOW = """Above: softmax allows at most D values, mixed heads more; whether a model needs more is not shown.
 Below: 1 if all heads look alike at a token; what the heads are good for is not shown."""
+CHUNK_BYTES = 256 * 2**20  # size of the float64 matrices that are decomposed at once
 NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
+
+
+def singular_values(matrices: Tensor) -> Tensor:
+    """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64 on the CPU."""
+    flat = matrices.flatten(0, -3)  # [matrices, n, m]
+    size = max(1, CHUNK_BYTES // (8 * flat.shape[-2] * flat.shape[-1]))
+    values = [torch.linalg.svdvals(chunk.cpu().double()) for chunk in flat.split(size)]
+    return torch.cat(values).unflatten(0, matrices.shape[:-2])
+
+
+def cumulative(values: Tensor) -> Tensor:
+    """Return (s_1 + ... + s_k) / (s_1 + ... + s_n) for each k (mixhead figure 1): [..., n] -> [..., n]."""
+    return values.cumsum(-1) / values.sum(-1, keepdim=True)
+
+
+def effective_rank(values: Tensor) -> Tensor:
+    """Return exp of the entropy of s_k / sum s (Roy and Vetterli 2007): [..., n] -> [...]; NaN for zeros."""
+    shares = values / values.sum(-1, keepdim=True)
+    return torch.special.entr(shares).sum(-1).exp()
+
+
+def log_spectrum(weights: Tensor) -> Tensor:
+    """Return the singular values [..., min(n, m)] of log P minus the mean of each row, divided by the largest.
+
+    Softmax of queries and keys of size D gives at most D values above 0. NaN for a matrix with a weight that has no
+    logarithm: it is hidden, 0 or negative.
+    """
+    logs = weights.double().log()
+    centred = logs - logs.mean(-1, keepdim=True)
+    defined = centred.isfinite().all(-1).all(-1)  # [...]
+    values = singular_values(centred.where(defined[..., None, None], 0))
+    return (values / values[..., :1]).where(defined[..., None].cpu(), torch.nan)
+
+
+def rank_over_heads(weights: Tensor) -> Tensor:
+    """Return the effective rank of the rows {P_j[t]} over the heads j: [..., H, Nq, Nk] -> [..., Nq]; NaN for zeros."""
+    return effective_rank(singular_values(weights.transpose(-3, -2)))
 
 
 def usual_length(loaded: Loaded, subset: str) -> int:
@@ -51,22 +84,18 @@ def usual_length(loaded: Loaded, subset: str) -> int:
     return int(np.median([min(np.atleast_1d(dataset.size(i))) for i in range(len(dataset))]))
 
 
-def windows(loaded: Loaded, args: Namespace, length: int) -> Iterator[dict[str, Tensor]]:
-    """Yield the inputs of one window after another, at most `args.windows`, from random places of the set."""
+def windows(loaded: Loaded, subset: str, length: int) -> Iterator[dict[str, Tensor]]:
+    """Yield the inputs of one window after another, from random places of the set."""
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
     pads = {"src_tokens": source.pad(), "prev_output_tokens": (target or source).pad()}
-    left = args.windows
     # Sentences of one batch would have similar lengths.
-    for batch in loading.batches(loaded, args.subset, batch_size=1, shuffle=True):
+    for batch in loading.batches(loaded, subset, batch_size=1, shuffle=True):
         net_input = batch["net_input"]
         tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
         if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
             if "src_lengths" in net_input:
                 tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
             yield tokens
-            left -= 1
-            if left == 0:
-                return
 
 
 class Spectrum(NamedTuple):
@@ -112,12 +141,9 @@ def measure(loaded: Loaded, args: Namespace, length: int) -> list[Measured]:
 
     number = 0
     with torch.no_grad(), hooked(loaded.model, see):
-        for inputs in windows(loaded, args, length):
+        for inputs in itertools.islice(windows(loaded, args.subset, length), args.windows):
             number += 1
-            for module in loaded.model.modules():
-                if hasattr(module, "reset_memory"):  # windows at random places do not follow each other
-                    module.reset_memory()
-            loading.forward(loaded, inputs)
+            loading.forward(loaded, inputs, alone=True)
     if not number:
         usual = usual_length(loaded, args.subset)
         raise OptionError(f"--length {length}: no sentence of {args.subset} is that long; the median is {usual}")

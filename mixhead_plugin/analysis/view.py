@@ -19,7 +19,7 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from mixhead_plugin.analysis import loading, output, scores
-from mixhead_plugin.analysis.attentions import attentions, hooked, where
+from mixhead_plugin.analysis.heads import attentions, hooked, where
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.analysis.page import Attention, Sentence, write_page
 from mixhead_plugin.errors import OptionError
@@ -94,11 +94,8 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     net_input = {name: x if x.dim() == 1 else x[:, :length] for name, x in net_input.items()}
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
-    for module in loaded.model.modules():
-        if hasattr(module, "reset_memory"):  # the sentences do not follow each other
-            module.reset_memory()
     with torch.no_grad(), hooked(loaded.model, keep):
-        loading.forward(loaded, net_input)
+        loading.forward(loaded, net_input, alone=True)
     source, target = loaded.task.source_dictionary, loaded.task.target_dictionary or loaded.task.source_dictionary
     read = words(source, net_input["src_tokens"][0], lacking)
     if "prev_output_tokens" in net_input:

@@ -4,12 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_INV_REGISTRY
+from fairseq.models import transformer_lm as lm
 from fairseq.models.transformer.transformer_legacy import transformer_iwslt_de_en
-from fairseq.models.transformer_lm import (
-    base_lm_architecture,
-    transformer_lm_baevski_gbw,
-    transformer_lm_baevski_wiki103,
-)
 
 from mixhead_plugin.models import transformer_xl
 from mixhead_plugin.models.families import FamilyModel, register_families
@@ -24,9 +20,10 @@ class Architecture(NamedTuple):
     """The flags that a name presets; the user's flags override them."""
 
     model: type[FamilyModel]
-    upstream: Callable[[Any], None]  # fairseq's function, for the values that are not in `defaults`
     defaults: dict[str, Any]
     source: str
+    # fairseq's function, for the values that are not in `defaults`; those that it leaves out come from the dataclass
+    upstream: Callable[[Any], None] = lambda args: None
 
     def __call__(self, args: Any) -> None:
         """Set the missing values of `args` (Namespace or DictConfig, changed in place)."""
@@ -36,13 +33,9 @@ class Architecture(NamedTuple):
         self.upstream(args)
 
 
-def _config_alone(args: Any) -> None:
-    """Set nothing; the other values are the defaults of the model's dataclass."""
-
-
 def _translation(heads: int) -> Architecture:
     sides = {f"{side}_attention_heads": heads for side in ("encoder", "decoder")}
-    return Architecture(TransformerModel, transformer_iwslt_de_en, sides, f"mixhead table 4, h {heads}")
+    return Architecture(TransformerModel, sides, f"mixhead table 4, h {heads}", transformer_iwslt_de_en)
 
 
 def _decoder(layers: int, heads: int, embed_dim: int, inner: int) -> dict[str, Any]:
@@ -71,31 +64,30 @@ if transformer_xl.OrderedTask is None:  # a fairseq without its examples
 
 ARCHITECTURES = {
     **{
-        name: Architecture(model, ARCH_CONFIG_REGISTRY[name], {}, "fairseq")
+        name: Architecture(model, {}, "fairseq", ARCH_CONFIG_REGISTRY[name])
         for fairseq_name, model in MODELS.items()
         for name in ARCH_MODEL_INV_REGISTRY.get(fairseq_name, ())
     },
-    "synthesizer_lm": Architecture(SynthesizerLanguageModel, _config_alone, {}, "fairseq's transformer_lm"),
+    "synthesizer_lm": Architecture(SynthesizerLanguageModel, {}, "fairseq's transformer_lm"),
     # `base_lm_architecture` normalises before each block, as 16 layers need; `transformer_lm` normalises after it.
     # The paper asks for strong regularisation but gives no numbers: we chose the three dropouts.
     "transformer_lm_wiki2": Architecture(
         TransformerLanguageModel,
-        base_lm_architecture,
         {**_decoder(16, 8, 512, 2048), **_dropouts(0.5, 0.2, 0.2), "share_decoder_input_output_embed": True},
         "mixhead table 2, vanilla Transformer",
+        lm.base_lm_architecture,
     ),
     # The sizes of fairseq's `transformer_lm_wiki103`, for YAML files too. The 512 in the name is --tokens-per-sample.
     "transformer_lm_wiki103_512": Architecture(
         TransformerLanguageModel,
-        transformer_lm_baevski_wiki103,
         _decoder(16, 8, 1024, 4096),
         "mixhead tables 1 and 7 to 10, Transformer-Baevski",
+        lm.transformer_lm_baevski_wiki103,
     ),
     # The bands are those of Baevski & Auli for this vocabulary, the dropouts those of fairseq's `transformer_lm_gbw`.
     # With tied projections, the number of parameters is the paper's.
     "transformer_lm_gbw_512": Architecture(
         TransformerLanguageModel,
-        transformer_lm_baevski_gbw,
         {
             **_decoder(16, 8, 1024, 4096),
             "adaptive_input": True,
@@ -105,38 +97,35 @@ ARCHITECTURES = {
             "tie_adaptive_proj": True,
         },
         "mixhead table 3, Transformer-Baevski",
+        lm.transformer_lm_baevski_gbw,
     ),
     # --tokens-per-sample sets the maximal length, 512 in the paper.
     "synthesizer_lm_wiki103": Architecture(
         SynthesizerLanguageModel,
-        transformer_lm_baevski_wiki103,
         _decoder(16, 8, 1024, 4096),
         "mixhead table 1, Synthesizer",
+        lm.transformer_lm_baevski_wiki103,
     ),
     # The sizes are those of the published code: the numbers of parameters agree. The cutoffs are fairseq's.
     "transformer_xl_wiki103": Architecture(
         TransformerXLModel,
-        _config_alone,
         {**_xl(16, 410, 10, 41, 2100, mem_len=150), "dropout": 0.1},
         "mixhead table 1, Transformer-XL",
     ),
     # The inner size follows from the paper's 40M parameters. The paper gives no dropouts: we chose them.
     "transformer_xl_wiki2": Architecture(
         TransformerXLModel,
-        _config_alone,
         {**_xl(16, 410, 10, 41, 1000, mem_len=150), "dropout": 0.5, "dropatt": 0.2},
         "mixhead table 2, Transformer-XL",
     ),
     "transformer_xl_lm1b": Architecture(
         TransformerXLModel,
-        _config_alone,
         {**_xl(18, 1024, 8, 128, 4096, mem_len=32), "div_val": 4},
         "mixhead table 3, Transformer-XL",
     ),
     # The head size is the same in every family and for every number of heads; the paper varies this from 4 to 70.
     "transformer_lm_lm1b": Architecture(
         TransformerLanguageModel,
-        base_lm_architecture,
         {
             **_decoder(6, 8, 256, 1024),
             **_dropouts(0.1, 0.1, 0.1),
@@ -144,6 +133,7 @@ ARCHITECTURES = {
             "head_dim": 32,
         },
         "low-rank bottleneck paper, figures 1, 3 and 4",
+        lm.base_lm_architecture,
     ),
     **{f"transformer_iwslt_de_en_h{heads}": _translation(heads) for heads in (4, 32, 64)},
 }

@@ -49,9 +49,7 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageMode
 
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> nn.Module:
+    def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
@@ -62,9 +60,8 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
             causal=True,
-            add_bias_kv=add_bias_kv,
-            add_zero_attn=add_zero_attn,
             **flags_of_attention(cfg),
+            **constant_keys,
         )
 
 
@@ -142,4 +139,4 @@ def _check_synthesizer(options: SynthesizerLanguageModelConfig, longest: int) ->
     if options.attention_impl == "triton" and kind.trained_bias:
         others = ", ".join(name for name, other in SYNTHESIZERS.items() if not other.trained_bias)
         flag = "--attention-impl triton"
-        raise OptionError(f"{flag}: must be auto, or --synthesizer one of {others}, whose scores need no gradient")
+        raise OptionError(f"{flag}: gives the scores no gradient; must be auto, or --synthesizer one of {others}")

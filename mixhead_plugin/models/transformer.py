@@ -22,12 +22,6 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
     config = TransformerConfig
 
     @classmethod
-    def add_args(cls, parser: Any) -> None:
-        for side in ("encoder", "decoder"):  # fairseq's parser would read lists, which its models cannot take
-            parser.add_argument(f"--{side}-layers-to-keep", help="layers to keep when pruning, as in 0,2,4")
-        super().add_args(parser)
-
-    @classmethod
     def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
         cfg = TransformerConfig.from_namespace(args)
         encoder = cls.shape("encoder", cfg.encoder.embed_dim, cfg.encoder.attention_heads, cfg.encoder.layers)

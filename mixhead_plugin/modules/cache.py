@@ -64,9 +64,7 @@ class CachedAttention(MultiheadAttention):
         self, saved: dict[str, Tensor | None], key_padding_mask: Tensor | None, v: Tensor, static_kv: bool
     ) -> Tensor | None:
         """Return the padding mask [B, Nk] of all values `v` [B, H, Nk, D], and save it."""
-        prev: Tensor | None = None
-        if "prev_key_padding_mask" in saved:
-            prev = saved["prev_key_padding_mask"]
+        prev = saved.get("prev_key_padding_mask")
         mask = self._append_prev_key_padding_mask(key_padding_mask, prev, v.size(0), v.size(2), static_kv)
         saved["prev_key_padding_mask"] = mask
         return mask
@@ -77,16 +75,11 @@ class CachedAttention(MultiheadAttention):
         This compares tensors, because a module keeps the beam size of an earlier search.
         """
         beams = self.beam_size
-        if not self.encoder_decoder_attention or beams == 1 or query.size(1) != key.size(1) or key.size(1) % beams != 0:
+        if not self.encoder_decoder_attention or beams == 1 or query.size(1) != key.size(1):
             return False
-        for rows in (key, value):
-            rows = rows.unflatten(1, [-1, beams])  # [Nk, B, beams, kdim]
-            if not bool((rows == rows[:, :, :1]).all()):
-                return False
-        if key_padding_mask is None:
-            return True
-        padding = key_padding_mask.unflatten(0, [-1, beams])  # [B, beams, Nk]
-        return bool((padding == padding[:, :1]).all())
+        if key_padding_mask is not None and not self._in_beams(key_padding_mask, beams):
+            return False
+        return self._in_beams(key.transpose(0, 1), beams) and self._in_beams(value.transpose(0, 1), beams)
 
     @torch.jit.export
     def reorder_incremental_state(
@@ -105,7 +98,7 @@ class CachedAttention(MultiheadAttention):
         if prev_beams is not None:
             beams = prev_beams.size(1)
             order = new_order // beams  # the sentence of each hypothesis
-            if self._stay_together(order, beams):
+            if self._in_beams(order, beams):
                 order = order[::beams]
                 if torch.equal(order, torch.arange(prev_beams.size(0), device=order.device)):
                     return incremental_state
@@ -117,12 +110,9 @@ class CachedAttention(MultiheadAttention):
                 saved[name] = rows.index_select(0, order)
         return self._set_input_buffer(incremental_state, saved)
 
-    def _stay_together(self, sentences: Tensor, beams: int) -> bool:
-        """Return whether the hypotheses [B * beams] come in groups of `beams` of one sentence."""
-        if sentences.size(0) % beams != 0:
-            return False
-        groups = sentences.view(-1, beams)
-        return bool((groups == groups[:, :1]).all())
+    def _in_beams(self, rows: Tensor, beams: int) -> bool:
+        """Return whether rows [B * beams, ...] come in groups of `beams` equal ones."""
+        return torch.equal(rows, rows[::beams].repeat_interleave(beams, 0))
 
     def _fold_beams(self, x: Tensor, beams: int) -> Tensor:
         """Return [B, beams * Nq, ...] from [B * beams, Nq, ...]: to the attention, hypotheses are further queries."""

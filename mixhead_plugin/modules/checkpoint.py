@@ -73,19 +73,16 @@ def _told_by(tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: 
 
 def _warn_of_other_scores(attentions: dict[str, nn.Module]) -> None:
     """Warn of flags that change the weights of fairseq's attention, but leave no tensor in a checkpoint."""
-    others: dict[str, set[str]] = {}
+    silent = set()
     for attention in attentions.values():
         if isinstance(attention, MixheadAttention):
-            others.setdefault("attention_normalizer", set()).update({attention.normalizer} - {"softmax"})
+            silent.add(("attention_normalizer", attention.normalizer))
             for option, kind in attention.parts().items():
                 if not (kind.loads_without or kind.parameters):
-                    others.setdefault(option, set()).add(attention.kinds[option])
-    for option, values in others.items():
-        if values:
-            logger.warning(
-                f"the checkpoint does not say with which {option_name(option)} it was trained; from now on it is "
-                + ", ".join(sorted(values))
-            )
+                    silent.add((option, attention.kinds[option]))
+    for option, value in sorted(silent - {("attention_normalizer", "softmax")}):
+        known = f"the checkpoint does not say with which {option_name(option)} it was trained"
+        logger.warning(f"{known}; from now on it is {value}")
 
 
 def _compare(model: nn.Module, name: str, found: dict[str, Any], wanted: dict[str, Any], in_scope: bool) -> None:
@@ -94,23 +91,20 @@ def _compare(model: nn.Module, name: str, found: dict[str, Any], wanted: dict[st
     flags = {"embed_dim": model.embed_flag, "attention_heads": model.heads_flag, "mixed_heads": model.heads_flag}
     for option, value in found.items():
         flag = flags.get(option, option_name(option)).format(side=side)
-        off = value in (None, "none", 0)
-        if value == wanted.get(option) or (off and _loads_without(option, wanted.get(option))):
+        own = wanted.get(option)
+        starts_off = own is None or option == "relative_gain" or (option in PARTS and PARTS[option][own].loads_without)
+        if value == own or (value in (None, "none", 0) and starts_off):
             continue
         if option not in wanted:  # of a later version of the plugin
             remedy = "which this version does not know"
         elif option == "synthesizer":
             arch = "transformer_lm" if value == "none" else "synthesizer_lm with this flag"
-            remedy = f"this model with {wanted[option]}; use an architecture *_{arch}"
+            remedy = f"this model with {own}; use an architecture *_{arch}"
         elif option in ("attention_heads", "mixed_heads"):
-            heads, own = (f"{r['attention_heads']}:{r.get('mixed_heads', '')}" for r in (found, wanted))
-            remedy = f"and {heads} source:mixed heads, this model with {own}; use {flag} {value}, or "
+            heads, others = (f"{r['attention_heads']}:{r.get('mixed_heads', '')}" for r in (found, wanted))
+            remedy = f"and {heads} source:mixed heads, this model with {others}; use {flag} {value}, or "
             remedy += "--heads-per-layer and --head-dim for a pruned model"
         else:
             scope = "" if in_scope else ", or another --attention-scope"
-            remedy = f"this model with {wanted[option]}; use {flag} {value}{scope}"
+            remedy = f"this model with {own}; use {flag} {value}{scope}"
         raise CheckpointError(f"checkpoint of another family: its {name} was trained with {flag} {value}, {remedy}")
-
-
-def _loads_without(option: str, value: str | None) -> bool:
-    return value is None or option == "relative_gain" or (option in PARTS and PARTS[option][value].loads_without)

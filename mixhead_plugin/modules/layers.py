@@ -74,12 +74,9 @@ class MixheadEncoderLayer(_Layer, TransformerEncoderLayerBase):
 class MixheadDecoderLayer(_Layer, TransformerDecoderLayerBase):
     fairseq_class = TransformerDecoderLayerBase
 
-    def build_self_attention(
-        self, embed_dim: int, cfg: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
-    ) -> nn.Module:
+    def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
         if not cfg.covers("decoder-self"):
-            return super().build_self_attention(embed_dim, cfg, add_bias_kv, add_zero_attn)
-        constant_keys = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
+            return super().build_self_attention(embed_dim, cfg, **constant_keys)
         alone = not cfg.cross_self_attention
         return self._build_attention(embed_dim, cfg, "decoder-self", self_attention=alone, **constant_keys)
 

@@ -34,16 +34,14 @@ class Sizes(NamedTuple):
     own: int  # the size that only this synthesizer has; 0 if none
 
 
-Linear = Callable[[int, int], nn.Module]  # input and output size -> a layer, with quantisation noise if wanted
-
-
 class TokenNetwork(nn.Module):
     """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads share, are scores."""
 
-    def __init__(self, sizes: Sizes, outputs: int, linear: Linear):
+    def __init__(self, sizes: Sizes, outputs: int):
         super().__init__()
         inner_dim = sizes.num_heads * sizes.head_dim
-        self.hidden = linear(inner_dim, inner_dim)
+        self.hidden = nn.Linear(inner_dim, inner_dim)
+        nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)  # as fairseq starts k_proj, which it replaces
         # Each output starts as a vector of length about 1.
         self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)  # [outputs, D]
 
@@ -60,9 +58,9 @@ class DenseSynthesizer(nn.Module):
     W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the Mixhead paper.
     """
 
-    def __init__(self, sizes: Sizes, linear: Linear):
+    def __init__(self, sizes: Sizes):
         super().__init__()
-        self.network = TokenNetwork(sizes, sizes.max_length, linear)
+        self.network = TokenNetwork(sizes, sizes.max_length)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         hidden = self.network(query)  # [B, H, Nq, D]
@@ -76,11 +74,11 @@ class FactorizedDenseSynthesizer(nn.Module):
     The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
     """
 
-    def __init__(self, sizes: Sizes, linear: Linear):
+    def __init__(self, sizes: Sizes):
         super().__init__()
         self.factor = sizes.own  # a
-        self.first = TokenNetwork(sizes, self.factor, linear)
-        self.second = TokenNetwork(sizes, math.ceil(sizes.max_length / self.factor), linear)
+        self.first = TokenNetwork(sizes, self.factor)
+        self.second = TokenNetwork(sizes, math.ceil(sizes.max_length / self.factor))
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         rows = (n_keys + self.factor - 1) // self.factor  # how many outputs of B the keys need
@@ -95,13 +93,10 @@ class RandomSynthesizer(nn.Module):
     Fixed scores are a buffer, so that checkpoints keep them.
     """
 
-    def __init__(self, sizes: Sizes, linear: Linear, trained: bool):
+    def __init__(self, sizes: Sizes, trained: bool):
         super().__init__()
         scores = torch.randn(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
-        if trained:
-            self.scores = nn.Parameter(scores)
-        else:
-            self.register_buffer("scores", scores)
+        self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
 
     def forward(self, query: Tensor, n_keys: int) -> Scores:
         return _bias_alone(query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys])
@@ -110,7 +105,7 @@ class RandomSynthesizer(nn.Module):
 class FactorizedRandomSynthesizer(nn.Module):
     """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their deviation is 1."""
 
-    def __init__(self, sizes: Sizes, linear: Linear):
+    def __init__(self, sizes: Sizes):
         super().__init__()
         shape = (sizes.num_heads, sizes.max_length, sizes.own)
         self.query = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
@@ -132,7 +127,7 @@ def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
 class SynthesizerKind(NamedTuple):
     """Describe one value of the flag --synthesizer."""
 
-    build: Callable[[Sizes, Linear], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
+    build: Callable[[Sizes], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
     parameters: tuple[str, ...]  # the modules or tensors of which it consists
     reads_query: bool = False
     trained_bias: bool = False  # whether its bias needs a gradient
@@ -199,14 +194,11 @@ class SynthesizerAttention(MixheadAttention):
         self.kinds["synthesizer"] = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
-
-        def linear(inputs: int, outputs: int) -> nn.Module:
-            layer = nn.Linear(inputs, outputs)
-            nn.init.xavier_uniform_(layer.weight, gain=2**-0.5)  # as fairseq starts k_proj, which it replaces
-            return quant_noise(layer, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
-
         self.own_size = kind.default_size(max_length) if own_size is None else own_size
-        self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size), linear)
+        self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size))
+        for module in self.synthesizer.modules():
+            if isinstance(module, nn.Linear):
+                quant_noise(module, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
 
     def signature(self) -> dict[str, Any]:
         signature = super().signature()
@@ -236,8 +228,7 @@ class SynthesizerAttention(MixheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and `static_kv` are ignored.
 
-        Raises:
-            OptionError: the input, cached tokens included, is longer than `max_length`
+        Raise OptionError if the input, cached tokens included, is longer than `max_length`.
         """
         v = self._split_heads(self.values(query), self.num_mixed_heads)
         if incremental_state is not None:

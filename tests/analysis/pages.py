@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import torch
 
-from mixhead_plugin.analysis.attentions import attentions, where
+from mixhead_plugin.analysis.heads import attentions, where
 
 
 def read_page(path):

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from mixhead_plugin.analysis.ablate import EXPERIMENTS, ablations
-from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import all_heads, without
+from mixhead_plugin.analysis.heads import all_heads, attentions, without
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 

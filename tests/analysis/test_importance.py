@@ -6,8 +6,7 @@ import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
-from mixhead_plugin.analysis.attentions import attentions
-from mixhead_plugin.analysis.heads import all_heads, gated
+from mixhead_plugin.analysis.heads import all_heads, attentions, gated
 from mixhead_plugin.analysis.importance import (
     importance,
     normalized_by_layer,

@@ -7,7 +7,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
 
-from mixhead_plugin.analysis.attentions import Where, attentions, by_site, hooked, where
+from mixhead_plugin.analysis.heads import Where, attentions, by_site, hooked, where
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import MixheadAttention
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixhead_plugin.analysis.attentions import attentions
+from mixhead_plugin.analysis.heads import attentions
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.mixing import Layer, distances, draw_matrices
 from tests.commands import LM_SIZES, SIZES

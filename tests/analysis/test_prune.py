@@ -9,12 +9,11 @@ import torch
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.analysis import prune, scores
-from mixhead_plugin.analysis.heads import kinds, without
+from mixhead_plugin.analysis.heads import KeptHeads, kinds, number_of_heads, without
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.analysis.prune import least_important, worse_by
 from mixhead_plugin.analysis.smaller import prunable, write
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.modules.pruning import KeptHeads, number_of_heads
 from tests.commands import LM_SIZES, PLUGIN, WHOLE_SETS, run, train
 
 CHECKPOINTS = ["lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mixhead_plugin.analysis.ranks import cumulative, effective_rank, log_spectrum, rank_over_heads, singular_values
+from mixhead_plugin.analysis.spectrum import cumulative, effective_rank, log_spectrum, rank_over_heads, singular_values
 
 
 def test_the_definitions_at_known_singular_values():
@@ -20,7 +20,7 @@ def test_the_definitions_at_known_singular_values():
 def test_chunks_do_not_matter(monkeypatch):
     matrices = torch.rand(3, 4, 6, 5)
     whole = singular_values(matrices)
-    monkeypatch.setattr("mixhead_plugin.analysis.ranks.CHUNK_BYTES", 8 * 6 * 5 * 5)  # five at once
+    monkeypatch.setattr("mixhead_plugin.analysis.spectrum.CHUNK_BYTES", 8 * 6 * 5 * 5)  # five at once
     assert torch.equal(singular_values(matrices), whole)
     np.testing.assert_allclose(whole, np.linalg.svd(matrices.double().numpy(), compute_uv=False), atol=1e-12)
 

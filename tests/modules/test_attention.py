@@ -6,8 +6,7 @@ import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 
-from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.modules.heads import HeadGates
+from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from mixhead_plugin.ops import IMPLEMENTATIONS
 from tests.covering import covering, each_once
 from tests.modules.definition import (

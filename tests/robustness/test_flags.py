@@ -6,16 +6,13 @@ import re
 
 import pytest
 import torch
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import build_model
 
 from mixhead_plugin.errors import OptionError, option_name
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
 from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
 from mixhead_plugin.parts import PARTS, VARIANT
-from tests.commands import SIZES
 from tests.covering import covering
-from tests.helpers import VOCABULARY, build, shake, task, tokens
+from tests.helpers import VOCABULARY, build, shake, tokens
 from tests.models.cases import command
 from tests.xl import build_xl, in_windows
 
@@ -51,12 +48,6 @@ def test_two_flags_work_together_or_are_refused(first, second, model, monkeypatc
             assert re.fullmatch(r"--[a-z-]+[ :].*", str(refused))
         else:
             assert output.isfinite().all()
-
-
-def test_layers_to_keep_are_read_as_text():
-    """fairseq reads a list, which its models cannot take."""
-    args = command("mixhead_transformer", "--encoder-layers-to-keep=0", *SIZES)
-    assert len(build_model(convert_namespace_to_omegaconf(args).model, task()).encoder.layers) == 1
 
 
 @pytest.mark.parametrize("model", MODELS)

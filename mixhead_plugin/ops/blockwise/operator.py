@@ -51,10 +51,6 @@ def _backward_fake(d_output: Tensor, learned_mask: bool, *fields: Any) -> list[T
     return [torch.empty_like(getattr(inputs, name)) for name in _learned(inputs, learned_mask)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    save_inputs(ctx, inputs)
-
-
 def _differentiate(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
     (inputs,) = saved_inputs(ctx)
     learned_mask = inputs.attn_mask is not None and ctx.needs_input_grad[AttentionInputs._fields.index("attn_mask")]
@@ -65,4 +61,4 @@ def _differentiate(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
 
 register("blockwise", f"({SCHEMA}) -> Tensor", _forward, _forward_fake)
 register("blockwise_backward", f"(Tensor d_output, bool learned_mask, {SCHEMA}) -> Tensor[]", _backward, _backward_fake)
-register_backward("blockwise", _save, _differentiate)
+register_backward("blockwise", lambda ctx, inputs, output: save_inputs(ctx, inputs), _differentiate)

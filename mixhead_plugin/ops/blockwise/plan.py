@@ -23,15 +23,10 @@ def block_size(device: torch.device) -> int:
 
 
 class Plan:
-    """The blocks of one call.
+    """The blocks of one call that see a key, the last queries first: causal blocks of later queries are larger.
 
-    Attributes:
-        inputs: the call's inputs in the dtype of the computation, but for attn_mask
-        masks: the call's masks
-        blocks: the blocks that see a key, the last queries first: causal blocks of later queries are larger
-        largest: numbers in the largest block of scores or of mixed weights
-        complete: whether every query is in a block
-        most_distances: the most pairs of a query and a distance in any block
+    `largest` is the size of the largest block of scores or of mixed weights, `most_distances` the most pairs of a query
+    and a distance in any block. The plan is `complete` if every query is in a block.
     """
 
     def __init__(self, inputs: AttentionInputs, learned_mask: bool = False):

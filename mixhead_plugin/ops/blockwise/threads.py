@@ -54,13 +54,11 @@ def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], 
 
     results = [_pool().submit(run) for _ in range(threads)]
     try:
-        wait(results)
-    except BaseException:  # Ctrl-C
+        for result in results:
+            result.result()
+    finally:  # also after Ctrl-C
         waiting.clear()
         wait(results)
-        raise
-    for result in results:
-        result.result()
 
 
 def _pool() -> ThreadPoolExecutor:
@@ -73,9 +71,6 @@ def _pool() -> ThreadPoolExecutor:
                 for _ in range(size):
                     pool.submit(_use_one_core, ready)
                 ready.wait()
-            except BaseException:
-                ready.abort()
-                raise
             finally:
                 torch.set_num_threads(size)  # set_num_threads(1) in a thread also applies to every later thread
             _pools[size] = pool
@@ -95,5 +90,4 @@ def _forget_pools() -> None:
     _lock = Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pools)
+os.register_at_fork(after_in_child=_forget_pools)

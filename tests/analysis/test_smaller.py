@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from mixhead_plugin.analysis.heads import KeptHeads, mask
+from mixhead_plugin.analysis.smaller import cut_parameters, pruned_flags
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
-from mixhead_plugin.modules.pruning import KeptHeads, cut_parameters, heads_per_layer, mask, pruned_flags
 from tests.covering import each_once
 from tests.modules import definition
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, H, inputs, variant
@@ -65,7 +66,7 @@ def test_heads_that_all_others_need_are_refused_by_flag(mixing):
 
 def test_the_flag_says_both_numbers_where_they_differ():
     layers = {"encoder-self": [UNMIXED, KeptHeads((0,), (0,))], "cross": [MIXED, KeptHeads((0, 1), (2, 3))]}
-    assert heads_per_layer(layers) == "encoder-self=3,1;cross=2:3,2"
+    assert pruned_flags({"a": attention()}, layers)["heads_per_layer"] == "encoder-self=3,1;cross=2:3,2"
 
 
 def test_one_flag_cannot_name_two_head_sizes():
