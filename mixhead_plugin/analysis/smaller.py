@@ -57,17 +57,6 @@ def cut_parameters(name: str, attention: MixheadAttention, kept: KeptHeads) -> d
     return smaller
 
 
-def cut_state(
-    state: Mapping[str, Tensor], attentions: Mapping[str, MixheadAttention], kept: Mapping[str, KeptHeads]
-) -> dict[str, Tensor]:
-    """Return the `state` of a whole model with only the heads of `kept`, which has an entry for every attention."""
-    smaller = dict(state)
-    for name, attention in attentions.items():
-        for entry, tensor in cut_parameters(name, attention, kept[name]).items():
-            smaller[f"{name}.{entry}"] = tensor
-    return smaller
-
-
 def pruned_flags(attentions: Mapping[str, MixheadAttention], kept: Mapping[str, Sequence[KeptHeads]]) -> dict[str, Any]:
     """Return the options that the pruned model needs beside those of the whole one; `kept` is by site."""
 
@@ -92,7 +81,9 @@ def prunable(loaded: Loaded) -> dict[str, MixheadAttention]:
 def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     """Save the model with only the heads `kept` of each attention of `prunable`, without the optimizer's state."""
     found = prunable(loaded)
-    smaller = cut_state(loaded.model.state_dict(), found, kept)
+    smaller = dict(loaded.model.state_dict())
+    for name, attention in found.items():
+        smaller |= {f"{name}.{entry}": x for entry, x in cut_parameters(name, attention, kept[name]).items()}
     flags = pruned_flags(found, {site: [kept[name] for name in names] for site, names in by_site(found).items()})
     config = _plugin_config(loaded.cfg.model, flags)
     if getattr(config, "scale_heads", False):
