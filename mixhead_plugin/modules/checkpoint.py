@@ -51,7 +51,7 @@ def _record_of(attention: MultiheadAttention) -> dict[str, Any]:
 
 
 def _told_by(tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that the tensors of an attention contradict, or that they cannot contradict."""
+    """Return a record from the tensors of an attention; what they do not tell is as wanted."""
     found: dict[str, Any] = {}
     classes = (MixheadAttention, *MixheadAttention.__subclasses__())
     for option, table in {option: table for each in classes for option, table in each.tables.items()}.items():
