@@ -96,8 +96,8 @@ class MixedAttention(Assembly):
         for name in "qkv":
             if f"{prefix}{name}_proj_weight" in state_dict:
                 state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
-        for name, part in self.named_children():
-            upgrade = getattr(part, "upgrade_state_dict_named", None)
+        for name, child in self.named_children():
+            upgrade = getattr(child, "upgrade_state_dict_named", None)
             if upgrade is not None and f"{prefix}out_proj.weight" in state_dict:
                 upgrade(state_dict, f"{prefix}{name}")
         super()._load_from_state_dict(state_dict, prefix, *settings)
