@@ -37,7 +37,7 @@ class AdaptiveEmbedding(nn.Module):
         """Return the embeddings [..., dim] of tokens [...], in the dtype of the weights."""
         out = self.bands[0].weight.new_empty(*tokens.shape, self.dim)
         # The first and the last band have no outer limit, so that nn.Embedding refuses other tokens.
-        bands = torch.bucketize(tokens, tokens.new_tensor(self.cutoffs[:-1]), right=True)
+        bands = sum((tokens >= stop for stop in self.cutoffs[:-1]), torch.zeros_like(tokens))
         for i, (band, start) in enumerate(zip(self.bands, [0, *self.cutoffs])):
             # A band without tokens runs too: DistributedDataParallel needs a gradient of every parameter.
             rows = band(tokens[bands == i] - start)  # [words of the band, its columns]
