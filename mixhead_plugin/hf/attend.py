@@ -1,5 +1,6 @@
 """The attention function and the masks of mixed models, as `transformers` calls them."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -44,13 +45,14 @@ class MixedHeads(Assembly):
         self.taken: tuple[Tensor, Tensor] | None = None
         self.seen: list[AttentionInputs] | None = None  # a list while someone wants to see the calls
 
-    def attach(self, module: nn.Module) -> None:
-        """Add the parts to an attention, under the names that its files have, and follow its calls."""
+    def attach(self, module: nn.Module, models: Iterable[nn.Module]) -> None:
+        """Add the parts to an attention, under the names that its files have, and follow its calls and its models'."""
         vars(module)[NAME] = self  # no child: each part would have two names
         for option in PARTS:
             setattr(module, option, getattr(self, option))
         self.hooks = (
-            module.register_forward_pre_hook(self._begin, with_kwargs=True),
+            *(model.register_forward_pre_hook(self._ask, with_kwargs=True) for model in models),
+            module.register_forward_pre_hook(self._begin),
             module.register_forward_hook(self._end, always_call=True),
         )
 
@@ -61,9 +63,13 @@ class MixedHeads(Assembly):
         for name in (NAME, *PARTS):
             delattr(module, name)
 
-    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _ask(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
+        self.wants_weights = bool(kwargs.get("output_attentions"))
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take what the attention has now: an adapter may have replaced projections and parts."""
-        self.running, self.wants_weights = True, bool(kwargs.get("output_attentions"))  # GPT-2 does not pass it on
+        self.running = True
         for option in PARTS:
             if getattr(self, option) is not getattr(module, option):
                 setattr(self, option, getattr(module, option))

@@ -54,7 +54,7 @@ def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTra
         vars(config).update(REFUSED, **{NAME: variant})
         module.config = config
     for site, heads in zip(sites, all_heads):
-        heads.attach(site.module)
+        heads.attach(site.module, [module for module in model.modules() if isinstance(module, PreTrainedModel)])
         heads.config = site.module.config
         # Its own config: whatever `transformers` chooses for the model, the attention calls `mixed_attention`.
         site.module.config = copy.copy(heads.config)
@@ -68,7 +68,8 @@ def _refuse_to_lose(model: nn.Module, state: dict[str, Any], prefix: str, metada
     parts = {f"{name}.": part for name, part in model.named_modules() if name.rpartition(".")[2] in PARTS}
     lost = {name.split(".")[-2] for name, part in parts.items() if part.state_dict() and "_adapters" not in vars(part)}
     if lost and getattr(model, "peft_config", None):
-        raise ValueError(f"adapter: must have modules_to_save={sorted(lost)}, or it would lose the mixing")
+        needed = f"must have modules_to_save={sorted(lost)}"
+        raise ValueError(f"adapter: {needed}, or it would lose the mixing; merge_and_unload() keeps it")
 
 
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:

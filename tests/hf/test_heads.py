@@ -13,6 +13,7 @@ VARIANTS = [
     dict(head_mixing="position-wise", attention_sink="zero"),
     dict(head_mixing="position-independent", attention_gate="head"),
     dict(head_mixing="none", attention_gate="element", attention_sink="learned"),
+    dict(feature_mixing="shared"),
 ]
 OUTPUTS = ("c_proj", "o_proj", "out_proj", "dense", "out_lin", "o")  # read the outputs of all heads
 
@@ -88,6 +89,7 @@ def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
         (lambda: hf.prune(model, {0: [0, 1], 1: [1]}), r"heads \[1\] of layer 1: must be whole groups of 2"),
         (lambda: hf.prune(model, {0: range(4)}), "must leave one head"),
         (lambda: hf.prune(low_rank, {0: [0]}), "head_mixing must have all heads"),
+        (lambda: hf.prune(build("T5Model", feature_mixing="heads")[0], {0: [0]}), "feature_mixing must have all heads"),
         (lambda: hf.importance(model, [], None), "must have a batch"),
         (lambda: hf.mix(hf.prune(build("T5Model")[0], {0: [1]}), "average"), "or pruned"),
         (lambda: hf.unmix(hf.prune(build("T5Model")[0], {0: [1]})), "is pruned"),

@@ -16,7 +16,9 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
     model, inputs = build(name)
     inputs["attention_mask"][1, padded] = 0
     visible, inputs = inputs["attention_mask"] == 1, whole(model, inputs)
-    mixed, found = hf.mix(copy.deepcopy(model), mixing), []
+    mixed, found = type(model)(model.config).double().eval(), []
+    mixed.load_state_dict(model.state_dict())
+    hf.mix(mixed, mixing)  # leaves the config of the other model alone
     for each in (copy.deepcopy(mixed), copy.deepcopy(model)):
         logits = each(**inputs).logits
         logits = logits if model.config.is_encoder_decoder or "pixel_values" in inputs else logits[visible]
@@ -44,6 +46,13 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixin
     cached, full = model.generate(**inputs), hf.load(tmp_path).generate(**inputs, use_cache=False)
     assert torch.equal(cached.sequences, full.sequences)
     torch.testing.assert_close(cached.scores, full.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_the_rest_of_a_static_cache_is_hidden():
+    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
+    inputs |= dict(max_new_tokens=3, output_scores=True, return_dict_in_generate=True)
+    found, expected = (model.generate(**inputs, cache_implementation=kind).scores for kind in ("static", None))
+    torch.testing.assert_close(found, expected)
 
 
 @each_once(
