@@ -1,5 +1,7 @@
 """MixedAttention is torch's attention before training, and fairseq's module of the plugin with every variant."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -55,6 +57,26 @@ def test_every_variant_is_fairseqs_module_and_decodes_from_a_cache(normalizer, m
         step = ours(x[t : t + 1], new, new, need_weights=False, cache=cache, **masks)[0]
         torch.testing.assert_close(step[0], full[t])
     assert not torch.equal(*(ours.train()(x, key, key)[0] for _ in range(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer, nn.Transformer]
+)
+def test_torchs_own_samples_give_the_same(kind):
+    pytest.importorskip("expecttest", reason="torch's tests need it: pip install expecttest")
+    from torch.testing._internal.common_modules import module_db
+
+    (info,) = (info for info in module_db if info.module_cls is kind)
+    samples = info.module_inputs_func(info, "cpu", torch.float64, False, training=False)
+    assert len(samples) >= 8
+    for (args, options), (given, masks) in (
+        [(x.args, x.kwargs) for x in (sample.constructor_input, sample.forward_input)] for sample in samples
+    ):
+        if not (options.get("add_bias_kv") or options.get("add_zero_attn")):
+            torchs = nn.ModuleList([kind(*args, **options)]).double().eval()
+            (ours,) = mix(copy.deepcopy(torchs), "position-wise")
+            torch.testing.assert_close(ours(*given, **masks), torchs[0](*given, **masks))
 
 
 @pytest.mark.parametrize("name, value", [("num_heads", 5), ("add_bias_kv", True), ("head_mixing", "a"), ("mix", "b")])
