@@ -1,6 +1,6 @@
 """Check that .idx, .bin and dictionary fit each other before the first batch.
 
-fairseq trains on damaged data until a batch needs bytes that the .bin lacks, or symbols that the dictionary lacks.
+fairseq trains on damaged data until a batch needs bytes or symbols that are missing.
 """
 
 import os

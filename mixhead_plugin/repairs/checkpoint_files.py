@@ -1,7 +1,7 @@
 """Refuse a checkpoint that is hostile, damaged or does not fit, in one line that names the file.
 
-fairseq passes strings of a checkpoint's config to eval(). It loads NaN weights, and the model then writes nonsense. Its
-errors rarely name a damaged file, and never say which flag does not fit a checkpoint.
+fairseq passes strings of a checkpoint's config to eval(), and loads NaN weights. Its errors rarely name a damaged file,
+and never the flag that does not fit.
 """
 
 import ast

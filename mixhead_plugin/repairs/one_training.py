@@ -1,7 +1,7 @@
 """Lock --save-dir as long as a training runs, and refuse a second one in one line that names the first.
 
-fairseq starts two trainings in one --save-dir, such as a requeued one beside the orphan of the first. Each overwrites
-the other's checkpoints, and the better model is lost.
+Two trainings in one --save-dir, such as a requeued one and the orphan of the first, overwrite each other's checkpoints:
+the better model is lost.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still refused.
 
-Since version 2.6, torch loads only tensors and plain containers. The checkpoints of translation models and of RoBERTa,
-and those of trainings with --eval-bleu, also hold other classes: fairseq cannot load them.
+Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of RoBERTa and of
+--eval-bleu hold other classes: fairseq cannot load them.
 """
 
 from argparse import Namespace

@@ -1,7 +1,7 @@
 """Share the batches that an epoch has left anew when a training resumes with other workers or another --update-freq.
 
-fairseq saves how many batches each worker has seen, but not how many workers there were. With another number of workers
-it skips sentences or sees them twice. With another --update-freq it may leave out the last batches of the epoch.
+fairseq saves how many batches each worker has seen, not how many workers there were. With others it skips sentences or
+sees them twice. With another --update-freq it may leave out the last batches of the epoch.
 """
 
 import logging
