@@ -78,12 +78,6 @@ function legend(target, low, peak, words) {
 const make = (name, text = "", properties = {}) =>
   Object.assign(document.createElement(name), { textContent: text }, properties);
 
-function makeSvg(name, attributes) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
-  Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
-  return element;
-}
-
 // Fill `target` with a button for each of `options`, a list of values and their names.
 function choice(target, options, key) {
   const buttons = options.map(([value, text]) =>
@@ -172,22 +166,22 @@ function drawWords(attention, values) {
 function drawLines(attention, values) {
   const { queries, keys } = attention;
   const [height, row, peak] = [Math.max(queries.length, keys.length), rowOf(values, attention), largest(values) || 1];
-  const svg = makeSvg("svg", { viewBox: `0 0 100 ${height}`, preserveAspectRatio: "none" });
-  values.forEach((weight, at) => {
+  const lines = Array.from(values, (weight, at) => {
     const [query, key] = [Math.floor(at / keys.length), at % keys.length];
     const x = (Math.abs(weight) / peak) ** 0.75;
-    svg.append(makeSvg("line", {
-      x1: 1, y1: query + 0.5, x2: 99, y2: key + 0.5, stroke: `rgb(${colour(weight / peak)})`,
-      "stroke-width": (query === state.token ? 0.5 + 6 * x : 2 * x).toFixed(2),
-      "stroke-opacity": query === state.token ? 1 : 0.4 * x,
-    }));
+    const [width, opacity] = query === state.token ? [0.5 + 6 * x, 1] : [2 * x, 0.4 * x];
+    return opacity < 0.02 ? "" : `<line x1="1" y1="${query + 0.5}" x2="99" y2="${key + 0.5}"
+      stroke="rgb(${colour(weight / peak)})" stroke-width="${width}" stroke-opacity="${opacity}"/>`;
+  });
+  const picture = make("div", "", {
+    innerHTML: `<svg viewBox="0 0 100 ${height}" preserveAspectRatio="none">${lines.join("")}</svg>`,
   });
   const weights = make("div", "", { className: "weights" });
   weights.append(...names(keys.map((text, at) => `${number(row[at])}  ${text}`)));
   const read = make("div", "", { className: "side" });
   read.append(...names(queries, state.token, (token) => choose({ token })));
   find("#lines").style = `--height: ${between(19, 420 / height, 34)}px; --rows: ${height}`;
-  find("#lines").replaceChildren(read, svg, weights);
+  find("#lines").replaceChildren(read, picture, weights);
   find("#lines-card h2").textContent = `Token by token, ${nameOf(attention)}`;
   legend(find("#lines-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: of the chosen token");
 }
@@ -241,23 +235,26 @@ function drawMixing(attention) {
 
 function drawAll() {
   const kind = state.kind === "source" ? "source" : "mixed";
-  const rows = inSite().map((attention) => {
-    const row = make("div", "", { className: "row" });
-    const scale = 72 / Math.max(attention.queries.length, attention.keys.length);
-    row.append(make("span", `layer ${attention.layer}`), ...attention[kind].map((values, head) => {
-      const canvas = paint(values, attention.keys.length, largest(values));
-      canvas.style = `width: ${canvas.width * scale}px; height: ${canvas.height * scale}px`;
-      const { layer } = attention;
-      const button = make("button", "", { id: `layer-${layer}-${head}`, title: `layer ${layer}, head ${head}` });
-      button.ariaPressed = layer === state.layer && head === state.head;
-      button.onclick = () => choose({ layer, head, kind });
-      button.append(canvas, make("small", String(head)));
-      return button;
-    }));
-    return row;
-  });
-  find("#all").replaceChildren(...rows);
+  const [target, shown] = [find("#all"), [state.sentence, state.site, kind, dark.matches].join()];
+  if (target.dataset.shown !== shown) target.replaceChildren(...inSite().map((attention) => pictures(attention, kind)));
+  target.dataset.shown = shown;
+  for (const button of target.querySelectorAll("button"))
+    button.ariaPressed = button.id === `layer-${state.layer}-${state.head}`;
   find("#all-card h2").textContent = `All ${current().mixing ? kind : ""} heads: ${SITES[state.site].toLowerCase()}`;
+}
+
+function pictures({ layer, queries, keys, ...heads }, kind) {
+  const row = make("div", "", { className: "row" });
+  const scale = 72 / Math.max(queries.length, keys.length);
+  row.append(make("span", `layer ${layer}`), ...heads[kind].map((values, head) => {
+    const canvas = paint(values, keys.length, largest(values));
+    canvas.style = `width: ${canvas.width * scale}px; height: ${canvas.height * scale}px`;
+    const button = make("button", "", { id: `layer-${layer}-${head}`, title: `layer ${layer}, head ${head}` });
+    button.onclick = () => choose({ layer, head, kind });
+    button.append(canvas, make("small", String(head)));
+    return button;
+  }));
+  return row;
 }
 
 function draw() {
