@@ -62,10 +62,10 @@ MASKS = {
 }
 
 
-@covering(masks=MASKS, mixed=MIXINGS, normalizer=[*NORMALIZERS, *SINKS])
-def test_values_and_gradients_are_those_of_the_formula(masks, mixed, normalizer):
-    tensors = inputs(mixed, sink=normalizer in SINKS)
-    must_be_right(tensors, normalizer=normalizer.removesuffix(", sink"), **MASKS[masks]())
+@covering(masks=MASKS, mixed=MIXINGS, normalizer=NORMALIZERS, sink=[False, True])
+def test_values_and_gradients_are_those_of_the_formula(masks, mixed, normalizer, sink):
+    tensors = inputs(mixed, sink=sink and f"{normalizer}, sink" in SINKS)
+    must_be_right(tensors, normalizer=normalizer, **MASKS[masks]())
 
 
 @each_once(normalizer=[*NORMALIZERS, *SINKS], dtype=[torch.float16, torch.bfloat16], mixed=MIXINGS)
