@@ -60,10 +60,6 @@ def divide(a, b):
     return (np.abs(x) // np.abs(y) * np.sign(x) * np.sign(y)).astype(a.dtype)
 
 
-def high_half(a, b):
-    return (a.astype(U64) * b >> 32).astype(U32)
-
-
 def bit_field(a, first, length):
     """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or the sign of s32."""
     wide = a.astype(S64 if a.dtype == S32 else U64)

@@ -25,7 +25,6 @@ class Shared:
         # The warps that touched a byte since the last barrier, one bit each.
         self.readers, self.writers = np.zeros_like(self.bytes), np.zeros_like(self.bytes)
         self.base, self.bit, self.who = block_of.astype(S64) * self.pitch, (1 << warp_of).astype(U8), who
-        self.reads = []  # (first bytes, size, lanes), which `readers` does not hold yet
         self.copies = []  # on their way: (site, first bytes, lanes, data, groups)
         self.groups = np.zeros(len(block_of), S64)  # how many each thread has committed
 
@@ -43,7 +42,7 @@ class Shared:
             own = self.bit[on][:, None]
             another = (writers & ~own != 0) & (writers & own == 0)  # if both wrote it, the numbers are equal
             self._refuse("race: reads what another warp writes without a barrier", another, site, on, at)
-        self.reads.append((at, size, on))
+        self._mark(self.readers, at, size, on)
         return self._gather(self.bytes, at, size).view(kind).T
 
     def store(self, site: Any, on, address, values: list) -> None:
@@ -73,9 +72,6 @@ class Shared:
 
     def barrier(self, blocks) -> None:
         """Forget who touched what in the blocks of a mask, before their next interval."""
-        if not blocks.all():
-            self._note_reads()
-        self.reads.clear()
         for marks in (self.readers, self.writers):
             marks.reshape(len(blocks), self.pitch)[blocks] = 0
 
@@ -90,7 +86,6 @@ class Shared:
         at = self._places(site, on, address, data.shape[1])
         copying = self._gather(self.state, at, data.shape[1]) == COPYING
         self._refuse("writes where a copy is on its way", copying, site, on, at)
-        self._note_reads()
         self._alone("race: writes what another warp touches without a barrier", site, on, at, data)
         return at
 
@@ -105,11 +100,6 @@ class Shared:
         # Lanes of one warp may store copies of a sum that differ in the last bit: any of them is right.
         self._alone("race: two warps write different numbers at once", site, on, at, data)
         self._scatter(self.state, at, np.full_like(data, WRITTEN))
-
-    def _note_reads(self) -> None:
-        for at, size, on in self.reads:
-            self._mark(self.readers, at, size, on)
-        self.reads.clear()
 
     def _mark(self, marks, at, size: int, on) -> None:
         """Add each lane's warp; one warp at a time, for many may touch one byte."""
