@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from demo import CORPUS, PLUGIN, ROOT, SPLITS, preprocess, run
 
+import mixhead_plugin
+
 HERE = "examples/demo/pretrained"  # what a command at the top of the checkout finds
 WORDS = 1000  # of each language
 HELD_OUT = 200
@@ -52,7 +54,8 @@ def write_text(folder: Path) -> None:
 
 def shrink(trained: Path, data: Path, target: Path) -> None:
     """Write the dictionaries, and the checkpoint in half precision without the optimizer and without local folders."""
-    state = torch.load(trained, weights_only=False)
+    mixhead_plugin.register()  # torch's safe loader then takes fairseq's classes
+    state = torch.load(trained)
     cfg = state["cfg"]
     for part, name, value in (
         ("task", "data", HERE),
