@@ -5,6 +5,9 @@ import re
 import socket
 from pathlib import Path
 
+from fairseq import options
+from fairseq_cli import preprocess as fairseq_preprocess
+
 import mixhead_plugin
 from mixhead_plugin.errors import option_name
 from tests.helpers import TINY
@@ -69,9 +72,11 @@ def losses(result):
     return [log["loss"] for log in logged(result.stdout + result.stderr)]
 
 
-def preprocess(corpus, data, *flags):
-    prefixes = [flag for split in ("train", "valid", "test") for flag in (f"--{split}pref", corpus / split)]
-    run("fairseq-preprocess", "--user-dir", PLUGIN, *prefixes, "--destdir", data, *flags)
+def preprocess(texts, data, *flags):
+    """Run fairseq-preprocess in this process on the file of each set; return the folder `data`."""
+    prefixes = [part for split, path in texts.items() for part in (f"--{split}pref", path)]
+    arguments = map(str, [*prefixes, "--destdir", data, *flags])
+    fairseq_preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
     return data
 
 

@@ -67,17 +67,16 @@ def translation_data(corpus, tmp_path_factory):
     from tests.commands import preprocess  # not above: tests/ops runs without fairseq
 
     flags = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
-    return preprocess(corpus, tmp_path_factory.mktemp("data") / "de-en", *flags)
+    texts = {split: corpus / split for split in ("train", "valid", "test")}
+    return preprocess(texts, tmp_path_factory.mktemp("data") / "de-en", *flags)
 
 
 @pytest.fixture(scope="session")
 def text_data(corpus, tmp_path_factory):
     from tests.commands import preprocess  # not above: tests/ops runs without fairseq
 
-    folder = tmp_path_factory.mktemp("data")
-    for split in ("train", "valid", "test"):
-        (folder / split).write_text((corpus / f"{split}.en").read_text())
-    return preprocess(folder, folder / "text", "--only-source")
+    texts = {split: corpus / f"{split}.en" for split in ("train", "valid", "test")}
+    return preprocess(texts, tmp_path_factory.mktemp("data") / "text", "--only-source")
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, start
+from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, preprocess, start
 from tests.robustness import faults
 from tests.robustness.tasks import TASKS
-from tests.topics import binarise
 from tests.xl import XL_SIZES
 
 COMMON = ["--user-dir", PLUGIN, *TRAINING, "--save-interval-updates", "3"]
@@ -30,7 +29,8 @@ def labelled_data(corpus, tmp_path_factory):
             lines = (corpus / f"{split}.en").read_text().splitlines()
             lines = lines if part == "input0" else ["yes" if "dog" in line else "no" for line in lines]
             (folder / part / split).write_text("".join(f"{line}\n" for line in lines))
-        binarise({split: folder / part / split for split in ("train", "valid")}, folder / "data" / part)
+        texts = {split: folder / part / split for split in ("train", "valid")}
+        preprocess(texts, folder / "data" / part, "--only-source")
     return folder / "data"
 
 

@@ -394,10 +394,14 @@ GRIDS = [path for path in sorted((EXAMPLES / "grids").rglob("*.toml")) if not pa
 
 @pytest.mark.parametrize("path", GRIDS, ids=[str(path.relative_to(EXAMPLES / "grids")) for path in GRIDS])
 def test_fairseq_takes_every_command_of_a_grid(path):
-    """Append the flags of each run to the script's own command, as the scripts do."""
+    """Append the flags of a run to the script's own command, as the scripts do; every label and cell comes once."""
     grid = grids.read_grid(path)
-    own, parsed = {}, {}
-    found = grids.runs(grid)
+    own, parsed, seen, found = {}, {}, set(), []
+    for run in grids.runs(grid):
+        labels = set(run.labels.values())
+        labels |= {cell for cell in grid.cells if set(cell.split(",")) <= labels}
+        found += [run] if labels - seen else []
+        seen |= labels
     for run in found:
         for name, words in (("train", run.train), *(("evaluate", words) for words in run.evaluate.values())):
             command, variables = running.command_of(run, name, words, "out/run/save")

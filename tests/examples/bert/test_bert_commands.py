@@ -1,5 +1,6 @@
 """fairseq's commands pre-train and fine-tune BERT with `--user-dir examples/bert`."""
 
+import random
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,9 +10,8 @@ from bert.answers import predictions, read_spans
 from bert.squad_data import read_squad, score
 
 from tests import squad
-from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, run, several, two_workers
+from tests.commands import ROBERTA_SIZES, WHOLE_SETS, as_flags, logged, preprocess, run, several, two_workers
 from tests.helpers import run_here
-from tests.topics import write_documents
 
 BERT = Path(__file__).resolve().parents[3] / "examples" / "bert"
 COMMON = ["--user-dir", BERT, *ROBERTA_SIZES, *WHOLE_SETS, "--seed", "1", "--log-format", "json"]
@@ -30,6 +30,23 @@ import mixhead_plugin
 from fairseq.tasks import TASK_REGISTRY
 print(mixhead_plugin.__file__, "bert_pretraining" in TASK_REGISTRY)
 """
+
+
+TOPICS = {t: [f"{t}{i}" for i in range(6)] for t in ("farm", "ship", "town", "star")}
+
+
+def sentence(topic, rng):
+    return f"the {rng.choice(TOPICS[topic])} and the {rng.choice(TOPICS[topic])} see the {rng.choice(TOPICS[topic])}"
+
+
+def write_documents(folder):
+    """Write a folder for --task bert_pretraining and return it."""
+    rng = random.Random(0)
+    for split, number in (("train", 48), ("valid", 12), ("test", 4)):
+        texts = ["\n".join(sentence(t, rng) for _ in range(6)) + "\n" for t in [*TOPICS] * (number // 4)]
+        (folder / split).write_text("\n".join(texts))
+    texts = {split: folder / split for split in ("train", "valid", "test")}
+    return preprocess(texts, folder / "bin", "--only-source")
 
 
 class Training(NamedTuple):

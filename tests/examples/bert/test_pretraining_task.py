@@ -16,9 +16,9 @@ from bert.sentence_pairs import FOLLOWS, RANDOM, Masking, SentencePairs
 from fairseq.data import Dictionary
 
 from mixhead_plugin.errors import OptionError
+from tests.commands import preprocess
 from tests.helpers import build
 from tests.own_process import in_own_process
-from tests.topics import binarise
 
 BOS, PAD, EOS = 0, 1, 2
 PAIRS = torch.tensor([[BOS, 5, 6, EOS, 7, 8, 9, EOS], [BOS, 10, EOS, 11, EOS, PAD, PAD, PAD]])
@@ -102,7 +102,7 @@ def test_half_of_the_pairs_go_on_and_the_others_come_from_elsewhere():
     assert abs(np.mean(np.array(relations) == RANDOM) - 0.5) < 0.06
 
 
-@pytest.mark.parametrize("longest_document", [40, 6])
+@pytest.mark.parametrize("longest_document", [40, pytest.param(6, marks=pytest.mark.slow)])
 def test_neither_length_nor_ending_tells_whether_b_follows(longest_document):
     """Use sentences with full stops, in documents of many spans and in documents of a few sentences."""
     rng, lines, stop, length = random.Random(0), [], 5, 64
@@ -195,7 +195,7 @@ def test_the_loss_is_that_of_the_words_and_of_the_relation_weighted_by_masked_wo
 
 def test_text_of_one_document_is_refused(tmp_path):
     (tmp_path / "train").write_text("the farm1 and the farm2\n" * 9)
-    folder = str(binarise({"train": tmp_path / "train"}, tmp_path / "bin"))
+    folder = str(preprocess({"train": tmp_path / "train"}, tmp_path / "bin", "--only-source"))
     task = BertPretrainingTask.setup_task(BertPretrainingConfig(data=folder, seed=1))
     with pytest.raises(OptionError, match=r"has 1 documents, random segments need two; .* --lines-per-document"):
         task.load_dataset("train")
