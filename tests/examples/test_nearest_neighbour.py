@@ -26,6 +26,7 @@ def test_one_head_of_full_rank_suffices():
         assert measure(model, draw(16, torch.Generator().manual_seed(2)))["mean squared error"] < 0.01
 
 
+@pytest.mark.slow
 def test_a_full_head_learns_more_than_small_heads_and_these_more_than_uniform_weights():
     arms = [("softmax", 16), ("softmax", 2), ("uniform", 2)]
     errors = [run(TASK, Setting(arm, size, 16, 0.03, 1.0, 120, 1))["mean squared error"] for arm, size in arms]

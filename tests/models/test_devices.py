@@ -20,7 +20,6 @@ EXTRAS = [{}, {"relative_position": "rotary"}, {"relative_position": "t5", "rela
 EXTRAS += [{"score_mixing": "position-wise", "attention_gate": "element"}]
 IMPLS = ["reference", "blockwise"]
 BEAM = dict(beam_size=3, min_len=8, max_len_b=8)  # all end at once: fairseq then resizes no tensor in place
-ANALYSES = ["mixing", *(pytest.param(name, marks=pytest.mark.slow) for name in ("importance", "spectrum", "ablate"))]
 
 
 def test_tensors_of_both_devices_do_not_meet():
@@ -65,7 +64,8 @@ def test_beam_search_stays_on_its_device(extra):
         assert [hypothesis["tokens"].tolist() for hypothesis in one] == [h["tokens"].tolist() for h in other]
 
 
-@pytest.mark.parametrize("command", ANALYSES)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["mixing", "importance", "spectrum", "ablate"])
 def test_analysis_stays_on_its_device(command, translation_checkpoint, translation_data, tmp_path, monkeypatch):
     load, batches = loading.load, loading.batches
 
