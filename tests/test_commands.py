@@ -36,12 +36,6 @@ def test_validate_gives_the_loss_of_training(translation_data, translator):
     assert float(logged[-1]) == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
 
 
-def test_checkpoints_with_bleu_scores_load_with_torchs_safe_loader(translator):
-    state = torch.load(translator, weights_only=True)
-    assert state["extra_state"]["metrics"]
-    assert state["model"]["decoder.layers.0.encoder_attn.head_mixing.bias"].shape == (4, 4)
-
-
 def test_eval_lm_gives_the_perplexity_of_the_validation(text_data, text_checkpoint):
     use = [text_data, "--user-dir", PLUGIN, "--path", text_checkpoint, "--sample-break-mode", "eos", *WHOLE_SETS]
     use += ["--task", "language_modeling", "--tokens-per-sample", "16", "--max-tokens", "400"]

@@ -177,6 +177,12 @@ def test_an_interrupted_run_goes_on_with_the_shard_in_work(archive, environment,
     assert contents(data() / "word") == undisturbed
 
 
+def test_other_text_than_the_published_is_refused(archive, capsys):
+    with pytest.raises(SystemExit):
+        run(expected=prepare.PUBLISHED)
+    assert "must be 6,206; " in capsys.readouterr().err
+
+
 LOG = ["| INFO | Evaluated 1,200 tokens in 0.1s\n", "| INFO | Loss (base 2): 3.0000, Perplexity: 8.00\n"]
 
 

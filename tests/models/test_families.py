@@ -30,21 +30,9 @@ def test_every_architecture_is_there_in_every_family():
             assert issubclass(DATACLASSES[f"{family}_{name}"], entry.model.config)
 
 
-# The flags that a family sets, beside the head size of fixhead.
-PRESETS = {
-    "mixhead": {"head_mixing": "position-wise"},
-    "fixhead": {},
-    "sigsoftmax": {"attention_normalizer": "sigsoftmax"},
-    "l2": {"attention_normalizer": "l2", "value_init_scale": 0.5},
-    "talking_heads": {"head_mixing": "position-independent", "score_mixing": "position-independent"},
-    "differential": {"head_mixing": "differential"},
-    "gated": {"attention_gate": "head"},
-}
-
-
 def expected(family, name):
     usual = {"attention_normalizer": "softmax", "value_init_scale": 1.0, **dict.fromkeys(PARTS, "none")}
-    return {**usual, **PRESETS[family]}[name]
+    return {**usual, **FAMILIES[family]}[name]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

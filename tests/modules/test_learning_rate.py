@@ -57,23 +57,18 @@ def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
         assert ".head_mixing." not in key or (plain[key] - value).abs().max() > 1e-5
 
 
-def half_precision(optimizer, **common):
-    common = {"fp16_no_flatten_grads": True, "fp16_init_scale": 1, "fp16_scale_window": None, **common}
-    common |= {"fp16_scale_tolerance": 0.0, "threshold_loss_scale": None, "min_loss_scale": 1e-4}
-    config = {
-        "common": {"bf16": False, **common, "model_parallel_size": 1},
-        "optimizer": optimizer_config(optimizer, 0.01),
-        "distributed_training": {"distributed_world_size": 1, "pipeline_model_parallel": False},
-        "optimization": {"update_freq": [1]},
-    }
-    return OmegaConf.create(config)
+def in_bfloat16(model):
+    """Return fairseq's optimizer with float32 copies of the parameters."""
+    common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 1}
+    config = OmegaConf.create({"common": common, "optimizer": optimizer_config("sgd", 0.01)})
+    return FP16Optimizer.build_optimizer(config, list(model.parameters()))
 
 
 def test_the_float32_copies_of_half_precision_training_are_scaled_too():
     deltas = []
     for factor in (1, 5):
         model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
-        optimizer = FP16Optimizer.build_optimizer(half_precision("sgd", bf16=True), list(model.parameters()))
+        optimizer = in_bfloat16(model)
         scale_steps(optimizer.optimizer)
         named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
         before = {key: value.detach().clone() for key, value in named.items()}
