@@ -241,7 +241,8 @@ def curve(study: Study, row: Row, name: str) -> list[tuple[float, float]]:
 def main() -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="report.py", description=__doc__, formatter_class=raw)
-    parser.add_argument("grid", nargs="?", type=Path, help="a grid that scripts/sweep.py ran (default: all results)")
+    text = "a grid that scripts/sweep.py ran, or a .json file of saved runs (default: all results)"
+    parser.add_argument("grid", nargs="?", type=Path, help=text)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
     text = "print the gain of the first row over the second"
     parser.add_argument("--compare", nargs=2, action="append", default=[], metavar="LABEL,LABEL", help=text)
@@ -251,7 +252,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.grid:
-        study = from_runs(args.grid, args.runs)
+        study = from_results(args.grid) if args.grid.suffix == ".json" else from_runs(args.grid, args.runs)
         if args.save and args.save.exists():
             study = with_kept(study, args.save)
         print(markdown(study))
