@@ -3,6 +3,7 @@
 
     scripts/report.py                                        results/tables.md and results/*.svg from results/*.json
     scripts/report.py examples/grids/mixhead_table_8.toml    print the table of a grid's finished runs
+    scripts/report.py results/table4.json                    print the table of saved runs
     scripts/report.py examples/grids/mixhead_table_8.toml --save results/table8.json
     scripts/report.py examples/grids/convergence.toml --compare B,10M 'softmax,10M in the time of B'
 

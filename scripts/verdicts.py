@@ -93,9 +93,8 @@ def verdicts(study: Study) -> list[str]:
             texts.append(f"**{regime}: not ended.** {seeds} of {rules['seeds']} seeds have every row.\n")
             continue
         verdict = Verdict.of(study, rules)
-        lines = [
-            f"**{regime}: {', '.join(verdict.words(rules))}.** Intervals are at {1 - rules['alpha']:.1%}, or wider by Holm's correction."
-        ]
+        words, level = ", ".join(verdict.words(rules)), f"{1 - rules['alpha']:.1%}"
+        lines = [f"**{regime}: {words}.** Intervals are at {level}; those of Holm's first steps are wider."]
         pairs = {
             f"{rules['best']} over {rules['average']}": verdict.worth,
             **{f"{name} over {rules['best']}, Holm": pair for name, pair in verdict.against_best.items()},
@@ -109,7 +108,7 @@ def verdicts(study: Study) -> list[str]:
 
 
 def draw_regimes(studies: Sequence[Study], path: Path) -> None:
-    """Draw the gain over the softmax that the rules call best with its interval: a panel a unit, a line for each arm, by head size."""
+    """Draw the gain over the softmax of the rules with its interval: a panel a unit, a line for each arm, by size."""
     panels: dict[str, list[tuple[float, str, Gain, str]]] = {}
     for study in studies:
         for regime, rules in study.grid.rules.items():
