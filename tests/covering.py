@@ -21,7 +21,7 @@ def covering(**axes: Iterable[Any]):
 
 def each_once(**axes: Iterable[Any]):
     """Parametrise a test over the product of `axes`; the default suite has as few cases as have every value."""
-    return _parametrize(axes, _diagonal)
+    return _parametrize(axes, lambda sizes: [tuple(i % size for size in sizes) for i in range(max(sizes))])
 
 
 def first_of(**axes: Iterable[Any]):
@@ -37,11 +37,6 @@ def _parametrize(axes: dict[str, Iterable[Any]], choose: Callable[[list[int]], l
         arguments = [given[i] for given, i in zip(values.values(), row)]
         cases.append(pytest.param(*arguments, marks=() if row in chosen else pytest.mark.slow))
     return pytest.mark.parametrize(", ".join(values), cases)
-
-
-def _diagonal(sizes: list[int]) -> list[tuple[int, ...]]:
-    """Return rows of indices, one for each axis, in which every value of every axis occurs."""
-    return [tuple(i % size for size in sizes) for i in range(max(sizes))]
 
 
 def pairwise(sizes: list[int]) -> list[tuple[int, ...]]:
