@@ -190,9 +190,11 @@ def mixed_attention(
 
 def mixed_mask(**settings: Any) -> Tensor | None:
     """Return a bool mask [B, 1, Nq or 1, Nk], True is visible; None where `mixed_attention` needs none."""
-    if settings["mask_function"] is bidirectional_mask_function:
-        settings["q_length"] = 1  # all queries see the same keys
-    elif settings["q_length"] not in (1, settings["kv_length"]):
+    positions = settings.get("cache_position")  # of the queries, in transformers 5.3; in later ones, their number
+    n_queries = settings["q_length"] if positions is None else len(positions)
+    if settings["mask_function"] is bidirectional_mask_function:  # all queries see the same keys
+        settings |= {"q_length": 1} if positions is None else {"cache_position": positions[:1]}
+    elif n_queries not in (1, settings["kv_length"]):
         settings["allow_is_causal_skip"] = False  # the rest of a static cache is hidden too
     return sdpa_mask(**settings)
 

@@ -76,11 +76,8 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
     inputs["attention_mask"][1, padded] = 0
     inputs = whole(model, inputs)
     ours, theirs = defined(model, VARIANTS[variant])
-    seen = (
-        slice(None)
-        if "attention_mask" not in inputs or model.config.is_encoder_decoder
-        else inputs["attention_mask"] == 1
-    )
+    has_mask = "attention_mask" in inputs and not model.config.is_encoder_decoder
+    seen = inputs["attention_mask"] == 1 if has_mask else slice(None)
     with torch.no_grad():
         torch.testing.assert_close(ours(**inputs).logits[seen], theirs(**inputs).logits[seen])
         returned = [ours(**inputs, output_attentions=True)]

@@ -44,10 +44,8 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     hf.prune(model, {0: [0, 1]})
     hf.prune(model, {sites[-1]: [2, 3]})
     grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
-    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[
-        grouped, mixes
-    ]  # of projections
-    width = output(silenced, sites[0]).weight.numel() / 2
+    halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[grouped, mixes]
+    width = output(silenced, sites[0]).weight.numel() / 2  # half a projection
     assert size - sum(parameter.numel() for parameter in model.parameters()) >= 2 * halves * width
     model.save_pretrained(tmp_path)
     for pruned in (model, copy.deepcopy(model), hf.load(tmp_path)):

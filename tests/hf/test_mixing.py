@@ -30,12 +30,7 @@ def test_before_training_the_model_is_the_same_and_unmixing_gives_it_back(name, 
     assert torch.equal(mixed(**inputs).logits, model(**inputs).logits)  # its config was not changed
 
 
-@each_once(
-    name=GENERATING,
-    mixing=MIXINGS,
-    beams=[1, 3],
-    normalizer=NORMALIZERS,
-)
+@each_once(name=GENERATING, mixing=MIXINGS, beams=[1, 3], normalizer=NORMALIZERS)
 def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixing, beams, normalizer, tmp_path):
     model, inputs = build(name, **variant(normalizer, mixing))
     model.save_pretrained(tmp_path)
