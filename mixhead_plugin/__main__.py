@@ -42,6 +42,7 @@ def main() -> int:
         from mixhead_plugin.fold import fold as fold_model
 
         fold_model(args.IN, args.OUT)
+        print(f"wrote {args.OUT}")
     else:
         print(Path(__file__).resolve().parent)
     return 0

@@ -106,7 +106,8 @@ def folded(translation_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("fold")
     mixing = ["--head-mixing", "none", "--feature-mixing", "heads", "--criterion", "orthogonal_cross_entropy"]
     train(translation_data, "mixhead_transformer", folder, *SIZES, *mixing, updates=30)
-    run("mixhead", "fold", folder / "checkpoint_last.pt", folder / "folded.pt")
+    printed = run("mixhead", "fold", folder / "checkpoint_last.pt", folder / "folded.pt").stdout
+    assert printed == f"wrote {folder / 'folded.pt'}\n"
     return folder
 
 

@@ -57,7 +57,7 @@ class PartKind(NamedTuple):
     parameters: dict[str, tuple[Axis, ...]]  # its parameters and buffers, and the dimensions that go by heads
     loads_without: bool = True  # whether a checkpoint without it loads; only if it starts as a no-op
     frozen: bool = False  # whether its tensors are buffers
-    # Of head and score mixings alone:
+    # Of mixings alone:
     orthogonal: bool = False  # whether --orthogonal-weight acts on it
     reads: str = ""  # "query": the projected query; "input": that of the attention; "" for one matrix for all positions
     group: int = 1  # source heads for each mixed head, whose values have `group` times the head size
