@@ -29,6 +29,8 @@ PARAMETERS: dict[str, tuple[Axis, ...]] = {
         for projection, kind in {"q_proj": "source", "k_proj": "source", "v_proj": "mixed"}.items()
         for name in ("weight", "bias")
     },
+    "bias_k": (Axis(2, "source", whole_heads=True),),
+    "bias_v": (Axis(2, "mixed", whole_heads=True),),
     "out_proj.weight": (Axis(1, "mixed", whole_heads=True),),
     "out_proj.bias": (),
     "relative_gain.weight": (Axis(0, "source"),),

@@ -50,6 +50,8 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageMode
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
+        if any(constant_keys.values()):
+            raise ValueError("a synthesizer has no scores for constant keys")
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,
@@ -61,7 +63,6 @@ class SynthesizerDecoderLayer(MixheadDecoderLayer):
             qn_block_size=self.quant_noise_block_size,
             causal=True,
             **flags_of_attention(cfg),
-            **constant_keys,
         )
 
 

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
@@ -53,7 +54,7 @@ class MixheadAttention(Assembly, CachedAttention):
     The same computation (mixhead eqs 8-12) runs in training, validation, step-by-step decoding and TorchScript.
 
     Args:
-        embed_dim, ..., qn_block_size: as in fairseq; add_bias_kv and add_zero_attn must be False
+        embed_dim, ..., qn_block_size: as in fairseq
         head_dim: size of a head's queries, keys and values; None for embed_dim / num_heads
         impl: the implementation of `ops.attention`
         value_init_scale: factor on the initial weights of v_proj and out_proj
@@ -94,8 +95,6 @@ class MixheadAttention(Assembly, CachedAttention):
     ):
         # MultiheadAttention.__init__ insists on head_dim * num_heads == embed_dim; skip it.
         super(MultiheadAttention, self).__init__(dictionary)
-        if add_bias_kv or add_zero_attn:
-            raise ValueError(f"add_bias_kv {add_bias_kv}, add_zero_attn {add_zero_attn}: must be False")
         if head_dim is None and embed_dim % num_heads != 0:
             raise ValueError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}: give a head_dim")
         self.embed_dim = embed_dim
@@ -122,15 +121,17 @@ class MixheadAttention(Assembly, CachedAttention):
         self.v_proj = quant_noise(nn.Linear(self.vdim, mixed_dim, bias=bias), q_noise, qn_block_size)
         self.q_proj = quant_noise(nn.Linear(embed_dim, inner_dim, bias=bias), q_noise, qn_block_size)
         self.out_proj = quant_noise(nn.Linear(mixed_dim, embed_dim, bias=bias), q_noise, qn_block_size)
-        self.bias_k = self.bias_v = None
-        self.add_zero_attn = False
+        self.bias_k = nn.Parameter(torch.empty(1, 1, inner_dim)) if add_bias_kv else None
+        self.bias_v = nn.Parameter(torch.empty(1, 1, mixed_dim)) if add_bias_kv else None
+        self.add_zero_attn = add_zero_attn
         self.beam_size = 1
         self.reset_parameters()
         self.value_init_scale = value_init_scale
         self.scale_values()
 
-        if encoder_decoder_attention and (variant["relative_position"] != "none" or relative_gain):
-            raise ValueError("relative positions need self-attention: between two sentences there is no distance")
+        relative = variant["relative_position"] != "none" or relative_gain
+        if relative and (encoder_decoder_attention or add_bias_kv or add_zero_attn):
+            raise ValueError("relative positions need self-attention without constant keys, which have no position")
         self.add_parts(variant, sizes, relative_gain)
         self.normalize = NORMALIZERS[self.normalizer].weights  # TorchScript cannot look it up by name
         for mixing in (getattr(self, option) for option in MIXINGS):
@@ -210,6 +211,15 @@ class MixheadAttention(Assembly, CachedAttention):
         k, v, key_padding_mask = self._keys_and_values(
             query, key, value, key_padding_mask, incremental_state, static_kv
         )
+        bias_k, bias_v = self.bias_k, self.bias_v
+        if bias_k is not None and bias_v is not None:  # constant keys are always visible, and never cached
+            bias_k, bias_v = bias_k.expand(1, k.size(0), -1), bias_v.expand(1, k.size(0), -1)
+            k = torch.cat([k, self._split_heads(bias_k, self.num_heads).to(k.dtype)], dim=2)
+            v = torch.cat([v, self._split_heads(bias_v, self.num_mixed_heads).to(v.dtype)], dim=2)
+            key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
+        if self.add_zero_attn:
+            k, v = F.pad(k, [0, 0, 0, 1]), F.pad(v, [0, 0, 0, 1])
+            key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         x = query.transpose(0, 1)  # [B, Nq, C]
         beams = batch // k.size(0)

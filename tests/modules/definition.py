@@ -29,7 +29,7 @@ MIXINGS["features output"] = {"feature_mixing": "output", "head_mixing": "positi
 # Attentions that differ in where their keys are and in what their scores know of distances.
 CROSS = {"encoder_decoder_attention": True, "kdim": KDIM, "vdim": KDIM}
 RELATIVE = {"rotary": {"relative_position": "rotary"}, "t5": {"relative_position": "t5"}, "gain": {"relative_gain": 3}}
-KINDS = {"self": {}, **RELATIVE, "cross": CROSS}
+KINDS = {"self": {}, **RELATIVE, "constant": {"add_bias_kv": True}, "zero": {"add_zero_attn": True}, "cross": CROSS}
 
 
 def variant(normalizer, mixing):

@@ -1,4 +1,4 @@
-"""Test what the module adds to the op: projections, caches, kinds of masks, beams, TorchScript."""
+"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys, TorchScript."""
 
 import itertools
 
@@ -32,6 +32,7 @@ from tests.modules.definition import (
 
 # where nothing is different from fairseq before training
 STARTS = [name for name, kind in MIXINGS.items() if kind["head_mixing"] not in ("random", "average", "differential")]
+DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
 
 
 def hidden(kind):
@@ -43,7 +44,7 @@ def hidden(kind):
 
 @each_once(
     mixing=STARTS,
-    kind=["self", "cross", "t5", "gain"],
+    kind=["self", "constant", "zero", "cross", "t5", "gain"],
     masked=[False, True],
     need=[{"need_weights": False}, {}, {"need_head_weights": True}],
 )
@@ -83,7 +84,7 @@ def test_before_softmax_returns_what_fairseqs_module_returns():
 # ---- the equations ---------------------------------------------------------------------------------------------------
 
 
-@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS, head_dim=[None, 6])
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, head_dim=[None, 6])
 def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, head_dim):
     module = build(kind, mixing, normalizer, head_dim=head_dim).double()
     query, key, masks = inputs(kind, dtype=torch.float64)
@@ -102,7 +103,7 @@ def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mi
 
 
 @each_once(
-    kind=KINDS,
+    kind=DEFINED,
     normalizer=["softmax", "l2", "l2, sink"],
     mixing=MIXINGS,
     dtype=[torch.float16, torch.bfloat16],
@@ -241,8 +242,7 @@ def test_dropout_runs_in_training_and_where_it_is_retained():
         {"attention_sink": "zero", "normalizer": "sigmoid"},
         {"kdim": 3, "self_attention": True},
         {"encoder_decoder_attention": True, "relative_position": "t5"},
-        {"add_bias_kv": True},
-        {"add_zero_attn": True},
+        {"self_attention": True, "add_zero_attn": True, "relative_gain": 2},
         {"self_attention": True, "head_dim": 3, "relative_position": "rotary"},
     ],
 )
