@@ -46,7 +46,8 @@ def run(args: Namespace) -> None:
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")
-    inputs = from_text(args, loaded) if args.text else from_data(args, loaded)
+    batches = loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences) if not args.text else ()
+    inputs = from_text(args, loaded) if args.text else (Input(b["net_input"], b["target"][0]) for b in batches)
     sentences = [see(loaded, each, args.length) for each in inputs]
     try:
         write_page(args.output, loaded.name, facts(loaded), sentences)
@@ -103,12 +104,6 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
         return Sentence(read, decoder, words(target, written[:length], lacking_target), found)
     after = words(target, written[:length], lacking)
     return Sentence(read, [], [], found) if found[0].site == "encoder-self" else Sentence([], read, after, found)
-
-
-def from_data(args: Namespace, loaded: Loaded) -> Iterator[Input]:
-    """Yield some sentences of --subset."""
-    for batch in loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences):
-        yield Input(batch["net_input"], batch["target"][0])
 
 
 def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:

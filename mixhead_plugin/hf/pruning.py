@@ -37,8 +37,9 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
     for layer, some in chosen.items():
         _cut(model, sites[layer], some)
     config: Any = model.config
-    removed = {layer: getattr(site.module, NAME) for layer, site in enumerate(sites)}
-    setattr(config, PRUNED, {layer: gone for layer, mixed in removed.items() if (gone := _removed(mixed))})
+    each = {layer: getattr(site.module, NAME) for layer, site in enumerate(sites)}
+    gone = {layer: sorted({*range(mixed.outputs)} - {*mixed.kept["mixed"]}) for layer, mixed in each.items()}
+    setattr(config, PRUNED, {layer: heads for layer, heads in gone.items() if heads})
     return model
 
 
@@ -101,8 +102,3 @@ def _keep(projection: Any, features: Sequence[int], of_outputs: bool) -> None:
             setattr(projection, name, nn.Parameter(smaller, tensor.requires_grad))
     number = ("out_features" if of_outputs else "in_features") if linear else ("nf" if of_outputs else "nx")
     setattr(projection, number, len(features))
-
-
-def _removed(mixed: MixedHeads) -> list[int]:
-    """Return the heads that pruning removed, as numbered at first."""
-    return [head for head in range(mixed.outputs) if head not in mixed.kept["mixed"]]
