@@ -125,11 +125,12 @@ class Job:
         """Wait for a requeue; without the two minutes that SLURM lets pass."""
         self.until(lambda: int(self.fact("Restarts")) == number)
 
-        def is_running() -> bool:
+        def has_started() -> bool:
             words = ("scontrol", "update", f"JobId={self.number}", "StartTime=now")
-            return self.fact("JobState") == "RUNNING" or self.cluster.ask(*words, check=False) is None
+            started = self.fact("JobState") in ("RUNNING", "COMPLETED", "FAILED")  # a short job may have ended, too
+            return started or self.cluster.ask(*words, check=False) is None
 
-        self.until(is_running)
+        self.until(has_started)
 
     def text(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
