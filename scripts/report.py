@@ -11,6 +11,7 @@ A number is the mean over seeds ± its standard deviation, with the number of se
 better a row is than the baseline with the same seed; above 0 is better. For perplexities it is the difference of the
 logarithms in percent, for other metrics the difference. From three seeds on, its 95% interval and p are those of
 scipy's paired t-test. The paper's models and texts are larger, so its numbers are shown and not tested.
+A grid with rules shows no result before its last run.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 from provenance import ROOT
 from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
-from verdicts import draw_regimes, verdicts
+from verdicts import draw_regimes, verdicts, waits
 
 from mixhead_plugin.analysis.figures import colours
 
@@ -84,7 +85,8 @@ def time_cell(study: Study, row: Row) -> str:
 
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
-    compared = any(study.baseline(row) for row in study.rows)
+    hidden = waits(study)
+    compared = not hidden and any(study.baseline(row) for row in study.rows)
     metrics, gained = study.metrics, [study.metric]
     if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
         metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
@@ -94,7 +96,9 @@ def markdown(study: Study) -> str:
     lines = []
     for row in study.rows:
         cells = [*row, study.published(row)]
-        cells += [spread(study.values(row, metric).values(), study.decimals(metric)) for metric in metrics]
+        for metric in metrics:
+            values = study.values(row, metric).values()
+            cells.append(f"{len(values)} runs" if hidden else spread(values, study.decimals(metric)))
         for metric in gained if compared else []:
             cells += gain_cells(study, gain(study, row, metric=metric), metric)
         cells += [time_cell(study, row)] if study.cost else []
@@ -261,7 +265,8 @@ def main() -> None:
             print(comparison(study, words))
         if args.save:
             save(study, args.save)
-            draw(study, args.save.with_suffix(".svg"))
+            if not waits(study):
+                draw(study, args.save.with_suffix(".svg"))
         return
     studies = [from_results(path) for path in sorted(args.results.glob("*.json"))]
     if not studies:

@@ -24,6 +24,11 @@ def seeds_of_all(study: Study, rules: Mapping[str, Any]) -> int:
     return min(len(study.values(row_of(name), study.metric)) for name in names)
 
 
+def waits(study: Study) -> bool:
+    """Return True while a regime of the grid lacks a seed. Until then nobody looks at its numbers."""
+    return any(seeds_of_all(study, rules) < rules["seeds"] for rules in study.grid.rules.values())
+
+
 def at_level(study: Study, name: str, base: str, alpha: float) -> Gain | None:
     """Return the gain of a row over another with its interval at 1 - alpha; None with fewer than three pairs."""
     found = gain(study, row_of(name), row_of(base), level=1 - alpha)
@@ -111,9 +116,9 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
     """Draw the gain over the softmax of the rules with its interval: a panel a unit, a line for each arm, by size."""
     panels: dict[str, list[tuple[float, str, Gain, str]]] = {}
     for study in studies:
+        if waits(study):
+            continue
         for regime, rules in study.grid.rules.items():
-            if seeds_of_all(study, rules) < rules["seeds"]:
-                continue  # nobody looks before the last seed
             lines = panels.setdefault(study.unit(study.metric), [])
             best = row_of(rules["best"])
             for name, pair in Verdict.of(study, rules).against_best.items():

@@ -7,6 +7,7 @@ import statistics
 
 import grids
 import pytest
+import report
 import studies
 import verdicts
 from scipy import stats
@@ -33,7 +34,8 @@ def study_of(tmp_path, spread=1.0, **worse):
     for number, (arm, loss) in enumerate(base.items()):
         for seed in range(8):
             value = 3 + seed / 10 + loss + (spread * NOISE[(seed + number) % 8] if arm != "softmax" else 0)
-            found.append({"labels": {"attention": arm}, "seed": seed, "metrics": {"test": value}, "measure": "nats"})
+            run = {"labels": {"attention": arm}, "seed": seed, "metrics": {"test": value}, "measure": "nats"}
+            found.append(run | {"seconds": 1.0, "versions": {}})
     return studies.Study("toy", grids.checked(copy.deepcopy(GRID), tmp_path / "toy.toml"), "toy.toml", found, {})
 
 
@@ -91,6 +93,8 @@ def test_nothing_is_told_before_every_row_has_its_seeds(tmp_path):
     study = study_of(tmp_path)
     few = dataclasses.replace(study, runs=study.runs[:-1])  # the last arm lacks one
     assert verdicts.verdicts(few) == ["**toy: not ended.** 7 of 8 seeds have every row.\n"]
+    assert "| B | 8 runs |" in report.markdown(few)
+    assert "| B | 3." in report.markdown(study)
     (text,) = verdicts.verdicts(study)
     assert "- B over softmax, Holm: +0.0" in text or "- B over softmax, Holm: -0.0" in text
     assert "8 seeds, p " in text
