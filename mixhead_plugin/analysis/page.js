@@ -8,6 +8,7 @@ const find = (query, inside = document) => inside.querySelector(query);
 const range = (n) => [...Array(n).keys()];
 const number = (x, digits = 2) => x.toFixed(digits).replace(/^-(0\.0*)$/, "$1").replace("-", "−");
 const largest = (values) => values.reduce((most, x) => Math.max(most, Math.abs(x)), 0);
+const sum = (values) => values.reduce((all, x) => all + x, 0);
 const between = (least, x, most) => Math.max(least, Math.min(most, x));
 const choose = (change) => draw(Object.assign(state, change));
 const quoted = (text) => `“${text}”`;
@@ -25,9 +26,10 @@ function unpack(bytes, { encoder, decoder, written }, attention) {
   const { site, layer, mixing } = attention;
   const source = heads(attention.source);
   const mixed = mixing ? heads(attention.mixed) : source;
-  const queries = site === "encoder-self" ? encoder : decoder;
+  const steps = decoder.map((read, t) => written[t] === undefined ? read : `${read} → ${written[t]}`);
+  const queries = site === "encoder-self" ? encoder : steps;
   const keys = site === "decoder-self" ? decoder : encoder;
-  const found = { site, layer, mixing, source, mixed, queries, keys, next: site === "encoder-self" ? [] : written };
+  const found = { site, layer, mixing, source, mixed, queries, keys };
   if (!mixing) return found;
   const size = source.length * mixed.length;
   const m = floats(mixing);
@@ -56,7 +58,7 @@ const RAMPS = {
 
 function colour(x) { // of a number from -1 to 1
   const ramp = RAMPS[dark.matches ? "dark" : "light"][Number(x < 0)];
-  const way = 2 * Math.min(1, Math.abs(x)) ** 0.75; // small weights stay visible
+  const way = 2 * Math.min(1, Math.abs(x)) ** 0.6; // small weights stay visible
   const part = Math.min(1, Math.floor(way));
   return ramp[part].map((start, c) => Math.round(start + (ramp[part + 1][c] - start) * (way - part)));
 }
@@ -133,11 +135,6 @@ function nameOf(attention) {
   return kind === "part" ? `source head ${from} as part of mixed head ${head}` : `${kind} head ${head}`;
 }
 
-function asker({ queries, next }) {
-  const written = next[state.token];
-  return quoted(queries[state.token]) + (written === undefined ? "" : `, before ${quoted(written)} is written`);
-}
-
 // Return the places of the largest values, at most `count`.
 function strongest(values, count) {
   const order = range(values.length).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
@@ -148,16 +145,19 @@ function drawWords(attention, values) {
   const row = rowOf(values, attention);
   const looks = strongest(row, 3).map((at) => `${quoted(attention.keys[at])} (${number(row[at])})`).join(", ");
   const { kind, token, from, head } = state;
+  const most = strongest(row, 1)[0];
   let more = attention.mixing ? "This is before mixing." : "The heads of this attention are not mixed.";
-  if (attention.mixing && kind === "mixed") {
-    const recipe = attention.source.map((_, j) => attention.factor(token, j, head));
-    const terms = strongest(recipe, 4).map((j) => `${number(recipe[j])} × source head ${j}`);
-    more = `It is ${terms.join(" + ").replaceAll("+ −", "− ")}${recipe.length > 4 ? " and smaller parts." : "."}`;
+  if (attention.mixing && kind === "mixed" && most !== undefined) {
+    const gives = attention.source.map((heads, j) => attention.factor(token, j, head) * rowOf(heads, attention)[most]);
+    const first = strongest(gives, 4);
+    const terms = first.map((j) => `source head ${j} gives ${number(gives[j])}`).join(", ");
+    const rest = sum(gives) - sum(first.map((j) => gives[j]));
+    const others = Math.abs(rest) < 0.005 ? "" : `, all others ${number(rest)}`;
+    more = `Of the ${number(row[most])}, ${terms}${others}. The row adds up to ${number(sum(row))}.`;
   }
   if (kind === "part") more = `Its factor is M[${from}, ${head}] = ${number(attention.factor(token, from, head), 3)}.`;
-  const verb = kind === "part" ? "adds most at" : "has its strongest weights on";
-  const rest = ` ${verb} ${looks || "nothing"}. ${more}`;
-  find("#says").replaceChildren(`At ${asker(attention)}, `, make("b", nameOf(attention)), rest);
+  const rest = ` is strongest on ${looks || "nothing"}. ${more}`;
+  find("#says").replaceChildren(`At ${quoted(attention.queries[token])}, `, make("b", nameOf(attention)), rest);
   const { encoder, decoder, written } = sentences[state.sentence];
   const texts = [encoder, encoder.length && written.length ? written : decoder].filter(({ length }) => length);
   find("#text").textContent = texts.map((tokens) => tokens.join(" ")).join("  →  ");
@@ -168,7 +168,7 @@ function drawLines(attention, values) {
   const [height, row, peak] = [Math.max(queries.length, keys.length), rowOf(values, attention), largest(values) || 1];
   const lines = Array.from(values, (weight, at) => {
     const [query, key] = [Math.floor(at / keys.length), at % keys.length];
-    const x = (Math.abs(weight) / peak) ** 0.75;
+    const x = (Math.abs(weight) / peak) ** 0.6;
     const [width, opacity] = query === state.token ? [0.5 + 6 * x, 1] : [2 * x, 0.4 * x];
     return opacity < 0.02 ? "" : `<line x1="1" y1="${query + 0.5}" x2="99" y2="${key + 0.5}"
       stroke="rgb(${colour(weight / peak)})" stroke-width="${width}" stroke-opacity="${opacity}"/>`;
@@ -177,21 +177,21 @@ function drawLines(attention, values) {
     innerHTML: `<svg viewBox="0 0 100 ${height}" preserveAspectRatio="none">${lines.join("")}</svg>`,
   });
   const weights = make("div", "", { className: "weights" });
-  weights.append(...names(keys.map((text, at) => `${number(row[at])}  ${text}`)));
+  weights.append(...names(keys.map((text, at) => `${number(row[at]).padStart(5, "\u2007")}  ${text}`)));
   const read = make("div", "", { className: "side" });
   read.append(...names(queries, state.token, (token) => choose({ token })));
   find("#lines").style = `--height: ${between(19, 420 / height, 34)}px; --rows: ${height}`;
   find("#lines").replaceChildren(read, picture, weights);
   find("#lines-card h2").textContent = `Token by token, ${nameOf(attention)}`;
-  legend(find("#lines-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: of the chosen token");
+  legend(find("#lines-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight; thick: chosen token");
 }
 
 function drawMatrix({ queries, keys }, values, name) {
   const peak = largest(values);
-  const cell = between(5, Math.floor((find("#matrix").clientWidth - 118) / keys.length), 34);
+  const cell = between(5, Math.floor((find("#matrix").clientWidth - 140) / keys.length), 34);
   heat(find("#matrix"), {
     values, rows: queries, columns: keys, peak, cell: [cell, Math.max(cell, 14)], mark: { row: state.token },
-    say: (row, column, x) => `${queries[row]} → ${keys[column]}: ${x}`,
+    say: (row, column, x) => `${quoted(queries[row])} looks at ${quoted(keys[column])}: ${x}`,
     pick: (token) => choose({ token }), label: `Weights of ${name}`,
   });
   legend(find("#matrix-card .legend"), values.some((x) => x < 0) ? -peak : 0, peak, "weight");
@@ -200,7 +200,7 @@ function drawMatrix({ queries, keys }, values, name) {
 
 function drawMixing(attention) {
   const card = find("#mixing-card");
-  card.hidden = !attention.mixing;
+  card.hidden = find("#what").hidden = !attention.mixing;
   if (card.hidden) return;
   const { source, mixed, keys, queries, factor } = attention;
   const { kind, head, from, token } = state;
@@ -217,7 +217,7 @@ function drawMixing(attention) {
   for (const [which, values, rows, row] of [["source", before, sources, j], ["mixed", after, mixes, i]]) {
     heat(find(`#${which}`), {
       values, rows, columns: keys, peak: weights, cell: [wide, tall], mark: { row },
-      say: (at, key, x) => `${which} head ${at}, ${queries[token]} → ${keys[key]}: ${x}`,
+      say: (at, key, x) => `${which} head ${at} looks at ${quoted(keys[key])}: ${x}`,
       pick: (at) => choose({ kind: which, head: at }), label: `Weights of all ${which} heads at ${queries[token]}`,
     });
   }
@@ -228,9 +228,9 @@ function drawMixing(attention) {
   });
   Object.assign(find("#minus"), { ariaPressed: minus, hidden: source.length !== mixed.length });
   const still = attention.mixing.shape.length === 2 ? ", as at all tokens" : "";
-  find("h2", card).textContent = `How the heads mix at ${asker(attention)}${still}`;
-  const scale = `${minus ? "M − I" : "M"}; the weights beside it go up to ${number(weights)}`;
-  legend(find(".legend", card), -factors, factors, scale);
+  find("h2", card).textContent = `How the heads mix at ${quoted(queries[token])}${still}`;
+  legend(find("#of-weights"), -weights, weights, "weights of source and mixed heads");
+  legend(find("#of-factors"), -factors, factors, minus ? "M − I" : "M");
 }
 
 function drawAll() {
@@ -250,7 +250,7 @@ function pictures({ layer, queries, keys, ...heads }, kind) {
     const canvas = paint(values, keys.length, largest(values));
     canvas.style = `width: ${canvas.width * scale}px; height: ${canvas.height * scale}px`;
     const button = make("button", "", { id: `layer-${layer}-${head}`, title: `layer ${layer}, head ${head}` });
-    button.onclick = () => choose({ layer, head, kind });
+    button.onclick = () => scrollTo({ top: 0, behavior: "smooth" }, choose({ layer, head, kind }));
     button.append(canvas, make("small", String(head)));
     return button;
   }));
@@ -270,6 +270,7 @@ function draw() {
   choice(find("#sites"), sites().map((site) => [site, SITES[site]]), "site");
   choice(find("#layers"), inSite().map(({ layer }) => [layer, String(layer)]), "layer");
   choice(find("#heads"), heads, "head");
+  find("#heads span").textContent = state.kind === "part" ? "to mixed head" : "Head";
   choice(find("#kinds"), attention.mixing ? Object.entries(KINDS) : [], "kind");
   choice(find("#sources"), state.kind === "part" ? attention.source.map((_, j) => [j, String(j)]) : [], "from");
   const values = chosen(attention);
@@ -317,7 +318,7 @@ select.onchange = () => choose({ sentence: Number(select.value), token: 0 });
 find("#sentences").hidden = sentences.length < 2;
 find("#minus").onclick = () => choose({ minus: !state.minus });
 document.addEventListener("keydown", press);
-document.addEventListener("pointerdown", (event) => tip(event, ""), true);
+for (const move of ["pointerdown", "scroll"]) document.addEventListener(move, (event) => tip(event, ""), true);
 dark.addEventListener("change", draw);
 addEventListener("resize", draw);
 draw();

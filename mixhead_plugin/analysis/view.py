@@ -60,7 +60,7 @@ def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
     found = attentions(loaded.model).values()
     kinds = {
-        f"{one.kinds['head_mixing']} head mixing, {one.normalizer}, {one.num_heads} heads of {one.head_dim}"
+        f"{one.kinds['head_mixing']} head mixing, {one.normalizer}, {one.num_heads} heads of size {one.head_dim}"
         for one in found
     }
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"

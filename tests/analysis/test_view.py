@@ -235,14 +235,23 @@ def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
     assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]  # isolated, whatever their directions are
     assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
     order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
-    expected = []
+    expected, rows = [], []
     for _, _, source, mixing in sorted(sentence.attentions, key=lambda one: (order[one.site], one.layer)):
         mixes = torch.einsum("jqk,qji->iqk", source, mixing) if mixed else source
         expected.append(mixes[0, 2, 1])
         if mixed:
             expected += [mixing[2, 1, 3], mixing[2, 1, 3] * source[1, 2, 1]]
-    numbers = [float(tip.split()[-1].replace("\N{MINUS SIGN}", "-")) for tip in seen["tips"]]
-    torch.testing.assert_close(torch.tensor(numbers), torch.stack(expected), rtol=0, atol=0.005)
+            rows.append(mixes[3, 2])
+
+    def numbers(pattern, text):
+        return [float(number) for number in re.findall(pattern, text.replace("\N{MINUS SIGN}", "-"))]
+
+    tips = torch.tensor([numbers(r"\S+$", tip)[0] for tip in seen["tips"]])
+    torch.testing.assert_close(tips, torch.stack(expected), rtol=0, atol=0.005)
+    for said, row in zip(seen["says"], rows):  # the largest weight of the row, what source heads give it, the row's sum
+        largest, *given, total = numbers(r"(?:Of the|gives|all others|adds up to) (-?\d+\.\d\d)", said)
+        assert abs(largest) == pytest.approx(row.abs().max().item(), abs=0.01)
+        assert (sum(given), total) == pytest.approx((largest, row.sum().item()), abs=0.03)
 
 
 def test_the_best_hypothesis_of_the_demos_checkpoint_is_shown(analysis, tmp_path):
