@@ -40,7 +40,7 @@ def writable_folder(path: str) -> str:
 def writable_file(path: str) -> str:
     """Parse a file for argparse; refuse one that cannot be written."""
     writable_folder(str(Path(path).absolute().parent))
-    if os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK)):
+    if path.endswith("/") or (os.path.exists(path) and not (os.path.isfile(path) and os.access(path, os.W_OK))):
         raise argparse.ArgumentTypeError(f"{path}: is a folder or read-only, must be a writable file")
     return path
 

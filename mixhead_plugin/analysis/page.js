@@ -200,8 +200,8 @@ function drawMatrix({ queries, keys }, values, name) {
 
 function drawMixing(attention) {
   const card = find("#mixing-card");
-  card.hidden = find("#what").hidden = !attention.mixing;
-  if (card.hidden) return;
+  document.body.className = `${state.site} ${attention.mixing ? "mixes" : "plain"}`; // chooses among the texts
+  if (!attention.mixing) return;
   const { source, mixed, keys, queries, factor } = attention;
   const { kind, head, from, token } = state;
   const minus = state.minus && source.length === mixed.length;
@@ -301,6 +301,7 @@ function press(event) {
   };
   if (!(event.key in changes)) return;
   event.preventDefault();
+  tip(event, "");
   choose(changes[event.key]());
 }
 

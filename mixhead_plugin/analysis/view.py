@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--sentencepiece", metavar="FILE", help="model of sentencepiece that cuts --text and --target")
     text = "sentences of --subset, from random places, without --text (default: %(default)s)"
     parser.add_argument("--sentences", type=loading.positive, default=3, metavar="N", help=text)
-    text = "tokens of a sentence to show (default: the first %(default)s)"
+    text = "tokens of a sentence to read and show (default: the first %(default)s)"
     parser.add_argument("--length", type=loading.positive, default=64, metavar="N", help=text)
     text = "the page (default: %(default)s)"
     parser.add_argument("--output", type=output.writable_file, default="heads.html", metavar="FILE", help=text)
@@ -91,7 +91,7 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
         found.append(Attention(*where(name), heads.weights()[0], mixing))
 
     if (tokens := max(x.size(1) for x in net_input.values() if x.dim() > 1)) > length:
-        print(f"--length {length}: the page shows the first {length} of {tokens} tokens")
+        print(f"--length {length}: the model reads only the first {length} of {tokens} tokens")
     net_input = {name: x if x.dim() == 1 else x[:, :length] for name, x in net_input.items()}
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
