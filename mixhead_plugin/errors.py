@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import sys
 from types import TracebackType
 
@@ -26,6 +27,11 @@ def end_in_one_line() -> None:
 
 
 def _print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, BrokenPipeError):
+        output = select.poll()
+        output.register(1, 0)
+        if output.poll(0):  # nobody reads it any more, as in `fairseq-generate | head`
+            os._exit(141)  # silently, as SIGPIPE ends other programs
     lines = str(error).strip().splitlines() or [""]
     # torch raises the errors of its workers again, with their traceback before the message.
     found = re.match(rf"(?:{__name__}[.]\w+|FileNotFoundError): (.*)", lines[-1])

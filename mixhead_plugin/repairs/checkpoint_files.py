@@ -36,7 +36,6 @@ EVALUATED = frozenset(
 # ${name} only refers to another value. For ${name:...}, even ${${other}:...}, omegaconf calls a function.
 _REFERENCE = re.compile(r"\$\{\s*[\w.\[\]]+\s*\}")
 _ARITHMETIC = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Load)
-_WITHOUT_VALUE = "_float_tensor"  # fairseq uses only its type, and never sets its value
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")
@@ -108,7 +107,7 @@ def check_finite(path: str, model: dict[str, Any]) -> None:
 
 def is_bad(name: str, value: Any) -> bool:
     """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
-    if not isinstance(value, torch.Tensor) or name.endswith(_WITHOUT_VALUE):
+    if not isinstance(value, torch.Tensor) or name.endswith("_float_tensor"):  # fairseq never sets its value
         return False
     if not value.is_floating_point() and not value.is_complex():
         return False

@@ -30,10 +30,8 @@ def _save(original, trainer, filename: str, extra_state: dict):
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     state, epochs = original(cfg, trainer, **kwargs)
-    if not isinstance(trainer, Trainer):  # a program with a trainer of its own
-        return state, epochs
-    if state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:  # a new training begins
-        return state, epochs
+    if not isinstance(trainer, Trainer) or state is None or trainer.get_num_updates() == 0 or cfg.reset_dataloader:
+        return state, epochs  # of a program with a trainer of its own, or of a new training
     epoch_ended = state["train_iterator"]["iterations_in_epoch"] == 0
     epoch = state["train_iterator"]["epoch"] - 1  # the one that ended
     if epoch_ended and epoch > 0 and not cfg.reset_lr_scheduler:

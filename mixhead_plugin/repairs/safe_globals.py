@@ -21,11 +21,9 @@ VERSIONS = "fairseq 0.12.2 and its main branch, with torch >= 2.6"
 _ARRAYS = (np._core if hasattr(np, "_core") else np.core).multiarray
 CLASSES = [Namespace, defaultdict, Any, dict, list, int, float]
 CLASSES += [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode]
-# With --eval-bleu, the checkpoint holds the BLEU as a NumPy number.
-CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]
+CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]  # the BLEU of --eval-bleu is NumPy's number
 CLASSES += [type(np.dtype(np.float64)), type(np.dtype(np.int64))]
-# This class takes a tensor's place while the first worker sends a checkpoint to the others.
-CLASSES += [_TensorPlaceholder]
+CLASSES += [_TensorPlaceholder]  # takes a tensor's place while the first worker sends a checkpoint to the others
 
 
 def apply() -> None:

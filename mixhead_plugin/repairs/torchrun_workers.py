@@ -18,8 +18,7 @@ def _call_main(original, cfg, main, **kwargs) -> None:
     workers = cfg.distributed_training
     is_alone = workers.distributed_world_size == 1 and workers.distributed_init_method is None
     is_training = cfg.common_eval.path is None  # several processes may evaluate one model
-    by_torchrun = all(name in os.environ for name in TORCHRUN)
-    variable = "WORLD_SIZE" if by_torchrun else "SLURM_STEP_NUM_TASKS"  # srun sets the second
+    variable = "WORLD_SIZE" if all(name in os.environ for name in TORCHRUN) else "SLURM_STEP_NUM_TASKS"  # of srun
     number = os.environ.get(variable, "1")
     if is_alone and is_training and number != "1":
         raise OptionError(

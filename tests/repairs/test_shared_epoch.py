@@ -129,13 +129,11 @@ def test_real_data_are_seen_once(name, translation_data, text_data):
     words = [str(data), *TASKS[name], "--arch", "transformer", "--max-tokens", "40", "--cpu"]
     task = tasks.setup_task(options.parse_args_and_arch(parser, words))
     task.load_dataset("train")
-    size = len(task.dataset("train"))
+    sentences = task.dataset("train")
 
     def workers(number, state=None):
         settings = {"max_tokens": 40, "num_shards": number, "disable_iterator_cache": True}
-        all_epochs = [
-            task.get_batch_iterator(task.dataset("train"), shard_id=rank, **settings) for rank in range(number)
-        ]
+        all_epochs = [task.get_batch_iterator(sentences, shard_id=rank, **settings) for rank in range(number)]
         for epochs in all_epochs:
             if state is not None:
                 epochs.load_state_dict(state)
@@ -149,7 +147,7 @@ def test_real_data_are_seen_once(name, translation_data, text_data):
         seen = [i for batches in iterators for i in identities(batches, 2)]
         _, iterators = workers(after, all_epochs[0].state_dict())
         seen += [i for batches in iterators for i in identities(batches)]
-        assert sorted(seen) == list(range(size))
+        assert sorted(seen) == list(range(len(sentences)))
 
 
 # ---- where nobody can say what is left -------------------------------------------------------------------------------

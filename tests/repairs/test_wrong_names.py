@@ -64,9 +64,8 @@ def test_a_missing_file_is_one_line(name, said, translation_data, text_data, tmp
         path.unlink(missing_ok=True)
     command = ["fairseq-train", data, "--user-dir", PLUGIN, "--arch", arch, *sizes, *TRAINING]
     command += [] if "de" in name else ["--task", "language_modeling"]
-    assert f"fairseq-train: error: {said}" in refusal(*command, "--save-dir", tmp_path / "save").replace(
-        "[Errno 2] ", ""
-    )
+    line = refusal(*command, "--save-dir", tmp_path / "save").replace("[Errno 2] ", "")
+    assert f"fairseq-train: error: {said}" in line
 
 
 @pytest.mark.slow
