@@ -19,6 +19,7 @@ import html
 import itertools
 import math
 import re
+import signal
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -244,17 +245,15 @@ def curve(study: Study, row: Row, name: str) -> list[tuple[float, float]]:
 
 
 def main() -> None:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="report.py", description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser("report.py", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "a grid that scripts/sweep.py ran, or a .json file of saved runs (default: all results)"
     parser.add_argument("grid", nargs="?", type=Path, help=text)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
     text = "print the gain of the first row over the second"
     parser.add_argument("--compare", nargs=2, action="append", default=[], metavar="LABEL,LABEL", help=text)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the runs to one JSON file, and its picture")
-    parser.add_argument(
-        "--results", type=Path, default=ROOT / "results", help="folder of saved runs (default: results)"
-    )
+    text = "folder of saved runs (default: results)"
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help=text)
     args = parser.parse_args()
     if args.grid:
         study = from_results(args.grid) if args.grid.suffix == ".json" else from_runs(args.grid, args.runs)
@@ -281,4 +280,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `report.py FILE | head`
     main()

@@ -36,7 +36,7 @@ def check_records(path: str | os.PathLike[str]) -> None:
             try:
                 if record.CRC:  # torch writes 0 if its checksums are switched off
                     with file.open(record) as content:
-                        while content.read(1 << 18):  # it stays in the processor's cache
+                        while content.read(1 << 22):  # in few steps: each needs Python's lock, and torch waits
                             pass
             except Exception as error:  # of a head that has changed, there are many
                 raise OptionError(

@@ -53,9 +53,8 @@ def test_a_command_refuses_an_unknown_name(text_data):
 PRINTS = "from mixhead_plugin.errors import end_in_one_line; end_in_one_line(); print(flush=True)"
 
 
-@pytest.mark.parametrize("program", [["-m", "mixhead_plugin", "path"], ["-c", PRINTS]], ids=["mixhead", "other"])
+@pytest.mark.parametrize("program", [["-m", "mixhead_plugin", "path"], ["-c", PRINTS]], ids=["mixhead", "fairseq"])
 def test_a_broken_pipe_is_silent(program):
-    """As `fairseq-generate | head` may break it."""
     reader, writer = os.pipe()
     os.close(reader)
     ended = subprocess.run([sys.executable, *program], stdout=writer, stderr=subprocess.PIPE)
