@@ -22,7 +22,7 @@ from mixhead_plugin.repairs.replace import replaces
 
 logger = logging.getLogger(__name__)
 
-NAME = ".lock"  # this file stays: removing it could let two trainings in
+NAME = ".mixhead.lock"  # this file stays: removing it could let two trainings in
 # Seconds: the workers of a killed training may take some to end, and NFS frees the locks of a dead machine late.
 WAIT = 120.0 if os.environ.get("SLURM_RESTART_COUNT") else 10.0
 _held: dict[str, IO[str]] = {}  # by path; the system drops a lock when its process ends, however it ends
@@ -41,7 +41,7 @@ def lock(folder: str) -> None:
     if path in _held:
         return
     try:
-        file = open(path, "a+")  # noqa: SIM115 (as long as the process)
+        file = open(path, "a+", errors="replace")  # noqa: SIM115 (as long as the process)
         with suppress(OSError):
             os.chmod(path, 0o666)  # others who may write into the folder may train in it later
         while not _is_free(file):
@@ -49,9 +49,9 @@ def lock(folder: str) -> None:
                 file.seek(0)
                 raise OptionError(f"--save-dir {folder}: {file.read()} trains in it; must be another folder")
             time.sleep(0.2)
+        _held[path] = file
         file.truncate(0)
         print(f"process {os.getpid()} on {socket.gethostname()}", end="", file=file, flush=True)
-        _held[path] = file
     except OSError as error:  # a file of another user, or a file system without locks
         logger.warning(f"--save-dir {folder}: cannot be locked ({error.strerror}); train only once in it")
 

@@ -81,12 +81,14 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
         reason = f"the task binds data to workers, of which there were {then}, now {workers}"
     elif epochs._supports_prefetch or epochs.grouped_shuffling:
         reason = f"--dataset-impl cached and --grouped-shuffling bind data to workers ({then}, now {workers})"
+    elif epochs.skip_remainder_batch:
+        reason = "--skip-remainder-batch leaves out other batches"
     else:
         logger.info(f"epoch {epoch}: workers have seen {seen:,} batches, the others are shared anew")
         # If it is no multiple of --update-freq, fairseq counts the updates that are left wrongly.
         epochs._shared[epoch] = seen, group * math.ceil(seen / (epochs.num_shards * group))
         return epochs._shared[epoch][1]
-    logger.info(f"epoch {epoch} begins anew, and some sentences are seen twice: {reason}")
+    logger.warning(f"epoch {epoch} begins anew, and some sentences are seen twice: {reason}")
     return 0
 
 

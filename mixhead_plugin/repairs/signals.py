@@ -87,17 +87,24 @@ def _aggregate(original, trainer, outputs, *stats, **kwargs):
     return outputs, stats
 
 
+@replaces(checkpoint_utils, "save_checkpoint")
+def _save(original, cfg, trainer, *args):
+    trainer._saved_at = trainer.get_num_updates()
+    return original(cfg, trainer, *args)
+
+
 def _validate_and_save(original, cfg, trainer, task, epochs, subsets, end_of_epoch):
     alone, updates = trainer.data_parallel_world_size == 1, trainer.get_num_updates()
-    stops = _got if alone else getattr(trainer, "_signals", 0)  # all workers stop after the same update
+    stops = len(_got) if alone else getattr(trainer, "_signals", 0)  # all workers stop after the same update
     intervals = cfg.checkpoint.save_interval_updates, cfg.dataset.validate_interval_updates
     regular = end_of_epoch or any(number > 0 and updates % number == 0 for number in intervals)
+    losses, result = [None], None
     if not stops or regular or reason_to_end(cfg.checkpoint, trainer) is not None:
-        result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
-    else:
-        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, None)
+        losses, _ = result = original(cfg, trainer, task, epochs, subsets, end_of_epoch)
     if not stops:
         return result
+    if getattr(trainer, "_saved_at", None) != updates:  # `original` may only validate
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epochs, losses[0])
     logger.info(f"ended by a signal after update {updates}, with a checkpoint: the same command goes on")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # srun and torch send it to the others as soon as one has ended
     if not alone:

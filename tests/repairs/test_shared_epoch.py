@@ -170,8 +170,9 @@ def said(caplog):
         ({"seed": 5}, "--seed or the data have changed"),
         ({"kind": InParts}, "binds data to workers, of which there were 2, now 1"),
         ({"grouped_shuffling": True}, "bind data to workers (2, now 1)"),
+        ({"skip_remainder_batch": True}, "--skip-remainder-batch leaves out other batches"),
     ],
-    ids=["number", "order", "sizes", "seed", "parts", "groups"],
+    ids=["number", "order", "sizes", "seed", "parts", "groups", "remainder"],
 )
 def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, caplog):
     first = Workers(2)
@@ -179,7 +180,8 @@ def test_other_batches_begin_the_epoch_anew_with_one_line(settings, reason, capl
     with caplog.at_level(logging.INFO):
         again = Workers(1, state=first.state(), **settings)
     assert [line.startswith("epoch 1 begins anew") and reason in line for line in said(caplog)] == [True]
-    assert len(again.see()) == sum(map(len, settings.get("chosen", BATCHES)))
+    left_out = settings.get("skip_remainder_batch", False)  # the last batch, of one sentence
+    assert len(again.see()) == sum(map(len, settings.get("chosen", BATCHES))) - left_out
 
 
 def test_batches_in_groups_have_an_order_too():

@@ -1,5 +1,6 @@
 """Test the repairs of trainings: checkpoints, data and workers."""
 
+import functools
 import logging
 import multiprocessing
 import signal
@@ -333,9 +334,13 @@ def test_workers_of_torchrun_or_srun_do_not_train_apart(variables, monkeypatch):
         assert started(monkeypatch, variables, distributed_world_size=1)[0] == 1
 
 
+@pytest.mark.parametrize("saves", [True, False])
 @pytest.mark.parametrize("update, hours, validates", [(7, 0, True), (8, 0, False), (8, 2, True), (8, 3, False)])
-def test_a_signal_skips_the_validation_but_not_the_last_one(update, hours, validates, monkeypatch):
-    """The last update is that of --max-update, or the one after which --stop-time-hours are over."""
+def test_a_signal_skips_the_validation_but_not_the_last_one(update, hours, validates, saves, monkeypatch):
+    """The last update is that of --max-update, or the one after which --stop-time-hours are over.
+
+    fairseq does not save after each validation; after a signal there is one checkpoint all the same.
+    """
     cfg = OmegaConf.create({"checkpoint": {"patience": 0, "save_interval_updates": 0}})
     cfg.dataset = {"validate_interval_updates": 0}
     cfg.optimization = {"max_update": 7 if update == 7 else 9, "stop_time_hours": hours}
@@ -344,10 +349,18 @@ def test_a_signal_skips_the_validation_but_not_the_last_one(update, hours, valid
     done = []
     monkeypatch.setattr(signals, "_got", [signal.SIGTERM])
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *_: done.append("saved"))
+    save = functools.partial(signals._save, lambda *_: done.append("saved"))
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", save)
+
+    def original(*_):
+        done.append("validated")
+        if saves:
+            save(cfg.checkpoint, trainer, None, 2.5)
+        return [2.5], True
+
     with pytest.raises(SystemExit) as end:
-        signals._validate_and_save(lambda *_: done.append("validated"), cfg, trainer, None, None, [], False)
-    assert (end.value.code, done) == (75, ["validated" if validates else "saved"])
+        signals._validate_and_save(original, cfg, trainer, None, None, [], False)
+    assert (end.value.code, done) == (75, ["validated", "saved"] if validates else ["saved"])
 
 
 @pytest.mark.parametrize("is_worker", [True, False])
