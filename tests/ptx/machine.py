@@ -20,7 +20,7 @@ def run(program: Program, blocks: int, warps: int, shared: int, values: list[Any
     memory = Memory([value for value in values if not isinstance(value, bytes)])
     addresses = (np.uint64(tensor.address).tobytes() for tensor in memory.tensors)
     given = [value if isinstance(value, bytes) else next(addresses) for value in values]
-    parameters = dict(zip(program.kernel.parameters, given))
+    parameters = dict(zip(program.parameters, given))
     together, executed = max(1, THREADS // (32 * warps)), Counter()
     with np.errstate(all="ignore"):
         for first in range(0, blocks, together):

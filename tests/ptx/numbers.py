@@ -44,9 +44,14 @@ def paired(convert):
     return lambda a, b: convert(a).view(U16).astype(U32) << 16 | convert(b).view(U16)
 
 
+def wide(x):
+    """Extend 32-bit integers to 64 bits, by their sign if they have one."""
+    return x.astype(f"{x.dtype.kind}8")
+
+
 def shifted(shift):
     """Return a shift, by as much as the width or more, too."""
-    return lambda a, b: shift(a, b.astype(a.dtype))
+    return lambda a, b: shift(a, np.minimum(b, 64).astype(a.dtype))
 
 
 def truncated(x):

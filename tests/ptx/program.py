@@ -1,4 +1,4 @@
-"""Turn a kernel into basic blocks of steps: instructions with decoded operands."""
+"""Parse the PTX of one kernel: basic blocks of steps, which are instructions with decoded operands."""
 
 import functools
 import re
@@ -9,10 +9,10 @@ import numpy as np
 
 from tests.ptx.numbers import BITS, POISON, PRED, TYPES, U32
 from tests.ptx.table import CONTROL, TABLE
-from tests.ptx.text import Address, Kernel
 
 REGISTERS = {"%tid.x": U32, "%ctaid.x": U32}  # that no kernel declares
-SYMBOLS = {"global_smem": 0}  # shared memory begins at 0
+SHARED = "global_smem"  # shared memory begins at 0
+INSTRUCTION = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 
 
 class Read(NamedTuple):
@@ -44,51 +44,66 @@ class Block(NamedTuple):
 
 
 class Program:
-    """Hold the blocks of a kernel; refuse unknown instructions."""
+    """Hold the blocks of the only kernel of a text; refuse what is unknown."""
 
     def __init__(self, text: str):
-        self.text, self.kernel = text, Kernel(text)
+        plain = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+        entry = re.search(r"\.entry\s+([\w$]+)\s*\((.*?)\)[^{]*{(.*?)\n}", plain, re.S)
+        body = re.sub(r"^\s*\.(loc|file|pragma)\b.*$", "", entry[3], flags=re.M)
+        body = re.sub(r"^\s*([\w$]+):", r"\1:;", body, flags=re.M)
+        self.text, self.name = text, entry[1]
+        self.parameters = re.findall(r"\.param\s+[^,]*?([\w$]+)\s*(?:,|$)", entry[2])
+        self.types: dict[str, np.dtype] = {}  # of registers, by their prefix
         self.poison: dict[str, Any] = {}  # of each register
-        steps = [self._step(n, *parts) for n, parts in enumerate(self.kernel.instructions)]
+        steps: list[Step] = []
+        labels: dict[str, int] = {}  # the numbers of the steps that follow them
+        for statement in filter(None, (part.strip() for part in body.split(";"))):
+            if declared := re.fullmatch(r"\.reg\s+\.(\w+)\s+(%\w+)<\d+>", statement):
+                self.types[declared[2]] = TYPES[declared[1]]
+            elif statement[-1] == ":":
+                labels[statement[:-1]] = len(steps)
+            else:
+                steps.append(self._step(f"instruction {len(steps)} `{statement}`", INSTRUCTION.fullmatch(statement)))
         ends = {n + 1 for n, step in enumerate(steps) if step.function in CONTROL}
-        starts = sorted(({0, *self.kernel.labels.values()} | ends) - {len(steps)})
+        starts = sorted(({0, *labels.values()} | ends) - {len(steps)})
         self.blocks = []
         for a, b in zip(starts, [*starts[1:], len(steps)]):
             end = steps[b - 1] if b in ends else None
-            to = starts.index(self.kernel.labels[end.sources[0]]) if end and end.function == "branch" else -1
+            to = starts.index(labels[end.sources[0]]) if end and end.function == "branch" else -1
             self.blocks.append(Block(steps[a : b - 1 if end else b], end, to))
 
-    def _step(self, n: int, text: str, negated: str, guard: str | None, opcode: str, operands: list) -> Step:
-        site = f"instruction {n} `{text}`"
-        if opcode not in TABLE:
-            raise NotImplementedError(f"{self.kernel.name}: the table has no opcode of {site}")
-        row = TABLE[opcode]
-        targets, operands = operands[: len(row.results)], operands[len(row.results) :]
-        targets = targets[0] if targets and isinstance(targets[0], list) else targets
-        kinds = [TYPES[part] for part in opcode.split(".") if part in TYPES]
-        kind = kinds[-1] if kinds else None
-        sources = [self._source(spec.rstrip("?"), operand, kind) for spec, operand in zip(row.sources, operands)]
+    def _step(self, site: str, found: re.Match | None) -> Step:
+        if found is None or found[3] not in TABLE:
+            raise NotImplementedError(f"{self.name}: the table has no opcode of {site}")
+        negated, guard, opcode, operands = found.groups()
+        row, given = TABLE[opcode], [part.strip() for part in re.split(r",(?![^{]*})", operands) if part.strip()]
+        count, most = len(row.results), len(row.results + row.sources)
+        if not most - row.sources.count("u32?") <= len(given) <= most:
+            raise NotImplementedError(f"{self.name}: other operands than those of the table: {site}")
+        targets = [name for operand in given[:count] for name in _parts(operand)]
+        for name in set(targets) - {"_"}:
+            self._width(name)
+        kind = next((TYPES[part] for part in reversed(opcode.split(".")) if part in TYPES), None)
+        sources = [self._source(spec.rstrip("?"), operand, kind) for spec, operand in zip(row.sources, given[count:])]
         function = row.function
         if function == "move":
             function = functools.partial(move, BITS[kind.itemsize // len(targets)], len(targets))
-        for name in set(targets) - {"_"}:
-            self._width(name)
         read = self._read(guard, PRED) if guard else None
         return Step(site, opcode, read, bool(negated), function, sources, targets, kind)
 
-    def _source(self, spec: str, operand: Any, last: np.dtype | None) -> Any:
+    def _source(self, spec: str, operand: str, last: np.dtype | None) -> Any:
         """Return a source as the machine takes it; `last` is the last type of the opcode."""
         if spec in ("int", "label"):
-            return operand
+            return operand if spec == "label" else _number(operand)
         if spec == "address":
-            base, offset = operand if isinstance(operand, Address) else (operand, 0)
-            if base in self.kernel.parameters:
-                return base, offset
-            if base in SYMBOLS:
-                return np.array([SYMBOLS[base] + offset], U32)
+            base, _, offset = operand.strip("[ ]").replace(" ", "").partition("+")
+            if base in self.parameters:
+                return base, int(offset or "0")
+            if base == SHARED:
+                return np.array([int(offset or "0")], U32)
             kind = self._width(base)
-            return Read(base, kind, kind.type(offset % 2 ** (8 * kind.itemsize)) if offset else None)
-        parts = operand if isinstance(operand, list) else [operand]
+            return Read(base, kind, kind.type(int(offset) % 2 ** (8 * kind.itemsize)) if offset else None)
+        parts = _parts(operand)
         if spec == "parts":
             kind = last if len(parts) == 1 else BITS[last.itemsize // len(parts)]
         else:
@@ -96,11 +111,10 @@ class Program:
         found = [self._read(part, kind) for part in parts]
         return found if spec == "parts" or spec.endswith("*") else found[0]
 
-    def _read(self, operand: str | int, kind: np.dtype) -> Any:
-        operand = SYMBOLS.get(operand, operand)
-        if isinstance(operand, int):
+    def _read(self, operand: str, kind: np.dtype) -> Any:
+        if (number := _number(operand)) is not None:
             size = kind.itemsize
-            return np.array([operand != 0 if kind == PRED else operand % 2 ** (8 * size)], BITS[size]).view(kind)
+            return np.array([number != 0 if kind == PRED else number % 2 ** (8 * size)], BITS[size]).view(kind)
         if self._width(operand).itemsize < kind.itemsize:
             raise NotImplementedError(f"{operand} as {kind}")
         return Read(operand, kind)
@@ -109,10 +123,26 @@ class Program:
         """Return the type that holds a register: bits of its width. Note what it holds at first."""
         if name in REGISTERS:
             return REGISTERS[name]
-        kind = TYPES[self.kernel.registers[re.match(r"%[a-z]+", name)[0]]]
+        if (prefix := name.rstrip("0123456789")) not in self.types:
+            raise NotImplementedError(f"{self.name}: no register is {name}")
+        kind = self.types[prefix]
         kind = kind if kind == PRED else BITS[kind.itemsize]
         self.poison[name] = np.array([POISON[kind]], kind)
         return kind
+
+
+def _parts(operand: str) -> list[str]:
+    return re.findall(r"[^{},\s]+", operand)
+
+
+@functools.cache
+def _number(text: str) -> int | None:
+    """Return a constant, a float by its bits; None is for a register."""
+    if re.fullmatch(r"0[fF][0-9A-Fa-f]{8}", text):
+        return int(text[2:], 16)
+    if re.fullmatch(r"-?(0[xX][0-9A-Fa-f]+|\d+)U?", text):
+        return int(text.rstrip("U"), 0)
+    return 0 if text == SHARED else None
 
 
 def move(kind: np.dtype, count: int, values: list) -> list:

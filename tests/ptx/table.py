@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.ptx import numbers
-from tests.ptx.numbers import F16, F32, S64, TYPES, U32, U64, flushing
+from tests.ptx.numbers import F16, F32, TYPES, flushing
 
 
 class Row(NamedTuple):
@@ -45,11 +45,10 @@ def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> 
 row("add.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a + b", np.add)
 row("sub.{u16,s16,u32,s32,u64,s64,f32}", "T: T T", "a - b", np.subtract)
 row("mul.{lo.s16,lo.u32,lo.s32,lo.s64,f32}", "T: T T", "a * b", np.multiply)
-row("mul.hi.u32", "T: T T", "a * b >> 32", lambda a, b: (a.astype(U64) * b >> 32).astype(U32))
-row("mul.wide.u32", "u64: T T", "a * b", lambda a, b: a.astype(U64) * b)
-row("mul.wide.s32", "s64: T T", "a * b", lambda a, b: a.astype(S64) * b)
-row("mad.wide.u32", "u64: T T u64", "a * b + c", lambda a, b, c: a.astype(U64) * b + c)
-row("mad.wide.s32", "s64: T T s64", "a * b + c", lambda a, b, c: a.astype(S64) * b + c)
+row("mul.hi.{u32,s32}", "T: T T", "a * b >> 32", lambda a, b: (numbers.wide(a) * b >> 32).astype(a.dtype))
+for kind in ("u", "s"):
+    row(f"mul.wide.{kind}32", f"{kind}64: T T", "a * b", lambda a, b: numbers.wide(a) * b)
+    row(f"mad.wide.{kind}32", f"{kind}64: T T {kind}64", "a * b + c", lambda a, b, c: numbers.wide(a) * b + c)
 row("mad.lo.{u32,s32,u64,s64}", "T: T T T", "a * b + c", lambda a, b, c: a * b + c)
 row("div.{u32,s32}", "T: T T", "quotient(a, b)", numbers.divide)
 row("min.{u32,s32,u64,s64}", "T: T T", "min(a, b)", np.minimum)

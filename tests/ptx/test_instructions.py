@@ -12,12 +12,11 @@ from tests.ptx.micro import CONSTANT, PREFIX, assemble, execute, words
 from tests.ptx.numbers import BITS, TYPES
 from tests.ptx.program import Program
 from tests.ptx.table import TABLE
-from tests.ptx.text import Kernel
 
 LANES = 64
 WORDS = [0, 1, 2, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x00FF8001, 0x12345678]
 FLOATS = [0.0, -0.0, 1.0, -1.5, 1e-40, -1e30, 65504.0, 1 + 2**-11, 1 + 2**-8, math.inf, -math.inf, math.nan, 2.5, -7.75]
-SHIFTS = [0, 1, 3, 7, 15, 16, 31, 32, 40, 63, 64, 100]
+SHIFTS = [0, 1, 3, 7, 15, 16, 31, 32, 40, 63, 64, 100, 2**16, 2**16 + 3]
 
 
 def samples(kind: str, n: int):
@@ -226,9 +225,18 @@ def test_a_kernel_of_a_few_instructions(name):
 
 def test_every_instruction_of_the_table_is_tested():
     texts = [*ARITHMETIC.values(), *(text for text, _, _ in MICRO.values())]
-    assert {opcode for text in texts for *_, opcode, _ in Kernel(text).instructions} == set(TABLE)
+    blocks = [block for text in texts for block in Program(text).blocks]
+    assert {step.opcode for block in blocks for step in (*block.steps, block.end) if step} == set(TABLE)
 
 
-def test_an_unknown_instruction_is_named():
-    with pytest.raises(NotImplementedError, match=r"no opcode of instruction 3 `wgmma.fence.sync.aligned"):
-        Program(assemble("wgmma.fence.sync.aligned;", 4))
+UNKNOWN = {
+    "wgmma.fence.sync.aligned": r"no opcode of instruction 3 `wgmma.fence.sync.aligned`",
+    "bar.sync 0, 64": r"other operands .*: instruction 3 `bar.sync 0, 64`",
+    "setp.lt.u32 %p1|%p2, %r1, 3": r"no register is %p1\|%p2",
+}
+
+
+@pytest.mark.parametrize("instruction", UNKNOWN)
+def test_what_is_unknown_is_named(instruction):
+    with pytest.raises(NotImplementedError, match=UNKNOWN[instruction]):
+        Program(assemble(instruction + ";", 4))
