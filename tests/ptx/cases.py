@@ -33,6 +33,7 @@ HIDDEN = {
     "causal padding": {"causal": True, "padding": True},
     "mask": {"mask": torch.float32},
 }
+SMALL = ["4x16", "3x16"]  # heads and their size; small tiles, all heads in one
 AXES = {
     "mixing": [*MIXING],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
@@ -40,8 +41,13 @@ AXES = {
     "hidden": [*HIDDEN][:3],
     "extra": ["dropout", "sink", "plain"],
     "stages": [1, 2, 3],
+    "shape": SMALL,
 }
-SHAPES = ["8x64", "16x64", "32x16", "64x8", "8x128"]  # heads and their size, with the tiles of tuning.py
+MORE = {  # with the tiles of tuning.py
+    "dtype": [*AXES["dtype"], "tf32"],
+    "hidden": [*HIDDEN],
+    "shape": [*SMALL, "8x64", "16x64", "12x64", "32x16", "64x8", "8x128"],
+}
 
 
 class Case(NamedTuple):
@@ -51,7 +57,7 @@ class Case(NamedTuple):
     hidden: str = "causal"
     extra: str = "plain"
     stages: int = 2
-    shape: str = "4x16"  # small tiles; those of tuning.py for other shapes
+    shape: str = "4x16"
     place: int = 0  # of the tile in its list
     capability: int = 80
     queries: int = 37
@@ -69,34 +75,25 @@ class Case(NamedTuple):
         return like._replace(**HIDDEN[self.hidden], **extra, tf32=self.dtype == "tf32")
 
     def tiles(self, kernel: str, *size: int) -> list[Tile]:
-        if self.shape != "4x16":
-            return TABLES(kernel, *size)[self.place :] or TABLES(kernel, *size)[-1:]
+        if self.shape not in SMALL:
+            found = TABLES(kernel, *size)
+            return [tile._replace(stages=self.stages) for tile in found[self.place :] or found[-1:]]
         return [Tile(32, 32, 4, self.stages) if "flash" in kernel else Tile(16, 16, 4, self.stages, HC=4, HG=4)]
 
 
-def default_cases() -> list[Case]:
+def cover(axes: dict[str, list]) -> list[Case]:
     """Return cases in which every pair of values of two axes occurs."""
-    values = list(AXES.values())
-    rows = pairwise([len(axis) for axis in values])
-    return [Case(*(axis[i] for axis, i in zip(values, row))) for row in rows]
+    rows = pairwise([len(values) for values in axes.values()])
+    return [Case(*(values[i] for values, i in zip(axes.values(), row))) for row in rows]
 
 
-def more_cases() -> Iterator[Case]:
-    """Yield the slow cases: the tiles of tuning.py, one head, many tiles, tf32, another capability, longer rows."""
-    cases = default_cases()
+def slow_cases() -> Iterator[Case]:
+    """Yield cases of more values of the axes, capability 9.0 for small tiles; one head, many tiles, longer rows."""
+    for n, case in enumerate(cover(AXES | MORE)):
+        yield case._replace(place=n % 2, capability=90 if case.shape in SMALL else 80, queries=75, keys=83)
     yield Case("per query", hidden="causal padding", stages=1, shape="1x16")
-    for n, shape in enumerate(SHAPES):
-        for k, mixing in enumerate(AXES["mixing"]):
-            like, dtype = cases[(3 * n + k) % len(cases)], AXES["dtype"][(n + k) % 3]
-            yield like._replace(mixing=mixing, dtype=dtype, shape=shape, place=(n + k) % 2, queries=75, keys=83)
     yield Case("shared", hidden="causal padding", extra="dropout", shape="8x64", queries=512, keys=512)
-    yield Case("per query", hidden="causal padding", extra="dropout", stages=2, queries=64, keys=96)  # multiples of 16
-    for case in cases[::2]:
-        yield case._replace(dtype="tf32", stages=1 + case.stages % 3)
-    for case in cases[1::3]:
-        yield case._replace(capability=90)
-    for n, case in enumerate(cases[2::3]):
-        yield case._replace(hidden="mask", dtype=AXES["dtype"][n % 3], queries=70, keys=101)
+    yield Case("per query", hidden="causal padding", extra="dropout", queries=64, keys=96)  # multiples of 16
 
 
 def philox(seed: int, c: list) -> list:
@@ -155,7 +152,7 @@ def main(arguments: list[str]) -> int:
     if options.count:
         count.table(options.names or ["8x64", "16x64"])
         return 0
-    cases = default_cases() + (list(more_cases()) if options.all else [])
+    cases = cover(AXES) + (list(slow_cases()) if options.all else [])
     cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
     if not cases:
         parser.error(f"no case has {' or '.join(options.names)} in its name; --all looks for slow ones, too")
