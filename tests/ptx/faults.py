@@ -1,8 +1,8 @@
 """Put faults into the kernels, and print which are noticed: python -m tests.ptx.faults [machine | source] [KIND ...]
 
 `machine` changes the compiled PTX, one place at a time (each fourth product), and runs the kernel again on the same
-memory. `source` changes the kernels' text, and runs a case in the emulator and in triton's interpreter. KIND is a part
-of the names of kinds.
+memory. A fault that stays silent is shown to be redundant, by a reason. `source` changes the kernels' text, and runs a
+case in the emulator and in triton's interpreter. KIND is a part of the names of kinds.
 """
 
 import json
@@ -15,34 +15,42 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from tests.ptx import cases, launch
+from tests.ptx import cases, launch, machine
 from tests.ptx.cases import Case
 from tests.ptx.machine import run
 from tests.ptx.memory import Fault
 from tests.ptx.program import Program
+from tests.ptx.shared import Shared
 
 ROOT = Path(__file__).parents[2]
 CASES = {
     "flash": Case(extra="dropout", stages=3, queries=70, keys=75),
-    "mixed": Case("shared", hidden="causal padding", keys=45),
+    "mixed": Case("shared", hidden="causal padding", shape="3x16", keys=45),
     "narrow": Case(hidden="causal padding", extra="dropout", shape="1x256"),  # its backward pass multiplies 16 keys
 }
-
-
+SMALL = 5, 7  # queries and keys of a second run, with less than a tile
+NOTHING = "cp.async.wait_group 99999;"  # instead of an instruction, so that the others keep their numbers
 PRODUCT = r"(mma\.sync\S*\s*{[^}]*},\s*{"
-MACHINE = {  # what is replaced, and by what
-    "a barrier removed": (r"^\s*bar\.sync\b.*;", ""),
-    "a wait removed": (r"^\s*cp\.async\.wait_group\b.*;", ""),
-    "a wait for one group less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: m[1] + str(int(m[2]) + 1)),
-    "a commit removed": (r"^\s*cp\.async\.commit_group\b.*;", ""),
-    "two words of A swapped in a product": (PRODUCT + r")\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2"),
-    "two words of B swapped in a product": (PRODUCT + r"[^}]*},\s*{)\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2"),
-    "the guard of a load removed": (r"@!?%p\d+ (ld\.global)", r"\1"),
-    "the guard of a store removed": (r"@!?%p\d+ (st\.global)", r"\1"),
-    "the length of a copy removed": (r"(cp\.async\.c\w\.[^;]*, 0x\w+), %r\d+;", r"\1;"),
+# The pattern that is replaced, what replaces it, and reasons why that may be silent. A reason is shown by another
+# replacement that is silent, too; or by what NotingShared notes, if that is as before; else by the silence itself.
+NOTED, SILENCE = "noted", "silence"
+WAITS = {"each copy is made at the same wait": NOTED, "nothing touches the copies until a later wait": SILENCE}
+MACHINE: dict[str, tuple[str, Any, dict[str, str]]] = {
+    "a barrier removed": (r"bar\.sync\b.*;", NOTHING, {"no warp touches what another one writes": NOTED}),
+    "a wait removed": (r"cp\.async\.wait_group\b.*;", NOTHING, WAITS),
+    "a wait for one group less": (r"(cp\.async\.wait_group\s+)(\d+)", lambda m: f"{m[1]}{int(m[2]) + 1}", WAITS),
+    "a commit removed": (r"cp\.async\.commit_group\b.*;", NOTHING, WAITS),
+    "two words of A swapped in a product": (PRODUCT + r")\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2", {}),
+    "two words of B swapped in a product": (PRODUCT + r"[^}]*},\s*{)\s*(%\w+),\s*(?!\2\W)(%\w+)", r"\1 \3, \2", {}),
+    "the guard of a load removed": (r"@%p\d+ (ld\.global)", r"\1", {}),
+    "the guard of a store removed": (r"@%p\d+ (st\.global)", r"\1", {}),
+    "the guard of a copy removed": (r"@(%p\d+) (cp\.async\.c)", r"\2", {"other threads copy the same": r"@!\1 \2"}),
+    "the length of a copy removed": (r"(cp\.async\.c\w\.[^;]*, 0x\w+), %r\d+;", r"\1;", {}),
 }
 # kind, case, file, text, replacement; lines of one kind go together
 SOURCE = """
@@ -69,33 +77,90 @@ def chosen(kinds: dict) -> dict:
     return {kind: how for kind, how in kinds.items() if not sys.argv[2:] or any(word in kind for word in sys.argv[2:])}
 
 
+noted: Counter[str] = Counter()
+
+
+class NotingShared(Shared):
+    """Note which copies each wait makes, and how many bytes a warp touches between two barriers that another writes."""
+
+    waiting = ""
+
+    def wait(self, site: Any, on, pending: int) -> None:
+        self.waiting = str(site).split("`")[0]
+        super().wait(site, on, pending)
+        self.waiting = ""
+
+    def read(self, site: Any, on, address, count: int, kind: np.dtype):
+        at, size = self._places(site, on, address, kind.itemsize * count), kind.itemsize * count
+        self._note(on, self._gather(self.writers, at, size))
+        return super().read(site, on, address, count, kind)
+
+    def _write(self, site: Any, on, at, data) -> None:
+        super()._write(site, on, at, data)
+        noted[f"{site} {self.waiting}"] += len(on)
+        self._note(on, *(self._gather(marks, at, data.shape[1]) for marks in (self.readers, self.writers)))
+
+    def _note(self, on, *marks) -> None:
+        noted["touched"] += sum(np.count_nonzero(mark & ~self.bit[on][:, None]) for mark in marks)
+
+
+class Launch(NamedTuple):
+    program: Program
+    how: tuple
+    tensors: list[torch.Tensor]
+    before: list[torch.Tensor]
+    after: list[torch.Tensor]
+
+    def result(self, place: re.Match, change: Any) -> str:
+        """Return what a change does on the memory from before; compare it with that from after."""
+        text, new = self.program.text, change(place) if callable(change) else place.expand(change)
+        noted.clear()
+        for tensor, content in zip(self.tensors, self.before):
+            tensor.copy_(content)
+        try:
+            run(Program(text[: place.start()] + new + text[place.end() :]), *self.how)
+        except Fault as error:
+            return "a race" if "race" in str(error) else "another error"
+        same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(self.tensors, self.after))
+        return "silent" if same else "wrong numbers"
+
+    def reason(self, place: re.Match, change: Any, reasons: dict[str, str]) -> str:
+        """Return why a change is silent."""
+        notes = []
+        for text in (change, r"\g<0>"):
+            self.result(place, text)
+            notes.append(noted.copy())
+        for why, shown in reasons.items():
+            if shown == SILENCE or (notes[0] == notes[1] if shown == NOTED else self.result(place, shown) == "silent"):
+                return why
+        return "no reason was found"
+
+
 def in_machine_code(case: Case) -> Iterator[dict]:
-    """Run a case, then each kernel with each fault: on the memory from before, compared with that from after."""
+    """Run a case of two sizes, then each kernel with each fault. What is silent has one reason for both sizes."""
     launches = []
 
     def record(program: Program, *how) -> Counter:
         tensors = [value for value in how[-1] if not isinstance(value, bytes)]
         before = [tensor.clone() for tensor in tensors]
         counts = run(program, *how)
-        launches.append((program, how, tensors, before, [tensor.clone() for tensor in tensors]))
+        launches.append(Launch(program, how, tensors, before, [tensor.clone() for tensor in tensors]))
         return counts
 
-    launch.run = record
-    assert not cases.run(case)["fault"]
-    for program, how, tensors, before, after in launches:
-        for kind, (pattern, replacement) in chosen(MACHINE).items():
-            found, places = Counter(), [*re.finditer(pattern, program.text, re.M)]
+    launch.run, machine.Shared = record, NotingShared
+    for queries, keys in ((case.queries, case.keys), SMALL):
+        assert not cases.run(case._replace(queries=queries, keys=keys))["fault"]
+    middle = len(launches) // 2
+    for sizes in zip(launches[:middle], launches[middle:], strict=True):
+        program, other = (made.program for made in sizes)
+        assert program.text == other.text
+        for kind, (pattern, change, reasons) in chosen(MACHINE).items():
+            found, places = Counter(), [*re.finditer(pattern, program.text)]
             for place in places[:: 4 if "product" in kind else 1]:
-                for tensor, content in zip(tensors, before):
-                    tensor.copy_(content)
-                changed = re.sub(pattern, replacement, place[0], flags=re.M)
-                try:
-                    run(Program(program.text[: place.start()] + changed + program.text[place.end() :]), *how)
-                    same = all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(tensors, after))
-                    found["silent" if same else "wrong numbers"] += 1
-                except Fault as error:
-                    found["a race" if "race" in str(error) else "another error"] += 1
-            yield dict(kernel=program.kernel.name, kind=kind, put_in=found.total(), **found)
+                results = (made.result(place, change) for made in sizes)
+                result = next((result for result in results if result != "silent"), "")
+                found[result or "silent: " + ", ".join({made.reason(place, change, reasons) for made in sizes})] += 1
+            yield dict(kernel=program.name, kind=kind, put_in=found.total(), **found)
 
 
 def in_source() -> Iterator[dict]:
