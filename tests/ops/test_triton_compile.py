@@ -6,6 +6,7 @@ They compile in a process of their own, because this one may have them interpret
 """
 
 import contextlib
+import functools
 import importlib.util
 import io
 import json
@@ -39,8 +40,23 @@ def skipping(ttgir):
     return [product for product, inner, width in products if 4 * int(width) > int(inner)]
 
 
-def compile_kernel(kernel, arguments, tile, machine, stage="binary"):
-    """Compile as the first launch would, but for another machine and to a stage; return a line of the report."""
+class Stopped(Exception):
+    """Carry what a stage of the compiler gets."""
+
+
+def stop_at(stage, *compiler):
+    """Let triton's compiler stop before a stage: as its hook, for which it gives the stages, or asks a key."""
+
+    def stop(module, metadata):
+        raise Stopped(str(module))
+
+    if compiler:
+        compiler[1][stage] = stop
+    return stage, stage
+
+
+def compile_kernel(kernel, arguments, tile, machine, stage=None):
+    """Compile as the first launch would, but for another machine and before a stage; return a line of the report."""
     import triton
     from triton import knobs
     from triton.backends.compiler import GPUTarget
@@ -48,14 +64,14 @@ def compile_kernel(kernel, arguments, tile, machine, stage="binary"):
     from tests.ptx import launch
 
     target = GPUTarget("hip", machine, AMD[machine]) if machine in AMD else GPUTarget("cuda", machine, 32)
-    source, backend, options, _ = launch.prepare(kernel, arguments, tile.warps, tile.stages, target)
-    if stage != "binary":
-        names = ("ttir", "ttgir") if stage == "ttgir" else ()
-        texts, _ = launch.lower(source, backend, options, target, *names)
-        return dict(kernel=kernel.fn.__name__, shared=0, skipping=skipping(texts.get("ttgir", "")))
+    source, options, _ = launch.prepare(kernel, arguments, tile.warps, tile.stages, target)
     knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True
-    with contextlib.redirect_stdout(io.StringIO()) as log:
-        compiled = triton.compile(source, target=target, options=options.__dict__)
+    knobs.runtime.add_stages_inspection_hook = stage and functools.partial(stop_at, stage)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as log:
+            compiled = triton.compile(source, target=target, options=options.__dict__)
+    except Stopped as stopped:
+        return dict(kernel=kernel.fn.__name__, shared=0, skipping=skipping(str(stopped)))
     # A product that tensor cores do not compute has another layout than an mma's.
     layouts = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^#]*#(\w+)", compiled.asm["ttgir"])
     layouts += ["mma"] * compiled.asm["ttgir"].count("ttng.tc_gen5_mma ")
@@ -75,7 +91,7 @@ def compile_kernel(kernel, arguments, tile, machine, stage="binary"):
 
 
 def compile_all(machine, tiles, calls):
-    """Return the report of every kernel that the calls launch, with every tile or the first; or compile to a stage.
+    """Return the report of every kernel that the calls launch, with every tile or the first; or compile up to a stage.
 
     As at run time, a tile that does not fit is made smaller until one does.
     """
@@ -86,7 +102,7 @@ def compile_all(machine, tiles, calls):
     report, most, likeliest = [], SHARED_BY_MACHINE[machine] * 1024, None
 
     def start(kernel, programs, arguments, tile):
-        line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in ("source", "ttgir") else "binary")
+        line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in ("ttir", "llir") else None)
         report.append({**line, "fits": line["shared"] <= most, "likeliest": tile == likeliest})
         if line["shared"] > most:
             raise OutOfResources(line["shared"], most, "shared memory")
@@ -140,7 +156,7 @@ def test_the_kernels_are_valid_triton():
     calls = [dict(heads=8, head_dim=64, mixed="per query", **masks), dict(heads=8, head_dim=16, mask=[1, 1], sink=True)]
     calls += [dict(heads=8, head_dim=16, mixed=mixed, normalizer="sigmoid", padding=True) for mixed in (None, "shared")]
     names = [f"{kind}_{name}_kernel" for kind in ("flash", "mixed") for name in ("fwd", "bwd_dq", "bwd_dkv")]
-    found = {line["kernel"] for line in report_of(calls, "source")}
+    found = {line["kernel"] for line in report_of(calls, "ttir")}
     assert found == {*names, "flash_bwd_delta_kernel", "mixed_bwd_dm_kernel", "spans_kernel"}
 
 
@@ -148,7 +164,7 @@ def test_every_product_multiplies_all_its_numbers():
     """triton 3.5 to 3.8 skip half of 16 numbers that depend on bytes and on `join`, as draws of dropout do."""
     calls = [dict(heads=8, head_dim=64, mixed="per query"), dict(heads=1, head_dim=256, dropout=0.1)]
     calls = [dict(call, dtype="float16", padding=True) for call in calls]
-    assert not [line for line in report_of(calls, "ttgir", 80) if line["skipping"]]
+    assert not [line for line in report_of(calls, "llir", 80) if line["skipping"]]
 
 
 @pytest.mark.slow

@@ -1,18 +1,14 @@
 """Compile a triton kernel as its first launch on a GPU would, but to PTX alone and without a GPU; run it."""
 
-import hashlib
-import json
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import triton
-from triton._C.libtriton import ir
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
-from triton.runtime.cache import get_cache_manager
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import create_function_from_signature
 
@@ -24,28 +20,20 @@ FORMATS = {"i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u32": "I",
 
 
 def prepare(kernel: Any, arguments: tuple[Any, ...], warps: int, stages: int, target: GPUTarget) -> tuple:
-    """Return what a first launch compiles (source, backend, options), and its arguments as pairs of type and value."""
+    """Return what a first launch compiles, with which options, and its arguments as pairs of type and value."""
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, kinds, given = bind(*arguments, num_warps=warps, num_stages=stages)
     options, signature, constants, attributes = kernel._pack_args(backend, given, bound, kinds, given)
     values = list(_flat(signature.values(), bound.values()))
-    return ASTSource(kernel, signature, constants, attributes), backend, options, values
+    return ASTSource(kernel, signature, constants, attributes), options, values
 
 
-def lower(source: Any, backend: Any, options: Any, target: GPUTarget, *names: str) -> tuple[dict, dict]:
-    """Return the text after each of the first stages of the compiler, and the metadata."""
-    context, stages, texts = ir.context(), {}, {}
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    functions = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = source.make_ir(target, options, *functions, context)
-    metadata = {"target": target, **options.__dict__}
-    backend.add_stages(stages, options, source.language)
-    for name in names:
-        module = stages[name](module, metadata)
-        texts[name] = str(module)
-    return texts, metadata
+def without_ptxas(*compiler: Any) -> tuple[str, str]:
+    """Let triton's compiler end with PTX: as its hook, for which it gives the backend and the stages, or asks a key."""
+    if compiler:
+        compiler[1]["cubin"] = lambda ptx, metadata: b""
+    return "without ptxas", "without ptxas"
 
 
 def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
@@ -61,16 +49,11 @@ def launch(
 ) -> tuple[dict, Counter]:
     """Compile and run a kernel; return its texts, and how many threads executed each opcode."""
     target = GPUTarget("cuda", capability, 32)
-    source, backend, options, values = prepare(kernel, arguments, warps, stages, target)
-    name = f"{triton.__version__} {source.hash()} {backend.hash()} {options.hash()}"
-    cache = get_cache_manager(hashlib.sha256(name.encode()).hexdigest())
-    path = cache.get_file("ptx.json")
-    if path is None:
-        texts, made = lower(source, backend, options, target, "ttir", "ttgir", "llir", "ptx")
-        assert not made.get("global_scratch_size") and not made.get("profile_scratch_size")
-        path = cache.put(json.dumps(texts | {key: made[key] for key in ("shared", "num_warps")}), "ptx.json", False)
-    made = json.loads(Path(path).read_text())
-    if made["shared"] > SHARED[capability]:
-        raise OutOfResources(made["shared"], SHARED[capability], "shared memory")
+    source, options, values = prepare(kernel, arguments, warps, stages, target)
+    knobs.runtime.add_stages_inspection_hook = without_ptxas
+    made = triton.compile(source, target=target, options=options.__dict__)
+    assert not made.metadata.global_scratch_size and not made.metadata.profile_scratch_size
+    if made.metadata.shared > SHARED[capability]:
+        raise OutOfResources(made.metadata.shared, SHARED[capability], "shared memory")
     given = [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
-    return made, run(Program(made["ptx"]), blocks, made["num_warps"], made["shared"], given)
+    return made.asm, run(Program(made.asm["ptx"]), blocks, made.metadata.num_warps, made.metadata.shared, given)
