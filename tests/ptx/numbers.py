@@ -67,9 +67,9 @@ def divide(a, b):
 
 def bit_field(a, first, length):
     """Return `length` bits of a from bit `first` on, extended; beyond bit 31 there are zeros, or the sign of s32."""
-    wide = a.astype(S64 if a.dtype == S32 else U64)
-    first, rest = np.minimum(first & 255, 32), 64 - np.minimum(length & 255, 32)
-    return (wide >> first.astype(wide.dtype) << rest.astype(wide.dtype) >> rest.astype(wide.dtype)).astype(a.dtype)
+    x, rest = wide(a), 64 - np.minimum(length & 255, 32)
+    first, rest = np.minimum(first & 255, 32).astype(x.dtype), rest.astype(x.dtype)
+    return (x >> first << rest >> rest).astype(a.dtype)
 
 
 def permute(a, b, selector):

@@ -3,6 +3,7 @@
 import math
 import struct
 from fractions import Fraction
+from math import inf, nan, sqrt  # noqa: F401 (formulas of the table use them)
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from tests.ptx.table import TABLE
 
 LANES = 64
 WORDS = [0, 1, 2, 5, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x00FF8001, 0x12345678]
-FLOATS = [0.0, -0.0, 1.0, -1.5, 1e-40, -1e30, 65504.0, 1 + 2**-11, 1 + 2**-8, math.inf, -math.inf, math.nan, 2.5, -7.75]
+FLOATS = [0.0, -0.0, 1.0, -1.5, 1e-40, -1e30, 65504.0, 1 + 2**-11, 1 + 2**-8, inf, -inf, nan, 2.5, -7.75]
 SHIFTS = [0, 1, 3, 7, 15, 16, 31, 32, 40, 63, 64, 100, 2**16, 2**16 + 3]
 
 
@@ -50,12 +51,7 @@ def fused(a: float, b: float, c: float) -> float:
 def quotient(a, b):
     if isinstance(a, int):
         return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else None  # by 0 it is not defined
-    return a / b if b else math.nan if a == 0 or a != a else math.copysign(math.inf, a) * math.copysign(1, b)
-
-
-FORMULAS = dict(
-    field=field, permuted=permuted, fused=fused, quotient=quotient, sqrt=math.sqrt, inf=math.inf, nan=math.nan
-)
+    return a / b if b else nan if a == 0 or a != a else math.copysign(inf, a) * math.copysign(1, b)
 
 
 def as_type(x, kind: str):
@@ -105,7 +101,7 @@ def test_arithmetic_is_that_of_the_isa(opcode):
     flush = flushed if ".ftz" in opcode else lambda x: x
     for lane, found in enumerate(tensors[-1].numpy().view(TYPES[result])):
         numbers = [flush(x[lane].item()) for x in sources]
-        want = eval(formula, FORMULAS | dict(zip("abc", numbers)))
+        want = eval(formula, globals(), dict(zip("abc", numbers)))
         if TABLE[opcode].results == ["pred"]:
             want &= 1
         if want is not None:
@@ -136,16 +132,16 @@ for opcode in (opcode for opcode in TABLE if opcode.startswith("ld.param")):
     lines = [f"{opcode} {PREFIX[kind]}9, [constant]", f"st.global.b{8 * kind} [%rd12], {PREFIX[kind]}9"]
     micro(opcode, lines, BYTES.view(32, -1), torch.tensor([[*CONSTANT[:kind]]] * 32, dtype=torch.uint8))
 
-NUMBERS = BYTES.view(torch.int32)[:128:2]  # of two warps
-EXCHANGES = {"shfl.sync.bfly.b32": ("16, 31, -1", LANE ^ 16), "shfl.sync.idx.b32": ("5, 31, -1", 0 * LANE + 5)}
-for opcode, (rest, lane) in EXCHANGES.items():
-    lines = ["ld.global.b32 %r10, [%rd11]", f"{opcode} %r20, %r10, {rest}", "st.global.b32 [%rd12], %r20"]
-    micro(opcode, lines, NUMBERS, NUMBERS.view(2, 32)[:, lane].flatten())
+NUMBERS = BYTES.view(torch.int32)[:128:2].view(2, 32)  # of two warps
+WARPS = {"shfl.sync.bfly.b32": ("16, 31, -1", NUMBERS[:, LANE ^ 16])}
+WARPS["shfl.sync.idx.b32"] = "5, 31, -1", NUMBERS[:, [5] * 32]
 for opcode in (opcode for opcode in TABLE if opcode.startswith("redux")):
     how, kind = opcode.split(".")[2:]
-    found = getattr(NUMBERS.view(2, 32).numpy().view(TYPES[kind]), how.replace("add", "sum"))(1).astype(TYPES[kind])
-    lines = ["ld.global.b32 %r10, [%rd11]", f"{opcode} %r20, %r10, -1", "st.global.b32 [%rd12], %r20"]
-    micro(opcode, lines, NUMBERS, torch.from_numpy(found.view("i4")).repeat_interleave(32))
+    found = getattr(NUMBERS.numpy().view(TYPES[kind]), how.replace("add", "sum"))(1, keepdims=True)
+    WARPS[opcode] = "-1", torch.from_numpy(found.astype(TYPES[kind]).view("i4")).expand(2, 32)
+for opcode, (rest, expected) in WARPS.items():
+    lines = ["ld.global.b32 %r10, [%rd11]", f"{opcode} %r20, %r10, {rest}", "st.global.b32 [%rd12], %r20"]
+    micro(opcode, lines, NUMBERS.flatten(), expected.flatten())
 
 ROWS, FOUR = BYTES[:512].view(torch.int16).view(32, 8), words(20, 4)  # four words of each lane
 for opcode in (opcode for opcode in TABLE if "matrix" in opcode):
