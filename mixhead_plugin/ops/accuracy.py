@@ -17,7 +17,8 @@ Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its outpu
 Layout = tuple[tuple[int, bool], ...]  # the dimensions from the innermost on; is the stride a multiple of 16?
 # Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16 in another way.
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
-DRAWS, FEW, PART = 9, 5, 16  # draws of a trial; the fewest that judge a part; its positions, as in the smallest tile
+DRAWS, NUMBERS = 9, 100  # the fewest draws of a trial, and the fewest numbers of a result in them all
+FEW, PART = 5, 16  # the fewest draws that judge a part; its positions, as in the smallest tile
 
 
 class Variant(NamedTuple):
@@ -41,6 +42,12 @@ class Variant(NamedTuple):
     dropout: bool = False
     tf32: bool = False
     layouts: tuple[Layout, ...] = ()  # of query, key, value and mixing in memory; contiguous where nothing is said
+
+
+def enough_draws(variant: Variant) -> int:
+    """Return how often a trial draws: a sink has few numbers, and so has one M of few heads."""
+    in_mixing = variant.heads * (variant.mixed_heads or variant.heads) if variant.mixing_dim == 2 else NUMBERS
+    return max(DRAWS, -(-NUMBERS // (variant.heads if variant.sink else in_mixing)))
 
 
 def variant_of(inputs: AttentionInputs) -> Variant:

@@ -5,18 +5,8 @@ import random
 import pytest
 import torch
 
-from mixhead_plugin.ops import NORMALIZERS, api, triton
-from mixhead_plugin.ops.accuracy import (
-    DRAWS,
-    Variant,
-    compare,
-    fault_in,
-    formula_weights,
-    in_float64,
-    results,
-    sample_call,
-    shares,
-)
+from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
+from mixhead_plugin.ops.accuracy import Variant, compare, fault_in, formula_weights, results, sample_call, shares
 from mixhead_plugin.ops.masks import additive_mask
 
 ONES = torch.ones(1)
@@ -71,11 +61,11 @@ def some_variant(chosen):
 
 def draws_of(variant, implementation, sizes, seed, spoil=None):
     draws = []
-    for draw in range(seed, seed + DRAWS):
+    for draw in range(seed, seed + accuracy.enough_draws(variant)):
         inputs, d_out = sample_call(variant, *sizes, nth=draw)
         found = results(implementation, inputs, d_out)
         if spoil:
-            spoil(found, results(formula, in_float64(inputs), d_out.double()))
+            spoil(found, results(formula, accuracy.in_float64(inputs), d_out.double()))
         draws.append(compare(inputs, d_out, ONES, found))
     return draws
 
@@ -114,14 +104,15 @@ def scaled(factor, name, where=...):
 
 
 LAST = (-1, -1, slice(32, 48))  # a tile of the last head
-FAULTS = [(name, ...) for name in ("output", "query", "key", "value", "mixing", "sink")]
-FAULTS += [(name, LAST) for name in ("output", "query", "key", "value")] + [("mixing", (-1, slice(32, 48)))]
+FAULTS = [(name, ..., 8) for name in ("output", "query", "key", "value", "mixing", "sink")]
+FAULTS += [(name, LAST, 8) for name in ("output", "query", "key", "value")] + [("mixing", (-1, slice(32, 48)), 8)]
+FAULTS += [("sink", ..., heads) for heads in (1, 4)]
 
 
-@pytest.mark.parametrize("name, where", FAULTS)
+@pytest.mark.parametrize("name, where, heads", FAULTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_three_times_the_error_is_noticed_everywhere(name, where, dtype):
-    variant = Variant("softmax", 8, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
+def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
+    variant = Variant("softmax", heads, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
     way = in_another_order if dtype == torch.float32 else formula
     assert fault_in(draws_of(variant, way, (50, 47), 3)) == ""
     what = "the output" if name == "output" else f"the gradient of {name}"
@@ -135,8 +126,10 @@ def missed(trials, seed=0):
     for _ in range(trials):
         variant, sizes = some_variant(chosen), chosen.choice([(37, 35), (48, 48), (75, 70)])
         way = in_another_order if variant.dtype == torch.float32 else formula
-        name, first = chosen.choice(["output", "query", "key", "value"]), chosen.randrange(0, min(sizes) - 15, 16)
-        where = chosen.choice([..., (-1, chosen.randrange(variant.heads), slice(first, first + 16))])
+        names = ["output", "query", "key", "value"] + ["sink"] * variant.sink + ["mixing"] * (variant.mixing_dim == 2)
+        name, first = chosen.choice(names), chosen.randrange(0, min(sizes) - 15, 16)
+        part = -1, chosen.randrange(variant.heads), slice(first, first + 16)
+        where = chosen.choice([..., ... if name in ("sink", "mixing") else part])
         draws = draws_of(variant, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
         found += [] if fault_in(draws) else [(variant, sizes, name, where, shares(draws)[name])]
     return found
@@ -147,7 +140,7 @@ def test_three_times_the_error_is_noticed_in_any_variant():
     assert missed(100) == []
 
 
-@pytest.mark.parametrize("draws", [1, DRAWS])
+@pytest.mark.parametrize("draws", [1, accuracy.DRAWS])
 @pytest.mark.parametrize("factor", [1.9, 2.1])
 def test_twice_the_error_is_allowed(factor, draws):
     variant = Variant("l2", 2, 16, 16, torch.float16, torch.device("cpu"))

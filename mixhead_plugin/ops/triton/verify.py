@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import DRAWS, SIZES, Results, Variant, compare, fault_in, sample_call, variant_of
+from mixhead_plugin.ops.accuracy import SIZES, Variant, compare, enough_draws, fault_in, sample_call, variant_of
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import tuning
 from mixhead_plugin.ops.triton.operators import Call, allows_tf32
@@ -65,9 +65,8 @@ def _try(variant: Variant) -> str:
     head_dim, on_gpu = max(variant.head_dim, variant.value_dim), variant.device.type == "cuda"
     with torch.cuda.device(variant.device if on_gpu else -1):
         try:
-            tables = variant.heads, head_dim, variant.dtype.itemsize, variant.mixing is not None
-            places = range(tuning.most_candidates(*tables))
-            for place, sizes in itertools.product(places, SIZES if on_gpu else INTERPRETED):
+            most = tuning.most_candidates(variant.heads, head_dim, variant.dtype.itemsize, variant.mixing is not None)
+            for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
                 if found := _fault_with(variant, sizes, place):
                     return found
         except torch.OutOfMemoryError:
@@ -80,22 +79,18 @@ def _try(variant: Variant) -> str:
 def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
     """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
     draws, kept = [], torch.ones(1, device=variant.device)
-    for nth in range(DRAWS if variant.device.type == "cuda" else 1):
+    for nth in range(enough_draws(variant) if variant.device.type == "cuda" else 1):
         inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
         if inputs.dropout_p > 0 and nth == 0:  # the others drop the same
             kept = _kept(inputs, candidate)
             if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
                 return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
             kept = kept / (1 - inputs.dropout_p)
-        draws.append(compare(inputs, d_out, kept, _results(inputs, d_out, candidate)))
+        call = Call(inputs, candidate)
+        out, rows = call.forward()
+        found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
+        draws.append(compare(inputs, d_out, kept, found))
     return fault_in(draws)
-
-
-def _results(inputs: AttentionInputs, d_out: Tensor, candidate: int) -> Results:
-    """Return the output and the gradients."""
-    call = Call(inputs, candidate)
-    out, rows = call.forward()
-    return {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
