@@ -198,7 +198,7 @@ def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, 
         xticks=range(len(groups)),
         xticklabels=groups,
     )
-    panel.set_xlabel(", ".join(axis for axis, labels in study.grid.axes.items() if study.grid.baseline not in labels))
+    panel.set_xlabel(study.groups)
 
 
 def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]) -> None:
@@ -228,7 +228,7 @@ def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping
             panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
     panel.axhline(0, color="grey", lw=0.8)
     panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit(study.metric)}\nwith 95% intervals")
-    panel.set(xticks=range(len(groups)), xticklabels=groups)
+    panel.set(xticks=range(len(groups)), xticklabels=groups, xlabel=study.groups)
 
 
 def curve(study: Study, row: Row, name: str) -> list[tuple[float, float]]:

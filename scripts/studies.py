@@ -59,6 +59,11 @@ class Study:
                 return (*row[:i], self.grid.baseline, *row[i + 1 :])
         return None
 
+    @property
+    def groups(self) -> str:
+        """Return the names of the axes other than the baseline's."""
+        return ", ".join(axis for axis, labels in self.grid.axes.items() if self.grid.baseline not in labels)
+
     def variant(self, row: Row) -> str:
         """Return the label that the row is coloured by."""
         axes = list(self.grid.axes.values())

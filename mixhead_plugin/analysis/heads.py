@@ -176,8 +176,7 @@ def heat_maps(values: HeadNumbers, label: str, colours: str = figures.SEQUENTIAL
     kinds = shown_kinds(values)
     panels: list[list[tuple[str, Any] | None]] = []
     for site, layers in sites.items():
-        title = KINDS["mixed"] if any("source" in layer for layer in layers) else "heads"
-        titles = {**KINDS, "mixed": title}
+        titles = KINDS if any("source" in layer for layer in layers) else {"mixed": "heads"}
         matrices = {kind: [layer[kind].tolist() for layer in layers if kind in layer] for kind in kinds}
         panels.append([(f"{site}, {titles[kind]}", m) if m else None for kind, m in matrices.items()])
     heads = max(len(w) for by_kind in values.values() for w in by_kind.values())

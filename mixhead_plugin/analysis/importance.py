@@ -14,12 +14,13 @@ Example: importance checkpoint_best.pt --subset valid
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from fairseq.criterions import FairseqCriterion
 from fairseq.modules.checkpoint_activations import unwrap_checkpoint
-from torch import Tensor, nn
+from torch import nn
 
 from mixhead_plugin.analysis import figures, heads, loading, output
 from mixhead_plugin.analysis.heads import SITES, HeadNumbers, gated, kinds, points, shown_kinds
@@ -27,12 +28,9 @@ from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 
-# A criterion of fairseq: model, batch -> loss, sample size, values to log
-Criterion = Callable[[nn.Module, dict[str, Any]], tuple[Tensor, Any, Any]]
-
 
 def sentence_gradients(
-    model: nn.Module, criterion: Criterion, batch: dict[str, Any], attentions: Mapping[str, MixheadAttention]
+    model: nn.Module, criterion: FairseqCriterion, batch: dict[str, Any], attentions: Mapping[str, MixheadAttention]
 ) -> HeadNumbers:
     """Return dL(x) / d xi_h for every sentence x of a batch and every head h, each [B, H].
 
@@ -58,7 +56,7 @@ def sentence_gradients(
 
 def importance(
     model: nn.Module,
-    criterion: Criterion,
+    criterion: FairseqCriterion,
     batches: Iterable[dict[str, Any]],
     attentions: Mapping[str, MixheadAttention],
 ) -> tuple[HeadNumbers, int]:
@@ -108,11 +106,9 @@ def run(args: Namespace) -> None:
     subsets = args.subset.split(",")
     if len(subsets) > 2 or len(set(subsets)) < len(subsets):
         raise OptionError(f"--subset {args.subset}: must be one set, or two different ones")
-    title = (
-        "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
-        if args.normalize == "none"
-        else "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
-    )
+    title = "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
+    if args.normalize != "none":
+        title = "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
     results: dict[str, Any] = {"sets": []}
     shown, pictures = {}, {}
     loaded = loading.load_from(args, args.checkpoint)

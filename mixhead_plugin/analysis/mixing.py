@@ -124,5 +124,7 @@ def draw_matrices(sites: dict[str, list[Layer]], spread: bool = False) -> Any:
     rows = [there[i : i + 8] for there in sites.values() for i in range(0, len(there), 8)]
     panels = [[panel(layer) for layer in row] for row in rows]
     labels = {"xlabel": "mixed head i", "ylabel": "source head j"}
-    label = "standard deviation of M[j, i] over tokens" if spread else "(M - I)[j, i]"
+    rectangular = any(layer.mixing.size(0) != layer.mixing.size(1) for there in sites.values() for layer in there)
+    label = "(M - I)[j, i]; M[j, i] where the title says M" if rectangular else "(M - I)[j, i]"
+    label = "standard deviation of M[j, i] over tokens" if spread else label
     return figures.heat_maps(panels, (2.0, 2.3), label, figures.SEQUENTIAL if spread else "PuOr", square=True, **labels)

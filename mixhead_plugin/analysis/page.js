@@ -129,9 +129,8 @@ function heat(target, { values, rows, columns, peak, cell: [width, height], mark
   target.replaceChildren(whole);
 }
 
-function nameOf(attention) {
-  if (!attention.mixing) return `head ${state.head}`;
-  const { kind, from, head } = state;
+function nameOf({ mixing }, { kind, from, head } = state) {
+  if (!mixing) return `head ${head}`;
   return kind === "part" ? `source head ${from} as part of mixed head ${head}` : `${kind} head ${head}`;
 }
 

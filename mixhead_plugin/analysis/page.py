@@ -77,7 +77,8 @@ def write_page(file: str | PathLike[str], title: str, facts: str, sentences: Seq
     template, style, script = (Path(__file__).with_name(f"page.{kind}").read_text("utf-8") for kind in PARTS)
     data = data.replace("<", "\\u003c")  # so that no token ends the element
     texts = {"title": html.escape(title), "facts": html.escape(facts), "style": style, "script": script, "data": data}
-    Path(file).write_text(string.Template(template).substitute(texts), encoding="utf-8")
+    Path(file).parent.mkdir(parents=True, exist_ok=True)
+    Path(file).write_bytes(string.Template(template).substitute(texts).encode())
 
 
 def _packed(blob: bytearray, attention: Attention) -> dict[str, Any]:

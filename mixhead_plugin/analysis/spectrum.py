@@ -35,16 +35,12 @@ from mixhead_plugin.ops.reference import mix_heads
 
 CAN_SHOW = """Above: softmax allows at most D values, mixed heads more; whether a model needs more is not shown.
 Below: 1 if all heads look alike at a token; what the heads are good for is not shown."""
-CHUNK_BYTES = 256 * 2**20  # size of the float64 matrices that are decomposed at once
-NOTE = "Mixing raises the effective rank mechanically: a random mixing does too."
+NOTE = "Mixing changes the effective rank mechanically: a random mixing raises it, averaging can lower it."
 
 
 def singular_values(matrices: Tensor) -> Tensor:
     """Return the singular values [..., min(n, m)] of matrices [..., n, m], descending, in float64 on the CPU."""
-    flat = matrices.flatten(0, -3)  # [matrices, n, m]
-    size = max(1, CHUNK_BYTES // (8 * flat.shape[-2] * flat.shape[-1]))
-    values = [torch.linalg.svdvals(chunk.cpu().double()) for chunk in flat.split(size)]
-    return torch.cat(values).unflatten(0, matrices.shape[:-2])
+    return torch.linalg.svdvals(matrices.cpu().double())
 
 
 def cumulative(values: Tensor) -> Tensor:
@@ -255,10 +251,10 @@ def draw_logs(measured: list[Measured]) -> Any:
                 first = look if layer == min(layers) else look | {"label": None}
                 above.plot(np.arange(1, len(spectrum.log) + 1), spectrum.log.clamp(min=1e-7), **first, alpha=0.7)
             below.plot(list(layers), [spectrum.rank_over_heads for spectrum in layers.values()], **look, marker="o")
-        if all(spectrum.log.isnan().all() for m in measured for spectrum in m.spectra.get(site, {}).values()):
-            above.text(
-                0.5, 0.5, "hidden, zero or negative weights\nhave no logarithm", ha="center", transform=above.transAxes
-            )
+        found = {m.label: m.spectra[site].values() for m in measured if site in m.spectra}
+        if missing := [label for label, some in found.items() if all(one.log.isnan().all() for one in some)]:
+            words = f"{', '.join(missing)}: hidden, zero or\nnegative weights have no logarithm"
+            above.text(0.5, 0.1, words, ha="center", transform=above.transAxes)
         above.set(title=site, xlabel="number k of the singular value", yscale="log", ylim=(1e-7, 2))
         below.set(xlabel="layer", ylim=(1, heads))
         figures.integer_axis(above.xaxis)

@@ -46,6 +46,8 @@ def run(args: Namespace) -> None:
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")
+    positions = loaded.model.max_positions()
+    args.length = min(args.length, *(positions if isinstance(positions, tuple) else (positions,)))
     batches = loading.batches(loaded, args.subset, batch_size=1, limit=args.sentences) if not args.text else ()
     inputs = from_text(args, loaded) if args.text else (Input(b["net_input"], b["target"][0]) for b in batches)
     sentences = [see(loaded, each, args.length) for each in inputs]
@@ -58,12 +60,14 @@ def run(args: Namespace) -> None:
 
 def facts(loaded: Loaded) -> str:
     """Return a line on the attentions of a model."""
-    found = attentions(loaded.model).values()
     kinds = {
-        f"{one.kinds['head_mixing']} head mixing, {one.normalizer}, {one.num_heads} heads of size {one.head_dim}"
-        for one in found
+        f"head mixing {one.kinds['head_mixing']}, {one.normalizer}, {one.num_heads} heads of size {one.head_dim}"
+        for one in attentions(loaded.model).values()
     }
     return f"{loaded.cfg.model._name}: {'; '.join(sorted(kinds))}"
+
+
+TOKENS = "src_tokens", "prev_output_tokens"  # the entries of net_input that are [B, N]
 
 
 class Input(NamedTuple):
@@ -80,6 +84,11 @@ def words(dictionary: Dictionary, tokens: Tensor, unknown: list[str]) -> list[st
     return [next(left, dictionary[t]) if t == dictionary.unk() else dictionary[t] for t in tokens.tolist()]
 
 
+def say_if_cut(length: int, tokens: int) -> None:
+    if tokens > length:
+        print(f"--length {length}: the model reads only the first {length} of {tokens} tokens")
+
+
 def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     """Pass one sentence through the model, and return it with the heads of all attentions."""
     net_input, written, (lacking, lacking_target) = inputs
@@ -90,9 +99,8 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
         mixing = mixing[0] if mixing is not None and mixing.dim() == 4 else mixing
         found.append(Attention(*where(name), heads.weights()[0], mixing))
 
-    if (tokens := max(x.size(1) for x in net_input.values() if x.dim() > 1)) > length:
-        print(f"--length {length}: the model reads only the first {length} of {tokens} tokens")
-    net_input = {name: x if x.dim() == 1 else x[:, :length] for name, x in net_input.items()}
+    say_if_cut(length, max(net_input[name].size(1) for name in TOKENS if name in net_input))
+    net_input = {name: x[:, :length] if name in TOKENS else x for name, x in net_input.items()}
     if "src_lengths" in net_input:
         net_input["src_lengths"] = net_input["src_lengths"].clamp(max=length)
     with torch.no_grad(), hooked(loaded.model, keep):
@@ -118,6 +126,8 @@ def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:
             net_input = {"src_tokens": read[None], "src_lengths": read.new_tensor([len(read)])}
             yield Input(net_input, tokens, (unknown, []))
             continue
+        say_if_cut(args.length, len(tokens))
+        tokens = tokens[: args.length]  # before the search
         net_input = {"src_tokens": tokens[None], "src_lengths": tokens.new_tensor([len(tokens)])}
         lacking: list[str] = []
         if args.target:

@@ -113,6 +113,26 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_
         assert status == 2 and "argument --output: " in errors
 
 
+def test_a_text_is_cut_before_the_model_reads_or_translates_it(checkpoint, analysis, tmp_path):
+    pages = []
+    for text in ("der hund sieht", "der hund sieht der hund"):
+        flags = ["--text", text, "--length", "3", "--output", tmp_path / "new" / "page.html"]
+        status, printed, _ = analysis("view", checkpoint("translation", "position-wise"), *flags)
+        assert status == 0 and "--length 3: the model reads only the first 3 of " in printed
+        pages.append(read_page(tmp_path / "new" / "page.html")[0])
+    assert pages[0]["encoder"] == pages[1]["encoder"] and len(pages[0]["encoder"]) == 3
+    assert pages[0]["written"] == pages[1]["written"]  # the translation of what was read
+
+
+def test_no_text_is_longer_than_the_positions_of_the_model(text_data, write_checkpoint, analysis, tmp_path):
+    flags = [*ROBERTA_SIZES, "--tokens-per-sample", 8, "--max-positions", 8, "--task", "masked_lm"]
+    path = write_checkpoint("short", text_data, "mixhead_roberta_base", *flags)
+    status, printed, errors = analysis("view", path, "--text", "a " * 30, "--output", tmp_path / "page.html")
+    assert (status, errors) == (0, "") and printed.count(
+        "--length 8: the model reads only the first 8 of 32 tokens"
+    ) == 1
+
+
 def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_path):
     flags = ["--text", "nie hund war", "--target", "never dog", "--output", tmp_path / "page.html"]
     status, printed, _ = analysis("view", checkpoint("translation", "none"), *flags)
