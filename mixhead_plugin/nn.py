@@ -14,7 +14,7 @@ __all__ = ["VARIANT", "MixedAttention", "ShapeError", "mix", "mixing_parameters"
 
 
 class ShapeError(ValueError, AssertionError, RuntimeError):
-    """Say which shape was expected; `nn.MultiheadAttention` raises one of the last two, this project the first."""
+    """Say which shape or type was expected; torch's module raises one of the last two, this project the first."""
 
 
 class MixedAttention(Assembly):
@@ -170,6 +170,8 @@ class MixedAttention(Assembly):
         if padding is not None and padding.dim() != dims - 1:
             found = f"{padding.dim()}-D tensor instead"
             raise ShapeError(f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}")
+        if mask is not None and not (mask.dtype == torch.bool or mask.is_floating_point()):
+            raise ShapeError("only bool and floating types of attn_mask are supported")
         if mask is not None and mask.dim() not in (2, 3):
             raise ShapeError(f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor instead")
         if mask is not None and mask.dim() == 3 and mask.size(0) != batch * self.num_heads:
@@ -231,5 +233,6 @@ def _mixed(old: nn.MultiheadAttention, variant: dict[str, Any]) -> MixedAttentio
     for name, parameter in new.named_parameters():  # q_proj.weight was q_proj_weight, or part of in_proj_weight
         for former in (name, name.replace(".", "_"), f"in{name[1:]}".replace(".", "_")):
             parameter.requires_grad_(getattr(given.get(former), "requires_grad", parameter.requires_grad))
-    vars(new).update({name: value for name, value in vars(old).items() if "_hook" in name})
+    # Those of state dicts know the old module and its names.
+    vars(new).update({name: kept for name, kept in vars(old).items() if "_hook" in name and "state_dict" not in name})
     return new.train(old.training)

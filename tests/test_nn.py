@@ -11,6 +11,7 @@ from tests.covering import each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
 FUTURE, HIDDEN = future().double(), padding(n_keys=NQ)
+Subclass = type("Subclass", (nn.MultiheadAttention,), {})
 BY_HEAD = torch.randn(B * H, NQ, NQ).double()
 
 
@@ -89,16 +90,19 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
         lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
         lambda: mix(MixedAttention(E, H)),
         lambda: mix(nn.MultiheadAttention(E, H)),
+        lambda: mix(nn.ModuleList([Subclass(E, H)]), "average"),
         lambda: mix(nn.ModuleList([nn.MultiheadAttention(E, H)])),
     ):
         with pytest.raises(
-            ValueError, match=rf"^({name}|num_heads|key|nothing|MixedAttention|MultiheadAttention).*must.*$"
+            ValueError, match=rf"^({name}|num_heads|key|nothing|MixedAttention|MultiheadAttention|ModuleList).*must.*$"
         ):
             refused()
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
+    old.register_load_state_dict_pre_hook(lambda *_: 1 / 0)
     new = mix(nn.ModuleDict({"a": old, "b": old}), head_mixing="position-wise")
     assert new["a"] is new["b"] and new["a"].training
+    new.load_state_dict(new.state_dict())
     assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
     assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
@@ -115,6 +119,7 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
         ((x[None], x, x), {}),
         ((x, x, x), {"key_padding_mask": torch.zeros(B + 1).bool()}),
         ((x, x, x), {"attn_mask": torch.zeros(B + 1)}),
+        ((x, x, x), {"attn_mask": torch.zeros(B + 1, B + 1).int()}),
         ((x[..., :3], x, x), {}),
         ((one, one, one), {"attn_mask": torch.zeros(1, B + 1, B + 1)}),
     ):
@@ -128,6 +133,15 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
         for kind in (ours, torchs):
             with pytest.raises((AssertionError, RuntimeError)):
                 kind(**{"query": same, "key": same, "value": same, **refused})
+
+
+@torch.no_grad()
+def test_padded_batches_of_torchs_encoder_are_not_nested():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 1).eval()
+    x = torch.randn(B, NQ, E)
+    expected = encoder(x, src_key_padding_mask=HIDDEN)[~HIDDEN]
+    found = mix(encoder, "position-wise")(x, src_key_padding_mask=HIDDEN)[~HIDDEN]
+    torch.testing.assert_close(found, expected)
 
 
 def test_weight_decay_spares_the_mixing():
