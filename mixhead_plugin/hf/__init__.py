@@ -1,6 +1,6 @@
 """Mixed heads in models of Hugging Face's `transformers`, from 5.3 on; docs/huggingface.md has examples."""
 
-from mixhead_plugin.hf.attend import NAME, MixedHeads, mixed_attention, mixed_mask
+from mixhead_plugin.hf.attend import NAME
 from mixhead_plugin.hf.heads import LayerHeads, ablate, attentions, importance
 from mixhead_plugin.hf.layouts import LAYOUTS, Layout
 from mixhead_plugin.hf.loading import load
@@ -16,15 +16,12 @@ __all__ = [
     "VARIANT",
     "LayerHeads",
     "Layout",
-    "MixedHeads",
     "ablate",
     "attentions",
     "fold",
     "importance",
     "load",
     "mix",
-    "mixed_attention",
-    "mixed_mask",
     "mixing_parameters",
     "parameter_groups",
     "prune",

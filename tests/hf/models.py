@@ -17,15 +17,15 @@ CONFIG |= dict.fromkeys("intermediate_size hidden_dim ffn_dim encoder_ffn_dim de
 CONFIG |= dict(num_key_value_heads=2, max_position_embeddings=64, num_mel_bins=8, max_source_positions=7)
 CONFIG |= dict(image_size=8, patch_size=4, d_kv=8, use_cache=True)
 OWN = {"Mistral": {"sliding_window": 3}, **{name: {"num_key_value_heads": HEADS} for name in ("Phi", "Whisper")}}
-OWN |= {name: {"head_dim": 8} for name in ("Qwen3", "Gemma")}
+OWN |= {name: {"head_dim": 16} for name in ("Qwen3", "Gemma")}  # not hidden_size / num_attention_heads
 GROUPED = "Llama Mistral Qwen2 Qwen3 Gemma".split()
 GENERATING = [f"{name}ForCausalLM" for name in (*GROUPED, "Phi", "OPT")]
-GENERATING += [
-    "GPT2LMHeadModel",
-    "MarianMTModel",
-    *(f"{n}ForConditionalGeneration" for n in ("Bart", "MBart", "T5", "MT5")),
-]
+GENERATING += ["GPT2LMHeadModel", "MarianMTModel"]
+GENERATING += [f"{name}ForConditionalGeneration" for name in ("Bart", "MBart", "T5", "MT5")]
 ENCODERS = [f"{name}ForMaskedLM" for name in ("Bert", "Roberta", "XLMRoberta", "Electra", "DistilBert")]
+FEW = "LlamaForCausalLM GPT2LMHeadModel BertForMaskedLM T5ForConditionalGeneration".split()
+# The first features of these projections are the queries of all heads.
+QUERIES = "q_attn c_attn q_proj query q_lin q".split()
 MODELS = [*GENERATING, *ENCODERS, "ViTForImageClassification", "WhisperForConditionalGeneration"]
 
 
@@ -34,6 +34,8 @@ def build(name, config=None, **variant):
     cls, inputs = getattr(transformers, name), {"input_ids": torch.randint(3, VOCABULARY, (3, 7))}
     own = next((options for start, options in OWN.items() if name.startswith(start)), {})
     model = cls(cls.config_class(**CONFIG | own | (config or {}))).double().eval()
+    for bias in (parameter for parameter in model.parameters() if parameter.dim() == 1):
+        bias.data += 0.1 * torch.randn_like(bias)  # most start as 0
     if variant:
         shake(hf.mix(model, **variant))
     return model, inputs | {"attention_mask": torch.ones(3, 7, dtype=torch.long)}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from mixhead_plugin import ops
 from tests.covering import each_once
-from tests.hf.models import MODELS, build, hf, shake, transformers, whole
+from tests.hf.models import FEW, MODELS, QUERIES, build, hf, shake, transformers, whole
 from tests.modules.definition import mixed
 
 NAME = "definition"
@@ -20,8 +20,6 @@ VARIANTS = {
     "gate alone": dict(head_mixing="none", attention_gate="element", normalizer="relu2"),
 }
 MAPS = ("encoder_attentions", "decoder_attentions", "cross_attentions", "attentions")
-# The first features of these projections are the queries of all heads.
-QUERIES = ("q_attn", "c_attn", "q_proj", "query", "q_lin", "q")
 
 
 def attend(module, query, key, value, mask, scaling=None, dropout=0.0, position_bias=None, **others):
@@ -81,10 +79,12 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
     with torch.no_grad():
         torch.testing.assert_close(ours(**inputs).logits[seen], theirs(**inputs).logits[seen])
         returned = [ours(**inputs, output_attentions=True)]
-        ours.set_attn_implementation("eager")  # only then `transformers` takes this entry
+        ours.set_attn_implementation("eager")  # only then `transformers` takes the entry of the config
         for part in [ours, *(child for child in ours.children() if hasattr(child, "config"))]:  # T5's have their own
             part.config.output_attentions = True
-        returned += [ours(**inputs)]
+        for implementation in ("eager", hf.NAME):
+            ours.set_attn_implementation(implementation)
+            returned += [ours(**inputs)]
     found = hf.attentions(ours, inputs)
     for outputs in returned:
         maps = [m for n in MAPS for m in outputs.get(n) or ()]
@@ -94,17 +94,11 @@ def test_a_mixed_model_computes_the_definition(name, variant, padded):
         torch.testing.assert_close(heads.mixed[0], theirs.get_submodule(heads.name).weights[0])
 
 
-@pytest.mark.parametrize(
-    "name, dropout",
-    [
-        ("GPT2LMHeadModel", "attn_pdrop"),
-        ("BertForMaskedLM", "attention_probs_dropout_prob"),
-        ("LlamaForCausalLM", "attention_dropout"),
-    ],
-)
-def test_weights_are_dropped_in_training_and_only_there(name, dropout):
-    others = dict.fromkeys("resid_pdrop embd_pdrop hidden_dropout_prob".split(), 0.0)
-    model, inputs = build(name, {**others, dropout: 1.0})
+@pytest.mark.parametrize("name", FEW[:3])  # T5 drops everything with one probability
+def test_weights_are_dropped_in_training_and_only_there(name):
+    others = "resid_pdrop embd_pdrop hidden_dropout_prob".split()
+    weights = "attn_pdrop attention_probs_dropout_prob attention_dropout".split()
+    model, inputs = build(name, {**dict.fromkeys(others, 0.0), **dict.fromkeys(weights, 1.0)})
     ours, theirs = defined(model, VARIANTS["B"])
     torch.testing.assert_close(ours(**inputs).logits, theirs(**inputs).logits)
     torch.testing.assert_close(ours.train()(**inputs).logits, theirs.train()(**inputs).logits)  # all weights are 0

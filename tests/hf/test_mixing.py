@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.covering import each_once
-from tests.hf.models import CONFIG, GENERATING, MODELS, build, hf, transformers, whole
+from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
 from tests.modules.definition import MIXINGS, NORMALIZERS, variant
+
+SCORES = dict(output_scores=True, return_dict_in_generate=True)
 
 
 @each_once(name=MODELS, mixing=["position-wise", "position-independent", "low-rank"], padded=[[], [0, 1], [5, 6], [6]])
@@ -35,9 +37,7 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixin
     model, inputs = build(name, **variant(normalizer, mixing))
     model.save_pretrained(tmp_path)
     inputs["attention_mask"][1, :2] = 0
-    inputs |= dict(
-        max_new_tokens=5, min_new_tokens=5, num_beams=beams, output_scores=True, return_dict_in_generate=True
-    )
+    inputs |= SCORES | dict(max_new_tokens=5, min_new_tokens=5, num_beams=beams)
     cached, full = model.generate(**inputs), hf.load(tmp_path).generate(**inputs, use_cache=False)
     assert torch.equal(cached.sequences, full.sequences)
     torch.testing.assert_close(cached.scores, full.scores, rtol=1e-5, atol=1e-5)
@@ -45,33 +45,33 @@ def test_generating_with_a_cache_is_the_full_pass_of_the_saved_model(name, mixin
 
 def test_the_rest_of_a_static_cache_is_hidden():
     model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
-    inputs |= dict(max_new_tokens=3, output_scores=True, return_dict_in_generate=True)
+    inputs |= SCORES | dict(max_new_tokens=3)
     found, expected = (model.generate(**inputs, cache_implementation=kind).scores for kind in ("static", None))
     torch.testing.assert_close(found, expected)
 
 
-@each_once(
-    name=["GPT2LMHeadModel", "LlamaForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration"],
-    variant=[{"feature_mixing": "heads"}, {"feature_mixing": "shared"}, {"feature_mixing": "output"}],
-)
+@each_once(name=FEW, variant=[{"feature_mixing": kind} for kind in ("heads", "shared", "output")])
 def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
     model, inputs = build(name, **variant)
     inputs |= {"decoder_input_ids": inputs["input_ids"]} if model.config.is_encoder_decoder else {}
     expected, plain = model(**inputs).logits, build(name)[0]
-    start = {key: x.clone() for key, x in model.state_dict().items()}
     folded = hf.fold(model)
     torch.testing.assert_close(folded(**inputs).logits, expected)
     assert folded.config.to_dict() == plain.config.to_dict() and folded.state_dict().keys() == plain.state_dict().keys()
-    assert any(not torch.equal(x, start[key]) for key, x in folded.state_dict().items())
 
 
-def test_rotary_models_mix_by_the_query_before_rotation():
-    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
-    far = model(**inputs, position_ids=torch.arange(9, 16)[None]).logits  # as without mixing, only distances count
-    torch.testing.assert_close(far, model(**inputs).logits)
+@torch.no_grad()
+def test_the_parts_of_gpt2s_one_projection_are_mixed_apart():
+    model, inputs = build("GPT2LMHeadModel")
+    mixed = shake(hf.mix(copy.deepcopy(model), feature_mixing="shared"))
+    for ours, plain in zip(mixed.transformer.h, model.transformer.h):
+        for tensor in (plain.attn.c_attn.weight, plain.attn.c_attn.bias):
+            for features, matrix in zip(tensor.chunk(3, -1), ours.attn.feature_mixing.matrices()):
+                features.copy_((features.unflatten(-1, (4, 8)) @ matrix).flatten(-2))
+    torch.testing.assert_close(mixed(**inputs).logits, model(**inputs).logits)
 
 
-def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
+def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypatch):
     model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
     model.save_pretrained(tmp_path)
     shared = type(model)(copy.deepcopy(model).config)
@@ -80,19 +80,25 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     model.set_attn_implementation("sdpa")
     with pytest.raises(RuntimeError, match="sdpa: lost the mixing"):
         model(**inputs)
-    assert hf.load(tmp_path, output_loading_info=True)[1]["missing_keys"] == set()
+    model.bert.encoder.layer[0].attention.self.config._attn_implementation = "sdpa"
+    with pytest.raises(RuntimeError, match="must go through the AttentionInterface"):
+        model(**inputs)
+    monkeypatch.setitem(hf.LAYOUTS, "Gemma2Attention", hf.LAYOUTS["GemmaAttention"])
+    capped, words = build("Gemma2ForCausalLM", head_mixing="position-wise")
+    loaded, info = hf.load(tmp_path, output_loading_info=True)
+    assert info["missing_keys"] == set() and type(copy.deepcopy(loaded)) is type(model)
     path = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
-    odd = transformers.MarianMTModel(
-        transformers.MarianConfig(**CONFIG | {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3})
-    )
+    odd, _ = build("MarianMTModel", {"d_model": 24, "hidden_size": 24, "decoder_attention_heads": 3})
     for refused, message in (
         (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
         (lambda: hf.load(tmp_path), "2 are missing"),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
+        (lambda: capped(**words), "softcap cannot be used"),
         (lambda: hf.unmix(model), "without head_mixing"),
+        (lambda: hf.unmix(build("T5Model", normalizer="l2")[0]), "without normalizer l2"),
         (lambda: hf.fold(model), "without head_mixing"),
         (lambda: hf.unmix(build("T5Model")[0]), "no mixing"),
         (lambda: hf.mix(model), "already"),
@@ -106,4 +112,5 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path):
     odd.model.encoder.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         odd(torch.ones(1, 2, dtype=torch.long))
-    copy.deepcopy(odd)  # an interrupted call leaves no activations behind
+    odd.model.encoder.layers[0].self_attn.q_proj(torch.ones(1, 24).double())
+    copy.deepcopy(odd)  # neither an interrupted call nor one of a projection leaves activations behind

@@ -4,22 +4,17 @@ import pytest
 import torch
 
 from tests.analysis.pages import assert_shows, read_page
-from tests.hf.models import build, hf
+from tests.hf.models import build, hf, transformers
 
 
 class Letters:
     """Cut text into letters, as a tokenizer of `transformers` would be called."""
 
     def __call__(self, text=None, text_target=None, return_tensors="pt"):
-        return Inputs(input_ids=torch.tensor([[3 + ord(letter) % 28 for letter in text or text_target]]))
+        return transformers.BatchEncoding({"input_ids": torch.tensor([[3 + ord(c) % 28 for c in text or text_target]])})
 
     def decode(self, tokens):
         return f" <{tokens[0]}>"
-
-
-class Inputs(dict):
-    def to(self, device):
-        return self
 
 
 @pytest.mark.parametrize("mixing", ["position-wise", "position-independent", "differential", None])
