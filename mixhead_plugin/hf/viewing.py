@@ -23,13 +23,14 @@ def view(
     """Write one HTML file that shows the heads of a model, mixed or not, on one text or several.
 
     An encoder-decoder reads `target` in its decoder, one for all texts or one for each; without it, what `generate`
-    gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the texts, or if a text has more than
-    `length` tokens.
+    gives. ValueError if no attention is in `hf.LAYOUTS`, if targets do not fit the texts, or if a text is empty, or
+    has more tokens than `length` or the positions of the model.
     """
     texts = [text] if isinstance(text, str) else list(text)
     targets = [target] * len(texts) if target is None or isinstance(target, str) else list(target)
     if len(targets) != len(texts):
         raise ValueError(f"target: has {len(targets)}, must be one for each of {len(texts)} texts")
+    length = min(length, getattr(model.config, "max_position_embeddings", length))
     sentences, generates = [], cast(Any, model)  # transformers does not type what only some models have
     for one, its_target in zip(texts, targets):
         inputs = tokenizer(one, return_tensors="pt").to(model.device)
@@ -52,8 +53,8 @@ def view(
 
 def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:
     """Return the words of the first sentence of tokens [1, N]."""
-    if tokens.size(1) > length:
-        raise ValueError(f"a text of {tokens.size(1)} tokens: must have at most length {length}")
+    if not 0 < tokens.size(1) <= length:
+        raise ValueError(f"a text of {tokens.size(1)} tokens: must have 1 to length {length}")
     return [tokenizer.decode([t]).strip() or tokenizer.convert_ids_to_tokens(t) for t in tokens[0].tolist()]
 
 

@@ -11,7 +11,8 @@ class Letters:
     """Cut text into letters, as a tokenizer of `transformers` would be called."""
 
     def __call__(self, text=None, text_target=None, return_tensors="pt"):
-        return transformers.BatchEncoding({"input_ids": torch.tensor([[3 + ord(c) % 28 for c in text or text_target]])})
+        letters = text_target if text is None else text
+        return transformers.BatchEncoding({"input_ids": torch.tensor([[3 + ord(c) % 28 for c in letters]])})
 
     def decode(self, tokens):
         return f" <{tokens[0]}>"
@@ -53,12 +54,14 @@ def test_the_page_has_the_weights_that_the_model_returns(name, mixing, tmp_path)
 
 def test_what_has_no_page_is_refused_in_one_line(tmp_path):
     model, _ = build("BertForMaskedLM")
-    for options, problem in (
-        ({"length": 4}, "5 tokens: must have at most length 4"),
-        ({"target": []}, "target: has 0"),
+    for text, options, problem in (
+        ("hello", {"length": 4}, "5 tokens: must have 1 to length 4"),
+        ("h" * 99, {}, f"99 tokens: must have 1 to length {model.config.max_position_embeddings}"),
+        ("", {}, "0 tokens: must have 1 to length"),
+        ("hello", {"target": []}, "target: has 0"),
     ):
         with pytest.raises(ValueError, match=problem):
-            hf.view(model, Letters(), "hello", tmp_path / "page.html", **options)
+            hf.view(model, Letters(), text, tmp_path / "page.html", **options)
     model.bert.encoder.layer = torch.nn.ModuleList()
     with pytest.raises(ValueError, match="none of the attentions of hf"):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")
