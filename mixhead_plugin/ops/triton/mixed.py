@@ -43,43 +43,46 @@ def scores_of(
 
 @triton.jit
 def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
-    """Load the transpose of M, [BM, to, from] or [to, from]; zeros outside."""
-    inside = (o_to < C.H)[:, None] & (o_from < C.H)[None, :]
-    p_m = m.p + o_to.to(tl.int64)[:, None] * m.s_d + o_from.to(tl.int64)[None, :] * m.s_h  # [to, from]
-    if C.PER_QUERY:
-        p_m = p_m[None, :, :] + o_m.to(tl.int64)[:, None, None] * m.s_n  # [BM, to, from]
-        inside = inside[None, :, :] & (o_m < n_queries)[:, None, None]
-    return tl.load(p_m, mask=inside, other=0.0)
+    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M of each query at its places of the diagonal."""
+    o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS * C.PACK) * 0
+    b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS * PACK, HG]
+    b_m = tl.permute(tl.reshape(b_m, [C.HC, C.PARTS, C.PACK, C.HG]), (1, 0, 2, 3))
+    same = tl.arange(0, C.PACK)[:, None, None] == tl.arange(0, C.PACK)[None, None, :]
+    b_m = tl.where(same, b_m[:, :, :, :, None], 0.0)  # [PARTS, HC, PACK, HG, PACK]
+    return tl.reshape(b_m, [C.PARTS, C.HC * C.PACK, C.HG * C.PACK])
 
 
 @triton.jit
-def mix(b_x, b_m, b_sum, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
-    """Return b_sum [HG, BM, BN] + M^T x for x [HC, BM, BN] and M of `load_mixing`; x takes the dtype of M.
+def laid_out(b_x, b_y):
+    """Return b_x in the layout of b_y, whose float32 become zeros (triton.md)."""
+    BITS: tl.constexpr = tl.uint16 if b_x.dtype.primitive_bitwidth == 16 else tl.uint32
+    b_zeros = (b_y.to(tl.uint32, bitcast=True) >> 16) >> 16
+    return (b_x.to(BITS, bitcast=True) | b_zeros.to(BITS)).to(b_x.dtype, bitcast=True)
 
-    With KEYS_FIRST x and the sum are [heads, BN, BM]. HC heads of PACK parts of the tile are the HK numbers of a
-    product. Its matrix has M^T at each place of the diagonal, so the parts do not mix.
+
+@triton.jit
+def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRST: tl.constexpr = False):
+    """Return b_sum [HG, BM, BN] + M^T x, and the product, which the next call takes as b_last.
+
+    x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and the sum are
+    [heads, BN, BM]. HC heads of PACK queries are the numbers of a product. Its matrix has M at each place of the
+    diagonal, so the queries do not mix. Only the layout of b_last counts. ROUND rounds the sum to the dtype of M.
     """
-    PACK: tl.constexpr = C.HK // C.HC
     HG: tl.constexpr = b_sum.shape[0]
-    PART: tl.constexpr = C.BN // PACK
-    b_x = b_x.to(b_m.dtype)
-    diagonal = tl.arange(0, PACK)[:, None, None, None] == tl.arange(0, PACK)[None, None, :, None]
-    if C.PER_QUERY:
-        b_m = tl.where(diagonal[None, :, :, :, :], b_m[:, None, :, None, :], 0.0)  # [BM, PACK, HG, PACK, HC]
-        b_m = tl.reshape(b_m, [C.BM, PACK * HG, C.HK])
-        if KEYS_FIRST:
-            b_x = tl.permute(tl.reshape(b_x, [C.HC, PACK, PART, C.BM]), (3, 1, 0, 2))  # [BM, PACK, HC, PART]
-        else:
-            b_x = tl.permute(tl.reshape(b_x, [C.HC, C.BM, PACK, PART]), (1, 2, 0, 3))  # [BM, PACK, HC, PART]
-        b_y = tl.dot(b_m, tl.reshape(b_x, [C.BM, C.HK, PART]), input_precision=C.PRECISION)  # [BM, PACK * HG, PART]
-        b_y = tl.reshape(b_y, [C.BM, PACK, HG, PART])
-        b_y = tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3))
+    b_h = b_x.to(b_m.dtype)
+    if KEYS_FIRST:
+        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BN, C.BM // C.PACK, C.PACK]), (2, 1, 0, 3))
     else:
-        b_m = tl.reshape(tl.where(diagonal, b_m[None, :, None, :], 0.0), [PACK * HG, C.HK])
-        b_x = tl.permute(tl.reshape(b_x, [C.HC, PACK, C.BM * PART]), (1, 0, 2))
-        b_y = tl.dot(b_m, tl.reshape(b_x, [C.HK, C.BM * PART]), input_precision=C.PRECISION)  # [PACK * HG, BM * PART]
-        b_y = tl.permute(tl.reshape(b_y, [PACK, HG, C.BM * PART]), (1, 0, 2))
-    return b_sum + tl.reshape(b_y, b_sum.shape)
+        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BM // C.PACK, C.PACK, C.BN]), (1, 3, 0, 2))
+    b_h = tl.reshape(b_h, [C.PARTS, b_last.shape[1], C.HC * C.PACK])
+    if HG == C.HC:
+        b_h = laid_out(b_h, b_last)
+    b_last = tl.dot(b_h, b_m, input_precision=C.PRECISION)  # [PARTS, .., HG * PACK]
+    b_y = tl.reshape(b_last, [C.BM // C.PACK, C.BN, HG, C.PACK])
+    b_y = b_sum + tl.reshape(tl.permute(b_y, (2, 1, 0, 3) if KEYS_FIRST else (2, 0, 3, 1)), b_sum.shape)
+    if HG == C.HC:
+        b_y = laid_out(b_y.to(b_m.dtype) if ROUND else b_y, b_x).to(tl.float32)
+    return b_y, b_last
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
@@ -90,31 +93,32 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
     o_m, o_g = first + tl.arange(0, C.BM), i_g * C.HG + tl.arange(0, C.HG)
     o_d, o_v = tl.arange(0, C.DP), tl.arange(0, C.DVP)
     q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
-    b_o = tl.full([C.HG, C.BM, C.DVP], 0.0, tl.float32)  # [HG, BM, DVP]
+    b_o = tl.full([C.HG, C.DVP, C.BM], 0.0, tl.float32)  # [HG, DVP, BM]
     seed = tl.load(dropout.seed) if dropout is not None else 0
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
+    b_v = rows.load_heads_upright(v, o_g, start + tl.arange(0, C.BN), o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
         b_mixed = tl.full([C.HG, C.BM, C.BN], 0.0, tl.float32)  # [HG, BM, BN]
         for i_h in range(0, C.H, C.HC):
             o_h = i_h + tl.arange(0, C.HC)
             b_q = rows.load_heads_upright(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
-            b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
+            b_kt = transposed(rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D))  # [HC, DP, BN]
             b_peak = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HC, BM, 1]
             b_factor = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HC, BM, 1]
-            b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)  # [BM, HG, HC] or [HG, HC]
-            b_kt = transposed(b_k)  # [HC, DP, BN]
+            b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_q.dtype)  # [PARTS, HC * PACK, HG * PACK]
             b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
-            b_mixed = mix(b_p, b_m, b_mixed, C)
+            b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C)
         if dropout is not None:
             keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
             b_mixed = tl.where(keep, b_mixed, 0.0)
-        b_v = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
-        b_o = tl.dot(b_mixed.to(b_v.dtype), b_v, b_o, input_precision=C.PRECISION)
+        b_o = tl.dot(transposed(b_v), transposed(b_mixed.to(b_v.dtype)), b_o, input_precision=C.PRECISION)
+        b_v = rows.load_heads_upright(v, o_g, o_n + C.BN, o_v, n_keys, C.H, C.DV)  # of the next tile
     if dropout is not None:
         b_o *= dropout.gain
-    rows.store_heads(rows.at(o, i_b, 0), b_o, o_g, o_m, o_v, n_queries, C.H, C.DV)
+    rows.store_heads(rows.at(o, i_b, 0), transposed(b_o), o_g, o_m, o_v, n_queries, C.H, C.DV)
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
@@ -141,29 +145,26 @@ def mixed_bwd_dm_kernel(
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
-        b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
-        b_v = rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
-        b_kt = transposed(b_k)  # [HC, DP, BN]
+        b_kt = transposed(rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D))  # [HC, DP, BN]
+        b_vt = transposed(rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV))  # [HG, DVP, BN]
         b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
-        b_p = tl.permute(rows.weights_of(b_s, b_peak, b_factor, C), (1, 0, 2))  # [BM, HC, BN]
-        b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HG, BM, BN]
+        b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
+        b_dw = tl.dot(b_do, b_vt, input_precision=C.PRECISION)  # [HG, BM, BN]
         if dropout is not None:
             keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
             b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
-        b_dw = tl.permute(b_dw, (1, 2, 0))  # [BM, BN, HG]
-        b_g = tl.dot(b_p.to(b_k.dtype), b_dw.to(b_k.dtype), b_g, input_precision=C.PRECISION)
+        b_p = tl.permute(b_p.to(b_kt.dtype), (1, 0, 2))  # [BM, HC, BN]
+        b_dw = tl.permute(b_dw.to(b_kt.dtype), (1, 0, 2))  # [BM, HG, BN]
+        if C.HC == C.HG:
+            b_like = tl.max(b_g, 2)[:, :, None]  # [BM, HC, 1]
+            b_p, b_dw = laid_out(b_p, b_like), laid_out(b_dw, b_like)
+        b_g = tl.dot(b_p, transposed(b_dw), b_g, input_precision=C.PRECISION)
     m, d_m = rows.at(m, i_b, 0), rows.at(d_m, i_b, 0)
-    inside = (o_h < C.H)[:, None] & (o_g < C.H)[None, :]  # [HC, HG]
-    p_m = m.p + o_h.to(tl.int64)[:, None] * m.s_h + o_g.to(tl.int64)[None, :] * m.s_d  # [HC, HG]
-    p_dm = d_m.p + o_h.to(tl.int64)[:, None] * d_m.s_h + o_g.to(tl.int64)[None, :] * d_m.s_d  # [HC, HG]
     if C.PER_QUERY:
-        by_query = inside[None, :, :] & (o_m < n_queries)[:, None, None]  # [BM, HC, HG]
-        b_m = tl.load(p_m[None, :, :] + o_m.to(tl.int64)[:, None, None] * m.s_n, mask=by_query, other=0.0)
-        p_dm = p_dm[None, :, :] + o_m.to(tl.int64)[:, None, None] * d_m.s_n  # [BM, HC, HG]
-        tl.store(p_dm, b_g.to(d_m.p.dtype.element_ty), mask=by_query)
+        rows.store_heads(d_m, tl.permute(b_g, (1, 0, 2)), o_h, o_m, o_g, n_queries, C.H, C.H)
     else:
-        b_m = tl.load(p_m, mask=inside, other=0.0)[None, :, :]  # [1, HC, HG]
-        tl.store(p_dm + i_t.to(tl.int64) * d_m.s_n, tl.sum(b_g, 0), mask=inside)
+        rows.store_heads(d_m, tl.sum(b_g, 0)[:, None, :], o_h, i_t + tl.arange(0, 1), o_g, n_tiles, C.H, C.H)
+    b_m = tl.permute(rows.load_heads_upright(m, o_h, o_m, o_g, n_queries, C.H, C.H), (1, 0, 2))  # [BM, HC, HG]
     b_delta = tl.sum(b_m.to(q.p.dtype.element_ty).to(tl.float32) * b_g, 2)  # [BM, HC]
     p_delta = delta + (i_b * C.GROUPS + i_g) * C.H * n_queries
     p_delta = p_delta + o_h.to(tl.int64)[None, :] * n_queries + o_m[:, None]  # [BM, HC]
@@ -185,8 +186,9 @@ def mixed_bwd_dq_kernel(
     b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, :, None]  # [HG, BM, 1]
     b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
     b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, :, None]  # [HG, BM, 1]
-    b_dq = tl.full([C.HG, C.BM, C.DP], 0.0, tl.float32)  # [HG, BM, DP]
+    b_dq = tl.full([C.HG, C.DP, C.BM], 0.0, tl.float32)  # [HG, DP, BM]
     seed = tl.load(dropout.seed) if dropout is not None else 0
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
     start, _, stop = rows.key_span(first, n_queries, n_keys, masks, C)
     for i_n in range(start, stop, C.BN):
         o_n = i_n + tl.arange(0, C.BN)
@@ -195,21 +197,18 @@ def mixed_bwd_dq_kernel(
             o_h = i_h + tl.arange(0, C.HC)
             b_do = rows.load_heads_upright(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
             b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
-            b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)  # [BM, HG, HC] or [HG, HC]
+            b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)  # [PARTS, HC * PACK, HG * PACK]
             b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HC, BM, BN]
             if dropout is not None:
                 keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)  # [HC, BM, BN]
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
-            b_dp = mix(b_dw, b_m, b_dp, C)
-        b_k = rows.load_heads_upright(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
-        b_kt = transposed(b_k)  # [HG, DP, BN]
-        if C.TWICE:
-            b_kt = transposed(rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D))
+            b_dp, b_last = mix(b_dw, b_m, b_dp, b_last, False, C)
+        b_kt = transposed(rows.load_heads(k, o_g, o_n, o_d, n_keys, C.H, C.D))  # [HG, DP, BN]
         b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HG, BM, BN]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BM, BN]
-        b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
-    rows.store_heads(rows.at(d_q, i_b, 0), b_dq * d_scale, o_g, o_m, o_d, n_queries, C.H, C.D)
+        b_dq = tl.dot(b_kt, transposed(b_ds.to(b_kt.dtype)), b_dq, input_precision=C.PRECISION)
+    rows.store_heads(rows.at(d_q, i_b, 0), transposed(b_dq * d_scale), o_g, o_m, o_d, n_queries, C.H, C.D)
 
 
 @triton.jit(do_not_specialize=rows.UNSPECIALIZED)
@@ -224,22 +223,19 @@ def mixed_bwd_dkv_kernel(
     q, k, v, m = rows.at(q, i_b, 0), rows.at(k, i_b, 0), rows.at(v, i_b, 0), rows.at(m, i_b, 0)
     d_o = rows.at(d_o, i_b, 0)
     m_t = Strided(m.p, m.s_b, m.s_d, m.s_n, m.s_h)
-    b_dk = tl.full([C.HG, C.BN, C.DP], 0.0, tl.float32)  # [HG, BN, DP]
-    b_dv = tl.full([C.HG, C.BN, C.DVP], 0.0, tl.float32)  # [HG, BN, DVP]
+    b_dk = tl.full([C.HG, C.DP, C.BN], 0.0, tl.float32)  # [HG, DP, BN]
+    b_dv = tl.full([C.HG, C.DVP, C.BN], 0.0, tl.float32)  # [HG, DVP, BN]
     b_kg = rows.load_heads_upright(k, o_g, o_n, o_d, n_keys, C.H, C.D)  # [HG, BN, DP]
     ALL_HEADS: tl.constexpr = C.GROUPS == 1 and C.HC == C.HG
     if ALL_HEADS:
         b_vg = rows.load_heads_upright(v, o_g, o_n, o_v, n_keys, C.H, C.DV)  # [HG, BN, DVP]
     seed = tl.load(dropout.seed) if dropout is not None else 0
+    b_last = tl.full([C.PARTS, C.BM * C.BN // C.PACK // C.PARTS, C.HG * C.PACK], 0.0, tl.float32)  # see `mix`
     start, _, stop = rows.query_span(first, n_queries, n_keys, masks, C)
     for i_m in range(start, stop, C.BM):
         o_m = i_m + tl.arange(0, C.BM)
-        b_qg = rows.load_heads_upright(q, o_g, o_m, o_d, n_queries, C.H, C.D)  # [HG, BM, DP]
-        b_dog = rows.load_heads_upright(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV)  # [HG, BM, DVP]
-        b_qt, b_dot = transposed(b_qg), transposed(b_dog)  # [HG, DP, BM], [HG, DVP, BM]
-        if C.TWICE and ALL_HEADS:
-            b_qt = transposed(rows.load_heads(q, o_g, o_m, o_d, n_queries, C.H, C.D))
-            b_dot = transposed(rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV))
+        b_qt = transposed(rows.load_heads(q, o_g, o_m, o_d, n_queries, C.H, C.D))  # [HG, DP, BM]
+        b_dot = transposed(rows.load_heads(d_o, o_g, o_m, o_v, n_queries, C.H, C.DV))  # [HG, DVP, BM]
         b_peak = rows.load_statistic(peak, i_b, o_g, o_m, n_queries, C.H, float("inf"))[:, None, :]  # [HG, 1, BM]
         b_factor = rows.load_statistic(factor, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
         b_delta = rows.load_statistic(delta, i_b, o_g, o_m, n_queries, C.H, 0.0)[:, None, :]  # [HG, 1, BM]
@@ -250,37 +246,37 @@ def mixed_bwd_dkv_kernel(
         b_mixed = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
         b_dp = tl.full([C.HG, C.BN, C.BM], 0.0, tl.float32)  # [HG, BN, BM]
         if ALL_HEADS:
-            b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qg.dtype)  # [BM, HG, HG] or [HG, HG]
-            b_mt = tl.permute(b_m, (0, 2, 1) if C.PER_QUERY else (1, 0))
-            b_mixed = mix(b_p, b_m, b_mixed, C, True)
+            b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qt.dtype)  # [PARTS, HG * PACK, HG * PACK]
+            b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C, True)
             b_dw = tl.dot(b_vg, b_dot, input_precision=C.PRECISION)  # [HG, BN, BM]
             if dropout is not None:
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
-            b_dp = mix(b_dw, b_mt, b_dp, C, True)
+            b_dp, b_last = mix(b_dw, transposed(b_m), b_dp, b_last, False, C, True)
         else:
             for i_h in range(0, C.H, C.HC):
                 o_h = i_h + tl.arange(0, C.HC)
-                b_k = rows.load_heads(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
-                b_q = rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D)  # [HC, BM, DP]
-                b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HG, HC] or [HG, HC]
-                b_qht = transposed(b_q)  # [HC, DP, BM]
+                b_k = rows.load_heads_upright(k, o_h, o_n, o_d, n_keys, C.H, C.D)  # [HC, BN, DP]
+                b_qht = transposed(rows.load_heads(q, o_h, o_m, o_d, n_queries, C.H, C.D))  # [HC, DP, BM]
+                b_m = load_mixing(m, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [PARTS, HC * PACK, HG * PACK]
                 b_sh = scores_of(b_k, b_qht, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C, True)
                 b_peakh = rows.load_statistic(peak, i_b, o_h, o_m, n_queries, C.H, float("inf"))  # [HC, BM]
                 b_factorh = rows.load_statistic(factor, i_b, o_h, o_m, n_queries, C.H, 0.0)  # [HC, BM]
                 b_ph = rows.weights_of(b_sh, b_peakh[:, None, :], b_factorh[:, None, :], C)  # [HC, BN, BM]
-                b_mixed = mix(b_ph, b_m, b_mixed, C, True)
-                b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
+                b_mixed, b_last = mix(b_ph, b_m, b_mixed, b_last, C.CHUNKS == 1, C, True)
+                b_v = rows.load_heads_upright(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
-                b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [BM, HG, HC] or [HG, HC]
+                b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [PARTS, HC * PACK, HG * PACK]
                 b_dw = tl.dot(b_v, transposed(b_do), input_precision=C.PRECISION)  # [HC, BN, BM]
                 if dropout is not None:
                     keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)  # [HC, BM, BN]
                     b_dw = tl.where(transposed(keeph), b_dw * dropout.gain, 0.0)
-                b_dp = mix(b_dw, b_mt, b_dp, C, True)
+                b_dp, b_last = mix(b_dw, b_mt, b_dp, b_last, False, C, True)
         if dropout is not None:
-            b_mixed = tl.where(keep, b_mixed * dropout.gain, 0.0)
-        b_dv = tl.dot(b_mixed.to(b_dog.dtype), b_dog, b_dv, input_precision=C.PRECISION)
+            b_mixed = tl.where(keep, b_mixed, 0.0)
+        b_dv = tl.dot(b_dot, transposed(b_mixed.to(b_dot.dtype)), b_dv, input_precision=C.PRECISION)
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BN, BM]
-        b_dk = tl.dot(b_ds.to(b_qg.dtype), b_qg, b_dk, input_precision=C.PRECISION)
-    rows.store_heads(rows.at(d_k, i_b, 0), b_dk * d_scale, o_g, o_n, o_d, n_keys, C.H, C.D)
-    rows.store_heads(rows.at(d_v, i_b, 0), b_dv, o_g, o_n, o_v, n_keys, C.H, C.DV)
+        b_dk = tl.dot(b_qt, transposed(b_ds.to(b_qt.dtype)), b_dk, input_precision=C.PRECISION)
+    if dropout is not None:
+        b_dv *= dropout.gain
+    rows.store_heads(rows.at(d_k, i_b, 0), transposed(b_dk * d_scale), o_g, o_n, o_d, n_keys, C.H, C.D)
+    rows.store_heads(rows.at(d_v, i_b, 0), transposed(b_dv), o_g, o_n, o_v, n_keys, C.H, C.DV)

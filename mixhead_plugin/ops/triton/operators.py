@@ -162,10 +162,11 @@ def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) ->
 
 def with_tile(constants: Constants, tile: Tile) -> Constants:
     """Complete the constants of a call by those of a tile."""
-    groups, chunks = ceil_div(constants.H, tile.HG), ceil_div(constants.H, tile.HC)
+    pack = max(1, 16 // tile.HC)
     return constants._replace(
-        BM=tile.BM, BN=tile.BN, HC=tile.HC, HK=max(16, tile.HC), HG=tile.HG,
-        GROUPS=groups, CHUNKS=chunks, TWICE=tile.stages > 1 and chunks == 1,
+        BM=tile.BM, BN=tile.BN, HC=tile.HC, HG=tile.HG,
+        GROUPS=ceil_div(constants.H, tile.HG), CHUNKS=ceil_div(constants.H, tile.HC), PACK=pack,
+        PARTS=tile.BM // pack if constants.PER_QUERY else max(1, min(8, tile.BM * tile.BN // pack // 16)),
     )  # fmt: skip
 
 
