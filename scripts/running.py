@@ -285,6 +285,7 @@ def start_of(run: Run, variables: Mapping[str, str]) -> dict[str, Any]:
         "metrics": {},
         "evaluate": {},
         "points": [],
+        "seconds": 0.0,  # also of a run that was stopped before it began
     }
 
 
