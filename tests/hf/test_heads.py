@@ -32,10 +32,10 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
     before = model(**inputs).logits
     sites = [n for n, module in model.named_modules() if type(module).__name__ in hf.LAYOUTS]
     grouped, mixes = name.startswith(tuple(GROUPED)), variant.get("head_mixing", "none") != "none"
-    last, steps = ([2, 3], [[2, 3]]) if grouped else ([0, 2], [[0], [1]])  # head 2 is 1 after 0 is gone
-    heads = {0: [0, 1], sites[-1]: (*last, 2)}
+    first, steps = ([0, 1], [[0, 1]]) if grouped else ([0, 2], [[0], [1]])  # head 2 is 1 after 0 is gone
+    heads = {0: first, sites[-1]: (2, 3, 2)}
     silenced = copy.deepcopy(model)
-    for layer, some in ((sites[0], [0, 1]), (sites[-1], last)):
+    for layer, some in ((sites[0], first), (sites[-1], [2, 3])):
         weight = output(silenced, layer).weight  # [C, H * D]; GPT-2's is transposed
         columns = weight.data if "GPT2" in name else weight.data.t()
         columns.unflatten(0, (HEADS, -1))[some] = 0
@@ -43,9 +43,10 @@ def test_a_pruned_model_is_smaller_and_computes_what_it_did_with_its_heads_ablat
         torch.testing.assert_close(model(**inputs).logits, silenced(**inputs).logits)
     assert torch.equal(model(**inputs).logits, before)
     size = sum(parameter.numel() for parameter in model.parameters())
-    hf.prune(model, {0: [0, 1]})
     for some in steps:
-        hf.prune(model, {sites[-1]: some})
+        hf.prune(model, {0: some})
+    hf.prune(model.requires_grad_(False), {sites[-1]: [2, 3]})
+    assert not any(parameter.requires_grad for parameter in model.parameters())
     halves = {(False, False): 4, (False, True): 2, (True, False): 3, (True, True): 1.5}[grouped, mixes]
     width = output(silenced, sites[0]).weight.numel() / 2  # half a projection
     assert size - sum(parameter.numel() for parameter in model.parameters()) >= 2 * halves * width
