@@ -43,12 +43,12 @@ def scores_of(
 
 @triton.jit
 def load_mixing(m, o_m, o_from, o_to, n_queries, C: tl.constexpr):
-    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M of each query at its places of the diagonal."""
-    o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS * C.PACK) * 0
-    b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS * PACK, HG]
-    b_m = tl.permute(tl.reshape(b_m, [C.HC, C.PARTS, C.PACK, C.HG]), (1, 0, 2, 3))
+    """Load the matrices of `mix`, [PARTS, HC * PACK, HG * PACK], with M at each place of the diagonal."""
+    o_q = o_m if C.PER_QUERY else tl.arange(0, C.PARTS) * 0
+    b_m = rows.load_heads_upright(m, o_from, o_q, o_to, n_queries, C.H, C.H)  # [HC, PARTS, HG]
+    b_m = tl.permute(b_m, (1, 0, 2))[:, :, None, :, None]  # [PARTS, HC, 1, HG, 1]
     same = tl.arange(0, C.PACK)[:, None, None] == tl.arange(0, C.PACK)[None, None, :]
-    b_m = tl.where(same, b_m[:, :, :, :, None], 0.0)  # [PARTS, HC, PACK, HG, PACK]
+    b_m = tl.where(same, b_m, 0.0)  # [PARTS, HC, PACK, HG, PACK]
     return tl.reshape(b_m, [C.PARTS, C.HC * C.PACK, C.HG * C.PACK])
 
 
@@ -65,21 +65,21 @@ def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRS
     """Return b_sum [HG, BM, BN] + M^T x, and the product, which the next call takes as b_last.
 
     x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and the sum are
-    [heads, BN, BM]. HC heads of PACK queries are the numbers of a product. Its matrix has M at each place of the
-    diagonal, so the queries do not mix. Only the layout of b_last counts. ROUND rounds the sum to the dtype of M.
+    [heads, BN, BM]. HC heads of PACK keys are the numbers of a product. Its matrix has M at each place of the
+    diagonal, so the keys do not mix, and NaN stays with its query. Only the layout of b_last counts. ROUND rounds the sum to the dtype of M.
     """
     HG: tl.constexpr = b_sum.shape[0]
     b_h = b_x.to(b_m.dtype)
     if KEYS_FIRST:
-        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BN, C.BM // C.PACK, C.PACK]), (2, 1, 0, 3))
+        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BN // C.PACK, C.PACK, C.BM]), (3, 1, 0, 2))
     else:
-        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BM // C.PACK, C.PACK, C.BN]), (1, 3, 0, 2))
+        b_h = tl.permute(tl.reshape(b_h, [C.HC, C.BM, C.BN // C.PACK, C.PACK]), (1, 2, 0, 3))
     b_h = tl.reshape(b_h, [C.PARTS, b_last.shape[1], C.HC * C.PACK])
     if HG == C.HC:
         b_h = laid_out(b_h, b_last)
     b_last = tl.dot(b_h, b_m, input_precision=C.PRECISION)  # [PARTS, .., HG * PACK]
-    b_y = tl.reshape(b_last, [C.BM // C.PACK, C.BN, HG, C.PACK])
-    b_y = b_sum + tl.reshape(tl.permute(b_y, (2, 1, 0, 3) if KEYS_FIRST else (2, 0, 3, 1)), b_sum.shape)
+    b_y = tl.reshape(b_last, [C.BM, C.BN // C.PACK, HG, C.PACK])
+    b_y = b_sum + tl.reshape(tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3)), b_sum.shape)
     if HG == C.HC:
         b_y = laid_out(b_y.to(b_m.dtype) if ROUND else b_y, b_x).to(tl.float32)
     return b_y, b_last

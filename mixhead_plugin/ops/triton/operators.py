@@ -166,7 +166,7 @@ def with_tile(constants: Constants, tile: Tile) -> Constants:
     return constants._replace(
         BM=tile.BM, BN=tile.BN, HC=tile.HC, HG=tile.HG,
         GROUPS=ceil_div(constants.H, tile.HG), CHUNKS=ceil_div(constants.H, tile.HC), PACK=pack,
-        PARTS=tile.BM // pack if constants.PER_QUERY else max(1, min(8, tile.BM * tile.BN // pack // 16)),
+        PARTS=tile.BM if constants.PER_QUERY else max(1, min(8, tile.BM * tile.BN // pack // 16)),
     )  # fmt: skip
 
 

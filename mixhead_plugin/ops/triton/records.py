@@ -46,7 +46,7 @@ class Constants(NamedTuple):
     BM: int = 0  # queries of a tile
     BN: int = 0  # keys of a tile
     HC: int = 0  # heads computed at once
-    PACK: int = 0  # queries of a mixing product, so that it has at least 16 numbers
+    PACK: int = 0  # keys of a mixing product, so that it has at least 16 numbers
     PARTS: int = 0  # products of a mixing
     HG: int = 0  # heads that a program adds to
     GROUPS: int = 0  # of HG heads
