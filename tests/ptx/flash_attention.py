@@ -74,6 +74,8 @@ def dkv_kernel(q, k, v, d_o, lse, delta, d_k, d_v, scale, n, D: tl.constexpr, BM
 
 def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
     """Launch all passes by `start`; return O and the gradients of q, k and v, [1, H, N, D]."""
+    narrow = q.shape[3]  # tensor cores need 16
+    q, k, v, d_o = (torch.nn.functional.pad(x, (0, max(0, 16 - narrow))) for x in (q, k, v, d_o))
     _, heads, n, size = q.shape
     o, d_q, d_k, d_v = (torch.empty_like(q) for _ in range(4))
     lse, delta = torch.empty(heads, n), torch.empty(heads, n)
@@ -83,4 +85,4 @@ def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
     given = q, k, v, d_o, lse, delta
     start(dq_kernel, heads * n // dq.BM, (*given, d_q, scale, n, size, dq.BM, dq.BN), dq)
     start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, scale, n, size, dkv.BM, dkv.BN), dkv)
-    return [o, d_q, d_k, d_v]
+    return [x[..., :narrow] for x in (o, d_q, d_k, d_v)]
