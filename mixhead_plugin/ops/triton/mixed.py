@@ -66,7 +66,8 @@ def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRS
 
     x is [HC, BM, BN] and takes the dtype of M, which `load_mixing` returned. With KEYS_FIRST x and the sum are
     [heads, BN, BM]. HC heads of PACK keys are the numbers of a product. Its matrix has M at each place of the
-    diagonal, so the keys do not mix, and NaN stays with its query. Only the layout of b_last counts. ROUND rounds the sum to the dtype of M.
+    diagonal, so the keys do not mix, and NaN stays with its query. Only the layout of b_last counts. ROUND rounds the
+    sum to the dtype of M.
     """
     HG: tl.constexpr = b_sum.shape[0]
     b_h = b_x.to(b_m.dtype)
