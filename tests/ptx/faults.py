@@ -60,7 +60,7 @@ no mask of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) 
 no `other` of a load of rows # flash # rows # tl.load(p_x, mask=inside, other=0.0) # tl.load(p_x, mask=inside)
 no mask of a store of rows # flash # rows # element_ty), mask=inside) # element_ty))
 no mask of a statistic's store # flash # flash # b_factor, mask=o_m < n_queries) # b_factor)
-no mask of a load of M # mixed # mixed # return tl.load(p_m, mask=inside, other=0.0) # return tl.load(p_m)
+no mask of a load of M # mixed # mixed # o_q, o_to, n_queries, C.H, C.H) # o_q, o_to, n_queries, C.HC, C.HG)
 loads by rows with the wrong strides # mixed # rows # x.s_b, x.s_n, x.s_h, x.s_d # x.s_b, x.s_h, x.s_n, x.s_d
 a wrong stride of rows # flash # rows # [None, :] * x.s_d  # [None, :] * x.s_n
 a wrong stride of heads # mixed # rows # [:, None, None] * x.s_h, # [:, None, None] * x.s_b,
@@ -69,7 +69,7 @@ causal, one key too many # flash # rows # o_m + (n_keys - n_queries) # o_m + (n_
 causal, tiles end one key early # flash # rows # first + C.BM + n_keys # first + C.BM - 1 + n_keys
 causal, a tile without its mask # flash # rows # tl.maximum(first + 1 + n_keys # tl.maximum(first + C.BN + n_keys
 dropout of another row # flash # flash # dropout, i_bh, i_m, first # dropout, i_bh, i_m + 4, first
-no zeros beside M on the diagonal # mixed # mixed # b_m[None, :, None, :], 0.0) # b_m[None, :, None, :], 1.0)
+no zeros beside M on the diagonal # mixed # mixed # tl.where(same, b_m, 0.0) # tl.where(same, b_m, 1.0)
 """
 
 

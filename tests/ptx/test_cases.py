@@ -15,6 +15,9 @@ import pytest
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs the package triton", allow_module_level=True)
 
+FAULTS = Path(__file__).with_name("faults.py")
+KERNELS = Path(__file__).parents[2] / "mixhead_plugin" / "ops" / "triton"
+
 
 def reports(*command: str) -> list[dict]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -29,6 +32,12 @@ def reports(*command: str) -> list[dict]:
 def test_the_kernels_are_right(mixing):
     """Run every pair of mixing, normalizer, dtype, masks, dropout or sinks, and stages."""
     assert not [report for report in reports("scripts/emulate.py", "--json", mixing) if report["fault"]]
+
+
+def test_the_faults_of_the_source_have_a_place():
+    for line in FAULTS.read_text().partition('SOURCE = """\n')[2].partition('"""')[0].splitlines():
+        kind, _, file, text, _ = line.split(" # ")
+        assert text in (KERNELS / f"{file}.py").read_text(), kind
 
 
 @pytest.mark.slow
