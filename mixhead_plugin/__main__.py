@@ -22,9 +22,7 @@ def main() -> int:
     check.add_argument("--head-dim", type=int, default=64, help="size of a head (%(default)s)")
     check.add_argument("--json", action="store_true", help="print the report as JSON")
     fold = commands.add_parser("fold", help="write a checkpoint that fairseq and other tools read without this plugin")
-    fold.add_argument(
-        "IN", help="a checkpoint of this plugin; whatever --feature-mixing added goes into the projections"
-    )
+    fold.add_argument("IN", help="a checkpoint of this plugin; what --feature-mixing added goes into the projections")
     fold.add_argument("OUT", help="a new file, of fairseq's own architecture")
     parser.add_argument("--version", action="version", version=f"mixhead {mixhead_plugin.__version__}")
     args = parser.parse_args()

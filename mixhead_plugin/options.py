@@ -69,9 +69,7 @@ class AttentionOptions(FairseqDataclass):
     mixed_features: str = _flag("mixed_features", "qkv", "what --feature-mixing heads or shared mixes: q, k, v")
     attention_sink: str = _flag("attention_sink", "none", "the score of one more key in each row, which has no value")
     attention_gate: str = _flag("attention_gate", "none", "what scales the outputs of heads before out_proj")
-    head_dim: Optional[int] = _flag(
-        "head_dim", None, "size of one head, independent of the embedding and the number of heads"
-    )
+    head_dim: Optional[int] = _flag("head_dim", None, "size of one head, independent of embedding and number of heads")
     attention_scope: str = _flag(
         "attention_scope", "all", "which attentions the other flags change; the rest keep fairseq's softmax attention"
     )

@@ -69,9 +69,8 @@ def test_outputs_are_equal_and_the_file_has_no_trace_of_the_plugin(arch, flags, 
     sentences = tokens(padded=True)
     with torch.no_grad():
         torch.testing.assert_close(forward(folded, sentences), forward(trained, sentences), rtol=1e-6, atol=1e-6)
-    changed = {
-        name.split(".")[-2] for name, x in folded.state_dict().items() if not x.equal(trained.state_dict()[name])
-    }
+    before = trained.state_dict()
+    changed = {name.split(".")[-2] for name, x in folded.state_dict().items() if not x.equal(before[name])}
     expected = {"heads": {"q_proj", "k_proj", "v_proj"}, "shared": {"q_proj", "k_proj"}, "output": {"out_proj"}}
     assert changed == expected.get(flags.get("feature_mixing"), set())
 

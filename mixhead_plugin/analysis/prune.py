@@ -48,9 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     text = "heads that stay in each attention (default: %(default)s)"
     parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
     parser.add_argument("--fraction", type=float, metavar="F", help="with --save: the fraction of heads to cut off")
-    parser.add_argument(
-        "--save", type=output.writable_file, metavar="FILE", help="write a checkpoint without the cut heads"
-    )
+    parser.add_argument("--save", type=output.writable_file, metavar="FILE", help="a checkpoint without the cut heads")
     scores.add_arguments(parser)
     output.add_arguments(parser, labels=True)
 

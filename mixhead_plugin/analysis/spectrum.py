@@ -210,9 +210,7 @@ def draw_curves(measured: list[Measured], length: int) -> Any:
             if curves:
                 axis.plot(ranks, np.mean(curves, 0), **lines[m.checkpoint], linewidth=2.2, label=m.label)
         axis.plot(ranks, ranks / length, color="grey", linestyle=":", linewidth=1, label="all singular values equal")
-        axis.set(
-            title=site, xlabel=f"number of largest singular values (of {length})", xlim=(1, length), ylim=(0, 1.02)
-        )
+        axis.set(title=site, xlabel=f"number of largest singular values, of {length}", xlim=(1, length), ylim=(0, 1.02))
         figures.integer_axis(axis.xaxis)
     axes[0, 0].set_ylabel("share of the sum of singular values")
     figures.legend_below(figure, axes)

@@ -41,8 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.target and len(args.target) != len(args.text or ()):
-        numbers = f"there are {len(args.target)} --target and {len(args.text or ())} --text"
-        raise OptionError(f"--target: must be given once for each --text, whose translation it is; {numbers}")
+        raise OptionError(f"--target: is given {len(args.target)} times; must be once for each --text, its translation")
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")

@@ -28,9 +28,7 @@ LEAST = {"n_layer": 1, "n_head": 1, "d_model": 2, "d_head": 1, "d_inner": 1, "di
 class TransformerXLConfig(AttentionOptions, UpstreamConfig):
     """fairseq's config of Transformer-XL plus the flags of the plugin."""
 
-    head_dim: Optional[int] = field(
-        default=None, metadata={"help": "size of one head, overrides --d-head (default: --d-head)"}
-    )
+    head_dim: Optional[int] = field(default=None, metadata={"help": "size of one head (default: --d-head)"})
     max_target_positions: Optional[int] = II("task.max_target_positions")
     tokens_per_sample: int = II("task.tokens_per_sample")
 
@@ -58,9 +56,7 @@ class TransformerXLModel(FamilyModel, FairseqLanguageModel):
         if cfg.d_model % 2:
             raise OptionError(f"--d-model {cfg.d_model}: must be even, for as many sines as cosines of the distance")
         if cfg.cutoffs != sorted({cutoff for cutoff in cfg.cutoffs if cutoff > 0}):
-            raise OptionError(
-                f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as in 20000,40000"
-            )
+            raise OptionError(f"--cutoffs {cfg.cutoffs}: must be numbers of words in ascending order, as 20000,40000")
         if cfg.same_length and cfg.mem_len == 0:
             raise OptionError("--same-length: needs a --mem-len of at least 1: each token sees that many positions")
         if cfg.relative_position != "none":

@@ -52,9 +52,7 @@ def by_hand(loaded):
 
 
 @pytest.mark.parametrize("translation", [True, False])  # windows of a language model are padded here
-def test_a_mixing_by_position_is_averaged_over_real_tokens(
-    translation, request, write_checkpoint, numbers, numbers_alone
-):
+def test_a_mixing_by_position_averages_real_tokens(translation, request, write_checkpoint, numbers, numbers_alone):
     if translation:
         path = write_checkpoint("B", request.getfixturevalue("translation_data"), "mixhead_transformer", *SIZES)
     else:

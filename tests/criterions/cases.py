@@ -106,9 +106,7 @@ def model(upstream: str, **flags: Any) -> torch.nn.Module:
     return made
 
 
-def mixing_of_each_attention(
-    made: torch.nn.Module, sample: dict[str, Any], run: Callable
-) -> list[tuple[Tensor, Tensor]]:
+def mixing_of_each(made: torch.nn.Module, sample: dict[str, Any], run: Callable) -> list[tuple[Tensor, Tensor]]:
     """Return M of every attention in `run()`, [B, N, H, H], with a mask of its real positions, [B, N]."""
     found = []
     handles = []

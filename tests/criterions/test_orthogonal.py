@@ -10,7 +10,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES
 from tests.covering import covering, each_once
-from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each_attention, model, task
+from tests.criterions.cases import CASES, PAD, criterion, mixing_of_each, model, task
 from tests.helpers import build, shake
 
 MIXINGS = ["position-independent", "position-wise"]
@@ -23,7 +23,7 @@ def pure_loss(upstream, made, sample):
 def distance_from_orthogonal(made, upstream, sample):
     """Return the sum over attentions of the mean over real positions of ||M^T M - I||^2."""
     total = 0.0
-    for matrices, real in mixing_of_each_attention(made, sample, lambda: pure_loss(upstream, made, sample)):
+    for matrices, real in mixing_of_each(made, sample, lambda: pure_loss(upstream, made, sample)):
         at_positions = [(m.T @ m - torch.eye(len(m))).square().sum() for m in matrices[real]]
         total = total + sum(at_positions) / len(at_positions)
     return total

@@ -22,9 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 PLUGIN = ROOT / "mixhead_plugin"
 READMES = [*sorted(EXAMPLES.rglob("README.md")), *ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md"))]
-SCRIPT = re.compile(
-    r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)(?![\w/])"
-)
+SCRIPT = re.compile(r"(?:examples/(?:(?:\w+/)+(?:prepare|train|evaluate)\.sh|slurm\.sbatch)|scripts/sweep\.py)\b(?!/)")
 PARSERS = {
     "fairseq-train": options.get_training_parser,
     "fairseq-eval-lm": options.get_eval_lm_parser,
@@ -37,9 +35,8 @@ PARSERS = {
 def script(line, check=True, cwd=ROOT, timeout=300, **environment):
     """Run a line of shell with more variables in its environment; return the finished process."""
     environment = {**os.environ, **{name: str(value) for name, value in environment.items()}}
-    result = subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout
-    )
+    settings = {"capture_output": True, "text": True, "cwd": cwd, "env": environment, "timeout": timeout}
+    result = subprocess.run(["bash", "-c", line], **settings)
     assert not check or result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result
 

@@ -34,9 +34,8 @@ def text(tmp_path):
 
 
 def test_the_corpus_is_pairs_of_which_none_is_there_twice():
-    sides = [
-        gzip.decompress((DEMO / "corpus" / f"{side}.gz").read_bytes()).decode().splitlines() for side in ("de", "en")
-    ]
+    files = (DEMO / "corpus" / f"{side}.gz" for side in ("de", "en"))
+    sides = [gzip.decompress(file.read_bytes()).decode().splitlines() for file in files]
     assert [len(lines) for lines in sides] == [23_200, 23_200]
     assert [len(set(lines)) for lines in sides] == [23_200, 23_200]
 

@@ -224,9 +224,8 @@ def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
             "half": torch.ones(1).half() * epoch,
             "steps": torch.tensor(epoch),
         }
-        torch.save(
-            {"model": model, "cfg": {"model": {}}, "last_optimizer_state": {}}, tmp_path / f"checkpoint{epoch}.pt"
-        )
+        state = {"model": model, "cfg": {"model": {}}, "last_optimizer_state": {}}
+        torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
     for name in ("checkpoint_best.pt", "checkpoint_1_500.pt"):
         torch.save({"model": {}}, tmp_path / name)
     paths = last_checkpoints(tmp_path, 2)

@@ -55,9 +55,8 @@ def test_onnxruntime_computes_the_same(name, tmp_path):
     pytest.importorskip("onnxscript", reason="pip install onnx onnxscript onnxruntime")
     runtime = pytest.importorskip("onnxruntime", reason="pip install onnx onnxscript onnxruntime")
     module, example, other = case(name)
-    program = torch.onnx.export(
-        module, example, dynamo=True, dynamic_shapes=({0: BATCH, 1: LENGTH},) * 2, verbose=False
-    )
+    shapes = ({0: BATCH, 1: LENGTH},) * 2
+    program = torch.onnx.export(module, example, dynamo=True, dynamic_shapes=shapes, verbose=False)
     program.save(tmp_path / "model.onnx")
     session = runtime.InferenceSession(tmp_path / "model.onnx")
     names = [given.name for given in session.get_inputs()]

@@ -51,11 +51,10 @@ def test_a_family_is_its_preset(family, upstream):
 
 @pytest.mark.parametrize("arch", ["transformer_lm", "transformer_xl", "synthesizer_lm"])
 def test_a_yaml_file_gets_the_preset_of_the_family(arch):
+    layers = "n_layer" if "_xl" in arch else "decoder_layers"
     for family in FAMILIES:
         with torch.device("meta"):
-            model = build_model(
-                yaml(f"{family}_{arch}", **{"n_layer" if "_xl" in arch else "decoder_layers": 1}), task()
-            )
+            model = build_model(yaml(f"{family}_{arch}", **{layers: 1}), task())
         typed = command(f"{family}_{arch}", "--tokens-per-sample", "48")
         for attention in attentions(model):
             assert attention.normalizer == typed.attention_normalizer == expected(family, "attention_normalizer")

@@ -195,6 +195,5 @@ def test_where_a_mask_is_zero_it_need_not_be_read(causal):
     bias = torch.zeros(70, 100, device=DEVICE)
     bias[40:50, 60:70] = torch.randn(10, 10, device=DEVICE)
     bias[:35, 90:] = bias[66] = -INF
-    must_be_right(
-        inputs(batch=1, heads=1, n_queries=70, n_keys=100), normalizer="softmax", attn_mask=bias, causal=causal
-    )
+    tensors = inputs(batch=1, heads=1, n_queries=70, n_keys=100)
+    must_be_right(tensors, normalizer="softmax", attn_mask=bias, causal=causal)

@@ -1,13 +1,5 @@
-"""Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`.
+"""Run the project's kernels, compiled for NVIDIA, in the emulator; judge them by `ops/accuracy.py`."""
 
-    scripts/emulate.py [--json] [--all] [CASE ...]
-    scripts/emulate.py --count [HEADSxSIZE ...]
-
-CASE is a part of the names of cases: of those of the default suite, or of all.
-"""
-
-import argparse
-import json
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -22,7 +14,7 @@ from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
 from tests.covering import pairwise
-from tests.ptx import count, launch
+from tests.ptx import launch
 
 TABLES = tuning.tiles_for
 MIXING = {"none": 0, "shared": 2, "per query": 4}  # dimensions of M
@@ -140,29 +132,3 @@ def run(case: Case, interpreted: bool = False) -> dict:
     most = 2.0**13 if variant.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
     share = float(np.max([*accuracy.shares(draws).values()])) / most
     return dict(case=case.name, fault=accuracy.fault_in(draws, most), share=share, seconds=seconds)
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/emulate.py", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="CASE", help="a part of the names of cases")
-    parser.add_argument("--all", action="store_true", help="also run the slow cases")
-    parser.add_argument("--json", action="store_true", help="print a JSON object for each case")
-    parser.add_argument("--count", action="store_true", help="print what kernels execute for shapes as 8x64 (CASE)")
-    options = parser.parse_args(arguments)
-    if options.count:
-        count.table(options.names or ["8x64", "16x64"])
-        return 0
-    cases = cover(AXES) + (list(slow_cases()) if options.all else [])
-    cases = [case for case in cases if not options.names or any(name in case.name for name in options.names)]
-    if not cases:
-        parser.error(f"no case has {' or '.join(options.names)} in its name; --all looks for slow ones, too")
-    wrong = 0
-    for case in cases:
-        try:
-            report = run(case)
-        except Exception as error:  # a fault of an instruction, of the compiler or of the emulator: all count
-            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=float("nan"), seconds=0.0)
-        wrong += bool(report["fault"])
-        line = f"{report['share']:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
-        print(json.dumps(report) if options.json else line, flush=True)
-    return int(wrong > 0)

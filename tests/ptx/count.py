@@ -73,18 +73,3 @@ def passes(contender: str, place: int, heads: int, size: int, length: int = 256)
     fault = fault_in([compare(inputs, d_out, torch.ones(1), dict(zip(("output", *inputs.given()), results)))])
     assert not fault, f"{contender}: {fault}"
     return found
-
-
-def table(shapes: list[str]) -> None:
-    """Print the counts for shapes as 8x64 or 8x64x128: heads, their size, and positions.
-
-    Nothing is hidden. 8x64/1 takes the second tiles of tuning.py.
-    """
-    print(f"{'':66}" + "".join(f"{name:>10}" for name in (*COLUMNS, *GPUS)))
-    for shape in shapes:
-        size, _, place = shape.partition("/")
-        for contender in CONTENDERS:
-            found = passes(contender, int(place or 0), *map(int, size.split("x")))
-            found["all"] = {name: sum(line[name] for line in found.values()) for name in (*COLUMNS, *GPUS)}
-            for name, line in found.items():
-                print(f"{shape} {contender:16} {name:42}" + "".join(f"{n:10.2f}" for n in line.values()), flush=True)

@@ -44,16 +44,14 @@ def _flat(kinds: Any, values: Any) -> Iterator[tuple[str, Any]]:
             yield kind, value
 
 
-def launch(
-    kernel: Any, blocks: int, arguments: tuple[Any, ...], warps: int, stages: int, capability: int = 80
-) -> tuple[dict, Counter]:
+def launch(kernel: Any, blocks: int, given: tuple, warps: int, stages: int, capability=80) -> tuple[dict, Counter]:
     """Compile and run a kernel; return its texts, and how many threads executed each opcode."""
     target = GPUTarget("cuda", capability, 32)
-    source, options, values = prepare(kernel, arguments, warps, stages, target)
+    source, options, values = prepare(kernel, given, warps, stages, target)
     knobs.runtime.add_stages_inspection_hook = without_ptxas
     made = triton.compile(source, target=target, options=options.__dict__)
     assert not made.metadata.global_scratch_size and not made.metadata.profile_scratch_size
     if made.metadata.shared > SHARED[capability]:
         raise OutOfResources(made.metadata.shared, SHARED[capability], "shared memory")
-    given = [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
-    return made.asm, run(Program(made.asm["ptx"]), blocks, made.metadata.num_warps, made.metadata.shared, given)
+    values = [v if kind.startswith("*") else struct.pack("<" + FORMATS[kind], v) for kind, v in values]
+    return made.asm, run(Program(made.asm["ptx"]), blocks, made.metadata.num_warps, made.metadata.shared, values)

@@ -3,7 +3,6 @@
 They run in processes of their own, because this one may have them interpreted.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("needs the package triton", allow_module_level=True)
+pytest.importorskip("triton")
 
 FAULTS = Path(__file__).with_name("faults.py")
 KERNELS = Path(__file__).parents[2] / "mixhead_plugin" / "ops" / "triton"

@@ -82,9 +82,7 @@ def arithmetic(opcode: str) -> str:
 
 
 BFLOAT = [opcode for opcode in TABLE if "bf16" in opcode or "f16x2" in opcode]  # which numpy lacks
-ARITHMETIC = {
-    opcode: arithmetic(opcode) for opcode, row in TABLE.items() if callable(row.function) and opcode not in BFLOAT
-}
+ARITHMETIC = {name: arithmetic(name) for name, row in TABLE.items() if callable(row.function) and name not in BFLOAT}
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

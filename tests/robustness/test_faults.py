@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,22 +118,19 @@ IN_THE_FIRST_LAST = dict(at=7, how="cut", bytes=5000)
 IN_THE_SECOND = dict(at=11, how="cut", bytes=5000)  # checkpoint_best.pt or checkpoint_last.pt
 IN_THE_NEXT = dict(at=3, how="cut", bytes=5000)
 BEFORE_A_NAME = dict(at=6, how="kill")
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     "recipe, moments, flags",
     [
-        pytest.param(
-            "transformer", [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT], THREE_EPOCHS, marks=pytest.mark.slow
-        ),
-        pytest.param("transformer_lm", [BEFORE_A_NAME], FOUR_EPOCHS, marks=pytest.mark.slow),
-        pytest.param("transformer_xl", [IN_THE_SECOND, BEFORE_A_NAME], THREE_EPOCHS, marks=pytest.mark.slow),
+        slow("transformer", [IN_THE_FIRST_LAST, IN_THE_SECOND, IN_THE_NEXT], THREE_EPOCHS),
+        slow("transformer_lm", [BEFORE_A_NAME], FOUR_EPOCHS),
+        slow("transformer_xl", [IN_THE_SECOND, BEFORE_A_NAME], THREE_EPOCHS),
         ("transformer_lm", [IN_THE_SECOND], FOUR_EPOCHS),
     ],
 )
-def test_a_training_killed_while_it_saves_ends_as_if_undisturbed(
-    recipe, moments, flags, recipes, undisturbed, tmp_path
-):
+def test_a_training_killed_while_it_saves_ends_undisturbed(recipe, moments, flags, recipes, undisturbed, tmp_path):
     expected = undisturbed(recipe, *flags)
     killed = Killed([*recipes[recipe], *flags], tmp_path)
     for moment in moments:

@@ -159,9 +159,8 @@ def read_by_fairseq(name, subset, model="bert"):
 
 def test_the_nine_tasks_and_what_train_sh_says_of_them():
     assert len(TASKS) == 9
-    commands = shlex.join(
-        ["bash", "-c", 'for VARIANT in "$@"; do VARIANT=$VARIANT examples/bert/glue/train.sh; done', "-"]
-    )
+    lines = 'for VARIANT in "$@"; do VARIANT=$VARIANT examples/bert/glue/train.sh; done'
+    commands = shlex.join(["bash", "-c", lines, "-"])
     for (name, task), command in zip(TASKS.items(), dry_run(f"{commands} {' '.join(TASKS)}")):
         args = parse(command)
         assert args.data == str(data() / "bert" / name)

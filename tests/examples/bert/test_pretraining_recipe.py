@@ -167,9 +167,8 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
     train(128, "--tokens-per-sample", "16", "--max-update", "3", "--lr", "0.01")
     capsys.readouterr()
     train(512, "--tokens-per-sample", "32", "--max-update", "2", "--lr", "1e-30")
-    assert capsys.readouterr().err.startswith(
-        f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
-    )
+    said = f"train: begins with {tmp_path}/save/128/checkpoint_last.pt, update 3 of 3\n"
+    assert capsys.readouterr().err.startswith(said)
     first, second = (state(tmp_path / "save" / phase / "checkpoint_last.pt") for phase in ("128", "512"))
     assert first["optimizer_history"][-1]["num_updates"] == 3
     assert second["optimizer_history"][-1]["num_updates"] == 2  # counted anew
@@ -177,10 +176,9 @@ def test_both_phases_give_a_model_for_the_other_recipes(tmp_path, capsys):
         torch.testing.assert_close(second["model"][name], value, rtol=0, atol=1e-6)
     assert any(name.startswith("classification_heads.next_sentence.") for name in second["model"])
 
-    script(
-        "mkdir model && cp dict.txt vocab.txt model && cp 512/checkpoint_last.pt model/model.pt", cwd=tmp_path / "save"
-    )
     folder = tmp_path / "save" / "model"
+    copy = "mkdir model && cp dict.txt vocab.txt model && cp 512/checkpoint_last.pt model/model.pt"
+    script(copy, cwd=folder.parent)
     copied = prepare_model("bert", folder, tmp_path / "glue")
     words = Dictionary.load(str(copied / "dict.txt"))
     assert words.string(Encoder("bert", copied, lowercase=True)(["Old cats!"])[0]) == "old cats <unk>"
