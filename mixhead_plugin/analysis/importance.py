@@ -77,9 +77,7 @@ def importance(
 
 def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
     """Divide the importances of each attention and kind by their l2 norm (Michel et al. 2019, section 4.1)."""
-    return {
-        name: {kind: w / w.norm() if w.any() else w for kind, w in by_kind.items()} for name, by_kind in weights.items()
-    }
+    return {name: {kind: w / w.norm() if w.any() else w for kind, w in each.items()} for name, each in weights.items()}
 
 
 NORMALIZATIONS = {"none": lambda weights: weights, "layer": normalized_by_layer}

@@ -69,6 +69,8 @@ class MixedHeads(Assembly):
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take what the attention has now: an adapter may have replaced projections and parts."""
+        if getattr(module, "_is_replica", False):  # its threads would share what a call keeps
+            raise ValueError("a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does")
         self.running = True
         for option in PARTS:
             if getattr(self, option) is not getattr(module, option):
@@ -111,8 +113,8 @@ class MixedHeads(Assembly):
         lost = self.running and output is not None
         self.take()
         if lost:
-            name = type(module).__name__
-            raise RuntimeError(f"{name}: lost the mixing, its attention must go through the AttentionInterface")
+            what = f"{type(module).__name__}: lost the mixing"
+            raise RuntimeError(f"{what}, its attention must go through the AttentionInterface")
 
     def take(self) -> tuple[Tensor, Tensor] | None:
         """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""

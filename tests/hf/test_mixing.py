@@ -97,6 +97,7 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
         (lambda: hf.load(tmp_path), "2 are missing"),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
         (lambda: capped(**words), "softcap cannot be used"),
+        (lambda: capped.model.layers[0].self_attn._replicate_for_data_parallel()(), "DataParallel: start a process"),
         (lambda: hf.unmix(model), "without head_mixing"),
         (lambda: hf.unmix(build("T5Model", normalizer="l2")[0]), "without normalizer l2"),
         (lambda: hf.fold(model), "without head_mixing"),
