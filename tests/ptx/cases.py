@@ -103,8 +103,7 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
     """Return the factors of dropout on the weights, [B, H, Nq, Nk], from their definition in triton.md."""
     if inputs.dropout_p == 0:
         return torch.ones(1)
-    batch, heads, n_queries, _ = inputs.query.shape
-    n_keys = inputs.key.shape[2]
+    (batch, heads, n_queries, _), n_keys = inputs.query.shape, inputs.key.shape[2]
     rows, queries, keys = np.indices((batch * heads, n_queries, -(-n_keys // 4)), np.uint64)
     draws = np.stack(philox(int(inputs.seed), [keys, queries, rows, 0 * keys]), -1)
     draws = draws.reshape(batch, heads, n_queries, -1)[..., :n_keys]

@@ -17,7 +17,6 @@ WAIT, BARRIER, PUT = "cp.async.wait_group 0;\n", "bar.sync 0;\n", "st.shared.b32
 KEEP = "st.global.b32 [%rd13], %r11;\n"
 GET, GET_OTHER = "ld.shared.b32 %r11, [%r2];\n" + KEEP, "ld.shared.b32 %r11, [%r3];\n" + KEEP
 FIRST_40 = "setp.lt.u32 %p1, %r1, 40;\n@%p1 bra OVER;\n"
-
 SHUFFLE = "shfl.sync.bfly.b32 %r11, %r10, 1, 31, -1;\nOVER:"
 COPYING = r"reads before its wait what a cp.async copies: byte 0 of 256 of shared memory: .*`ld.shared.*thread 0 of"
 CHANGES = r"race: writes what another warp touches .*: byte 0 of 256 of shared memory: .*"
