@@ -52,7 +52,7 @@ CHOICES = {
 def _flag(name: str, default: Any, text: str) -> Any:
     """Return a dataclass field whose help also lists the choices and the defaults."""
     choices = f"; one of {', '.join(CHOICES[name])}" if name in CHOICES else ""
-    defaults = [{"head_dim": "--embed-dim / heads", "heads_per_layer": "none"}.get(name, str(default))]
+    defaults = [{"head_dim": "embedding / heads", "heads_per_layer": "none"}.get(name, str(default))]
     defaults += [f"{preset[name]} in family {family}" for family, preset in FAMILIES.items() if name in preset]
     shown = "; ".join(defaults).replace(TOKENS_PER_SAMPLE, "--tokens-per-sample")
     return field(default=default, metadata={"help": f"{text}{choices} (default: {shown})"})
