@@ -88,7 +88,7 @@ def judge(variant: Variant) -> dict[str, Any]:
         kept, most = torch.ones(1, device=variant.device), OF_TORCH if row["auto"] == "fused" else 1.0
         found = [results(lambda call: api.attend(call, "auto"), *problem) for problem in problems]
         draws = [compare(*problem, kept, result) for problem, result in zip(problems, found)]
-        row["error"] = max(shares(draws).values()) / most
+        row["error"] = float(torch.tensor([*shares(draws).values()]).max()) / most
         row["fault"] = row["fault"] or fault_in(draws, most)
     except Exception as error:  # goes into the report, whatever it is
         row["fault"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -108,10 +108,9 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
         "formula, mixing position-wise": (lambda call: formula_weights(call) @ call.value, 4),
         **{f"auto, mixing {name}": (lambda call: api.attend(call, "auto"), dim) for name, dim in MIXINGS.items()},
     }
+    unmixed = AttentionInputs(query=query, key=key, value=value, causal=True, scale=head_dim**-0.5)
     for name, (attend, dim) in runs.items():
-        inputs = AttentionInputs(
-            query=query, key=key, value=value, mixing=matrices[dim], causal=True, scale=head_dim**-0.5
-        )
+        inputs = unmixed._replace(mixing=matrices[dim])
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
         timer = Timer("results(attend, inputs, d_out)", globals=given, num_threads=torch.get_num_threads())
         times[name] = 1000 * timer.blocked_autorange(min_run_time=seconds).median

@@ -169,9 +169,9 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     sums, by_formula = {}, results(formula, inputs, d_out)
     for name, right in results(formula, in_float64(inputs), d_out.double()).items():
         terms = torch.stack([found[name] - right, by_formula[name] - right, torch.ones_like(right)]).square()
-        if right.dim() == 4:  # a part: PART positions of a head and batch element; a short rest joins the last
+        if right.dim() == 4:  # a part: PART positions of a head and batch element, or the rest of them
             terms = terms.flatten(3)[:, :, None] if name.endswith("mixing") else terms  # M: [B, Nq, H, H']
-            parts = terms.tensor_split(tuple(range(PART, terms.shape[3] - PART // 2 + 1, PART)), 3)
+            parts = terms.tensor_split(tuple(range(PART, terms.shape[3], PART)), 3)
             terms = torch.stack([part.sum((3, 4)) for part in parts], 3)
         sums[name] = terms.flatten(1) if right.dim() == 4 else terms.flatten(1).sum(1, keepdim=True)  # [3, parts]
     return sums
@@ -180,16 +180,17 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
 def shares(draws: Sequence[Results]) -> dict[str, float]:
     """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is wrong.
 
-    An error is a root mean square: the largest of many errors is itself a random number. Over all draws that of a
-    result may be twice that of the formula in the same dtype. From FEW draws on, so may that of each part in their
-    median. The ratio of two errors of n numbers varies by exp(1 / sqrt(n)); if few, they may differ by 7 such factors.
+    An error is a root mean square. Over all draws that of a result may be twice the formula's in the same dtype; so may
+    that of each part in their median, and 16 times that in fewer than FEW draws: a part's errors are not independent.
+    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)); if few, they may differ by 7 such factors.
     """
     found = {}
     for name in draws[0]:
         sums = torch.stack([draw[name] for draw in draws])  # [draws, 3, parts]
         whole = sums.sum((0, 2), keepdim=True).expand(len(draws), 3, 1)
-        errors, by_formula, numbers = (torch.cat([whole, sums], 2) if len(draws) >= FEW else whole).unbind(1)
+        errors, by_formula, numbers = torch.cat([whole, sums], 2).unbind(1)
         allowed = torch.exp(7 * numbers.rsqrt()).clamp(min=2) * (by_formula / numbers).sqrt() + 1e-38  # not 0
+        allowed[:, 1:] *= 1 if len(draws) >= FEW else 16
         by_draw = torch.where(allowed.isfinite(), (errors / numbers).sqrt() / allowed, torch.nan)
         found[name] = float(by_draw.median(0).values.max())
     return found
