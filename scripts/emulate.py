@@ -50,9 +50,9 @@ def main() -> int:
         try:
             report = cases.run(case)
         except Exception as error:  # a fault of an instruction, of the compiler or of the emulator: all count
-            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=float("nan"), seconds=0.0)
+            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=None, seconds=0.0)
         wrong |= bool(report["fault"])
-        line = f"{report['share']:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
+        line = f"{report['share'] or 0:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
         print(json.dumps(report) if args.json else line, flush=True)
     return int(wrong)
 

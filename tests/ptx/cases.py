@@ -22,15 +22,16 @@ HIDDEN = {
     "causal": {"causal": True},
     "padding": {"padding": True},
     "mask by head": {"mask": torch.float32, "mask_by": "head"},
-    "causal padding": {"causal": True, "padding": True},
     "mask": {"mask": torch.float32},
+    "causal padding": {"causal": True, "padding": True},
+    "nothing": {},
 }
 SMALL = ["4x16", "3x16"]  # heads and their size; small tiles, all heads in one
 AXES = {
     "mixing": [*MIXING],
     "normalizer": ["softmax", "sigsoftmax", "l2", "sigmoid"],
     "dtype": ["float16", "bfloat16", "float32"],
-    "hidden": [*HIDDEN][:3],
+    "hidden": [*HIDDEN][:4],
     "extra": ["dropout", "sink", "plain"],
     "stages": [1, 2, 3],
     "shape": SMALL,
@@ -48,7 +49,7 @@ class Case(NamedTuple):
     dtype: str = "float16"
     hidden: str = "causal"
     extra: str = "plain"
-    stages: int = 2
+    stages: int = 2  # 0: those of tuning.py
     shape: str = "4x16"
     place: int = 0  # of the tile in its list
     capability: int = 80
@@ -69,7 +70,7 @@ class Case(NamedTuple):
     def tiles(self, kernel: str, *size: int) -> list[Tile]:
         if self.shape not in SMALL:
             found = TABLES(kernel, *size)
-            return [tile._replace(stages=self.stages) for tile in found[self.place :] or found[-1:]]
+            return [tile._replace(stages=self.stages or tile.stages) for tile in found[self.place :] or found[-1:]]
         return [Tile(32, 32, 4, self.stages) if "flash" in kernel else Tile(16, 16, 4, self.stages, HC=4, HG=4)]
 
 
@@ -85,6 +86,7 @@ def slow_cases() -> Iterator[Case]:
         yield case._replace(place=n % 2, capability=90 if case.shape in SMALL else 80, queries=75, keys=83)
     yield Case("per query", hidden="causal padding", stages=1, shape="1x16")
     yield Case("shared", hidden="causal padding", extra="dropout", shape="8x64", queries=512, keys=512)
+    yield from (Case(mixing, hidden="nothing", stages=0, shape="8x64", queries=80, keys=96) for mixing in MIXING)
     yield Case("per query", hidden="causal padding", extra="dropout", queries=64, keys=96)  # multiples of 16
 
 

@@ -44,7 +44,8 @@ def other_numbers(place: re.Match) -> str:
 
 
 # The pattern that is replaced, what replaces it, and reasons why that may be silent. A reason is shown by another
-# replacement that is silent, too; or by what NotingShared notes, if that is as before; else by the silence itself.
+# replacement that is silent, too; or by what NotingShared notes, if that is as before. Where neither shows it, the
+# detector is the reason: a copy is made as late as the waits that are left allow, and to touch it before is an error.
 NOTED, SILENCE = "noted", "silence"
 UNUSED = "any other finite numbers there give the same results"
 WAITS = {"each copy is made at the same wait": NOTED, "nothing touches the copies until a later wait": SILENCE}
@@ -99,17 +100,22 @@ class NotingShared(Shared):
         self.waiting = ""
 
     def read(self, site: Any, on, address, count: int, kind: np.dtype):
-        at, size = self._places(site, on, address, kind.itemsize * count), kind.itemsize * count
-        self._note(on, self._gather(self.writers, at, size))
+        size = kind.itemsize * count
+        self._note(on, self._places(site, on, address, size), size, self.writers)
         return super().read(site, on, address, count, kind)
+
+    def _claim(self, site: Any, on, address, data):
+        at = super()._claim(site, on, address, data)
+        self._note(on, at, data.shape[1], self.readers, self.writers)
+        return at
 
     def _write(self, site: Any, on, at, data) -> None:
         super()._write(site, on, at, data)
         noted[f"{site} {self.waiting}"] += len(on)
-        self._note(on, *(self._gather(marks, at, data.shape[1]) for marks in (self.readers, self.writers)))
+        self._note(on, at, data.shape[1], self.readers, self.writers)
 
-    def _note(self, on, *marks) -> None:
-        noted["touched"] += sum(np.count_nonzero(mark & ~self.bit[on][:, None]) for mark in marks)
+    def _note(self, on, at, size: int, *marks) -> None:
+        noted["touched"] += sum(np.count_nonzero(self._gather(m, at, size) & ~self.bit[on][:, None]) for m in marks)
 
 
 class Launch(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.ptx.memory import Fault, Memory
-from tests.ptx.numbers import BITS, F16, F32, TYPES, U8, U16, U32, from_bf16
+from tests.ptx.memory import Fault, Memory, refuse
+from tests.ptx.numbers import BITS, F16, F32, TYPES, U8, U16, U32, U64, from_bf16
 from tests.ptx.program import Program, Read, Step
 from tests.ptx.shared import Shared
 
@@ -134,10 +134,12 @@ class Machine:
         return np.frombuffer(self.parameters[place[0]], step.kind, 1, place[1])
 
     def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
-        """Copy the first `given` bytes, and fill with zeros up to `size`."""
+        """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is aligned."""
         data, given = np.zeros((len(on), size), U8), np.full(len(on), size) if given is None else given
         for length in np.unique(given[given > 0]):
             part = np.flatnonzero(given == length)
+            odd = source[part] & U64.type(size - 1) != 0
+            refuse("not aligned", odd, f"a source of {size} bytes", source[part], step, self.who[:, on[part]])
             data[part, :length] = self.memory.read(step, on[part], source[part], int(length), U8).T
         self.shared.copy(step, on, to, data)
 

@@ -88,5 +88,5 @@ class Memory:
         tensor = self.tensors[number]
         offset = address.astype(S64) - tensor.address
         refuse("outside", (offset < 0) | (offset + size > tensor.bytes), tensor.name, offset, site, who)
-        refuse("not aligned", (address & U64.type(size - 1)) != 0, tensor.name, offset, site, who)
+        refuse("not aligned", (address & U64.type((size & -size) - 1)) != 0, tensor.name, offset, site, who)
         return tensor, offset

@@ -45,6 +45,10 @@ FAULTS = [
     (COPY + WAIT + GET_OTHER, r"race: reads what another warp writes"),
     (PUT + BARRIER + GET_OTHER + COPY.replace("d13]", "d1]"), CHANGES + "`cp.async.ca"),
     (COPY + COPY, r"writes where a copy is on its way"),
+    (
+        "cp.async.cg.shared.global [%r2], [%rd13], 16, 4;",
+        r"not aligned: byte \d+ of a source of 16 bytes: .*thread 1 of",
+    ),
     (FIRST_40 + SHUFFLE, r"not all lanes of a warp take part: .*thread 40 of block 0"),
 ]
 
