@@ -45,8 +45,7 @@ def study(tmp_path, monkeypatch):
             continue
         metrics = {"pilot": 1.0} if pilot else {"test": VALUES[run.labels["attention"]][run.seed - 1]}
         pace = 15 if run.labels["attention"] == "A" else 10  # updates a second
-        names = "update", "tokens", "cpu_seconds", "valid_loss"
-        points = [dict(zip(names, (u, u * 100, u / pace, 9 - u / 50))) for u in (50, 100)]
+        points = [dict(update=u, tokens=u * 100, cpu_seconds=u / pace, valid_loss=9 - u / 50) for u in (50, 100)]
         record = {
             "labels": {"heads": "two", "attention": "x"}, "seed": run.seed, "digest": run.digest,
             "metrics": metrics, "measure": "perplexity", "seconds": 60.0, "device": "a CPU", "commit": "abc",
