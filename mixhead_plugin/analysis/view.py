@@ -41,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     if args.target and len(args.target) != len(args.text or ()):
-        raise OptionError(f"--target: is given {len(args.target)} times; must be once for each --text, its translation")
+        raise OptionError(f"--target: {len(args.target)} given; must be {len(args.text or ())}, one for each --text")
     loaded = loading.load_from(args, args.checkpoint)
     if args.target and not scores.translates(loaded):
         raise OptionError(f"--target: {args.checkpoint} does not translate")

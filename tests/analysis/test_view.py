@@ -85,8 +85,8 @@ def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analys
 @pytest.mark.parametrize(
     "flags, words",
     [
-        (["--target", "a"], "--target: is given 1 times; must be once for each"),
-        (["--text", "a", "--text", "b", "--target", "a"], "--target: is given 1 times; must be once for each"),
+        (["--target", "a"], "--target: 1 given; must be 0, one for each --text"),
+        (["--text", "a", "--text", "b", "--target", "a"], "--target: 1 given; must be 2, one for each --text"),
         (["--text", "a", "--target", "b"], "--target: .* does not translate"),
         (["--text", "  "], "--text '  ': has no words"),
         (["--data", "nowhere", "--text", "a"], "nowhere"),
