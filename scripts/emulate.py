@@ -41,8 +41,8 @@ def main() -> int:
     if args.count:
         table(args.names or ["8x64", "16x64"])
         return 0
-    known = cases.cover(cases.AXES) + (list(cases.slow_cases()) if args.all else [])
-    chosen = [case for case in known if not args.names or any(name in case.name for name in args.names)]
+    listed = cases.cover(cases.AXES) + (list(cases.slow_cases()) if args.all else [])
+    chosen = [case for case in listed if not args.names or any(name in case.name for name in args.names)]
     if not chosen:
         parser.error(f"no case has {' or '.join(args.names)} in its name; --all looks for slow ones, too")
     wrong = False
@@ -50,10 +50,11 @@ def main() -> int:
         try:
             report = cases.run(case)
         except Exception as error:  # a fault of an instruction, of the compiler or of the emulator: all count
-            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=None, seconds=0.0)
+            report = dict(case=case.name, fault=f"{type(error).__name__}: {error}", share=float("nan"), seconds=0.0)
         wrong |= bool(report["fault"])
-        line = f"{report['share'] or 0:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
-        print(json.dumps(report) if args.json else line, flush=True)
+        line = f"{report['share']:6.2f} of the bound {report['seconds']:6.1f} s  {case.name}  {report['fault']}"
+        known = {name: value for name, value in report.items() if value == value}  # JSON has no NaN
+        print(json.dumps(known) if args.json else line, flush=True)
     return int(wrong)
 
 
