@@ -88,7 +88,7 @@ def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     hidden = waits(study)
     compared = not hidden and any(study.baseline(row) for row in study.rows)
-    metrics, gained = study.metrics, [study.metric]
+    metrics, gained = study.metrics, study.metrics if study.grid.rules else [study.metric]
     if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
         metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
     head = [*study.grid.axes, "paper", *(f"{metric}, {escaped(study.measure(metric))}" for metric in metrics)]

@@ -120,10 +120,11 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
             continue
         for regime, rules in study.grid.rules.items():
             lines = panels.setdefault(study.unit(study.metric), [])
-            best = row_of(rules["best"])
-            for name, pair in Verdict.of(study, rules).against_best.items():
+            best, verdict = row_of(rules["best"]), Verdict.of(study, rules)
+            invalid = ", not valid" if verdict.words(rules) == ["not valid"] else ""
+            for name, pair in verdict.against_best.items():
                 own = ", ".join(label for label in row_of(name) if label not in best)
-                lines.append((rules["size"], f"{regime}: {own}", pair, study.variant(row_of(name))))
+                lines.append((rules["size"], f"{regime}{invalid}: {own}", pair, study.variant(row_of(name))))
     panels = {unit: sorted(lines, key=lambda line: -line[0]) for unit, lines in panels.items() if lines}
     if not panels:
         return
