@@ -2,20 +2,12 @@
 # Run linter, formatter, type checker and tests. scripts/setup.sh makes or updates the environment first.
 #
 #   scripts/test.sh                  all tests but those marked slow
-#   scripts/test.sh --all            with those marked slow
+#   scripts/test.sh --all            with those marked slow; --all comes first
 #   scripts/test.sh tests/ops -x     other words are pytest's; paths start at the top of the checkout
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
-marks=(-m 'not slow')
-arguments=()
-for argument in "$@"; do
-    case "$argument" in
-        --all) marks=() ;;
-        *) arguments+=("$argument") ;;
-    esac
-done
-
+if [[ ${1-} == --all ]]; then shift; else set -- -m 'not slow' "$@"; fi
 scripts/setup.sh
 
 # Everything runs, whatever failed before; pytest runs last, so that its summary is at the end.
@@ -26,9 +18,7 @@ status=0
 shopt -s globstar nullglob
 .venv/bin/shellcheck -S warning scripts/*.sh examples/**/*.sh .ci/* || status=1
 if ((status)); then echo "test.sh: ruff, mypy or shellcheck found faults (above); the run fails even if tests pass" >&2; fi
-# ${x[@]+...}: an empty array counts as unset before bash 4.4.
 # One process more than cores (tests/conftest.py), at most 4 for the memory; idle ones take tests from the others.
 # `-n 0`: a single process.
-.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal \
-    ${marks[@]+"${marks[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
+.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal "$@" || status=$?
 exit "$status"
