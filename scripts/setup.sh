@@ -1,14 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv in this checkout: torch, fairseq and this project, at pinned versions (scripts/requirements/).
-# A later run only repeats the steps whose pins have changed.
-#
-#   PYTHON=python3.12 scripts/setup.sh       the interpreter, >= 3.11 (default: python3)
-#   TORCH=2.11.0 scripts/setup.sh            torch: a version, a wheel, or anything that `pip install` takes,
-#   TORCH="torch --index-url URL" ...        options included (default: the torch >= 2.6 that PYTHON has, else the pin)
-#   FAIRSEQ=source scripts/setup.sh          build fairseq (default: a wheel, on Linux x86_64 with Python 3.11 and 3.12)
-#
-# .venv keeps the choices for later runs; an empty one returns to the default.
-# MAX_JOBS (2) compilers run at a time.
+# Make .venv in this checkout: torch, fairseq and this project, at pinned versions (scripts/requirements/).
+# A later run only repeats the steps whose pins have changed. docs/install.md has the choices PYTHON, TORCH and FAIRSEQ.
+# .venv keeps them for later runs; an empty one returns to the default. MAX_JOBS (2) compilers run at a time.
 set -euo pipefail
 
 fail() {
@@ -17,14 +10,7 @@ fail() {
 }
 
 ((BASH_VERSINFO[0] >= 4)) || fail "bash >= 4 is needed, this is $BASH_VERSION"
-case "${1-}" in
-    '') ;;
-    -h | --help)
-        sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"
-        exit
-        ;;
-    *) fail "takes no arguments, got '$1' (PYTHON, TORCH and FAIRSEQ are environment variables; see --help)" ;;
-esac
+(($# == 0)) || fail "takes no arguments, got '$1'; docs/install.md has its variables PYTHON, TORCH and FAIRSEQ"
 
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 readonly ROOT VENV="$ROOT/.venv" PINS="$ROOT/scripts/requirements"

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BASH = shutil.which("bash")
-TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sed sha256sum tail".split()
+TOOLS = "bash cat cp cut dirname env flock grep mkdir realpath rm sha256sum tail".split()
 
 # Replaces the interpreter: `-m venv` makes a folder; everything else runs the real one with `patch` applied.
 PYTHON = """#!{bash}
