@@ -29,10 +29,10 @@ def fail(message: str) -> NoReturn:
 
 @dataclass(frozen=True)
 class Point:
-    """The flags that one value of an axis adds to both commands; words like MODEL=vanilla set variables."""
+    """The words that one value of an axis adds to both commands; those like MODEL=vanilla set variables."""
 
-    train: str = ""
-    evaluate: str = ""
+    train: Sequence[str] = ()
+    evaluate: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Grid:
     example: str
     title: str
     base: Point
-    metrics: Mapping[str, str]  # name -> flags of evaluate.sh
+    metrics: Mapping[str, Sequence[str]]  # name -> flags of evaluate.sh
     axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
-    cells: Mapping[str, str]  # "label,label" -> what points with these labels add to train.sh; no others are run
+    cells: Mapping[str, Sequence[str]]  # "label,label" -> what such points add to train.sh; no others are run
     baseline: str  # the label that the others of its axis are compared with; the grid may lack it
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
@@ -129,13 +129,12 @@ def text(content: Mapping[str, Any], name: str, default: str = "") -> str:
     return value
 
 
-def flags(content: Mapping[str, Any], name: str) -> str:
+def flags(content: Mapping[str, Any], name: str) -> Sequence[str]:
     value = text(content, name)
     try:
-        shlex.split(value)
+        return shlex.split(value)
     except ValueError as error:
         raise ValueError(f"{name} = {value!r}: {error}") from error
-    return value
 
 
 def point(value: Any, label: str) -> Point:
@@ -213,11 +212,11 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
         if grid.cells and not cells:
             continue
         points = [grid.base, *(axis[label] for axis, label in zip(grid.axes.values(), labels)), *cells]
-        train = [word for point in points for word in shlex.split(point.train)]
-        shared = [word for point in points for word in shlex.split(point.evaluate)]
+        train = [word for point in points for word in point.train]
+        shared = [word for point in points for word in point.evaluate]
         variables = [word for word in train if is_variable(word)]
         evaluate = {
-            metric: in_order([*variables, *shared, *shlex.split(flags)])
+            metric: in_order([*variables, *shared, *flags])
             for metric, flags in grid.metrics.items()
             if not set(labels) & set(grid.starts.values())
         }

@@ -11,25 +11,21 @@ BREAKS, VARIANT, MODEL, SELECT, PRECISION; AVERAGE for an evaluation). So grids 
 scripts/report.py makes tables and pictures of the runs.
 """
 
+import importlib.util
 import sys
 
-if sys.version_info < (3, 11):  # noqa: UP036 (the system's Python may be older)
-    sys.exit(f"sweep: error: {sys.executable} is Python {sys.version.split()[0]}: must be 3.11 or later")
+if sys.version_info < (3, 11) or not importlib.util.find_spec("tqdm"):
+    sys.exit(f"sweep: error: {sys.executable} lacks Python 3.11 or the project's packages: source .venv/bin/activate")
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-if not importlib.util.find_spec("tqdm"):
-    sys.exit(f"sweep: error: {sys.executable} lacks this project's packages: source .venv/bin/activate")
 
 import running
 from grids import EVALUATION, TRAINING, Grid, Point, Run, fail, read_grid, runs
@@ -67,15 +63,12 @@ def grid_of(path: Path, extra: Sequence[str] = ()) -> Grid:
     grid = read_grid(path)
     if not (running.EXAMPLES / grid.example / "train.sh").exists():
         fail(f"{path}: example {grid.example!r}: examples/ has no such recipe")
-    for name in ("SAVE", "CHECKPOINT"):
-        if os.environ.get(name):
-            fail(f"{name}={os.environ[name]}: must not be set; sweep.py gives each run its own")
-    # the environment comes first, so that the grid's own words win
+    # the environment comes first, so that the grid's own words win; SAVE and CHECKPOINT are refused as in a grid
     train, evaluate = (
-        shlex.join(f"{name}={os.environ[name]}" for name in names if os.environ.get(name))
-        for names in (TRAINING, EVALUATION)
+        [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+        for names in ((*TRAINING, "SAVE", "CHECKPOINT"), EVALUATION)
     )
-    base = Point(f"{train} {grid.base.train} {shlex.join(extra)}", f"{evaluate} {grid.base.evaluate}")
+    base = Point([*train, *grid.base.train, *extra], [*evaluate, *grid.base.evaluate])
     return replace(grid, base=base)
 
 
