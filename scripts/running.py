@@ -324,8 +324,6 @@ def shares(jobs: int) -> list[dict[str, str]]:
 def visible_gpus() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name not in ("", "-1")]
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return []
-    return [str(number) for number, _ in enumerate(listed.splitlines())]
+    code = "import torch; print(torch.cuda.device_count())"  # in a process of its own, which frees torch's memory
+    found = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [str(number) for number in range(int(found))]
