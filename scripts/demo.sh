@@ -5,11 +5,7 @@
 #   scripts/demo.sh --help           the flags
 set -euo pipefail
 
-if [ -n "${DATA:-}" ]; then
-  [ -d "$DATA" ] || { echo "demo: DATA=$DATA: no such folder" >&2; exit 2; }
-  DATA=$(cd "$DATA" && pwd)
-  export DATA
-fi
+if [[ ${DATA-} ]]; then DATA=$(realpath -- "$DATA"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
 exec .venv/bin/python examples/demo/demo.py "$@"
