@@ -55,9 +55,8 @@ def variants() -> str:
 
 
 def scopes() -> str:
-    return table(
-        ["`--attention-scope`", "changes"], [[f"`{name}`", ", ".join(places)] for name, places in SCOPES.items()]
-    )
+    rows = [[f"`{name}`", ", ".join(places)] for name, places in SCOPES.items()]
+    return table(["`--attention-scope`", "changes"], rows)
 
 
 def implementations() -> str:
@@ -96,17 +95,8 @@ def repairs() -> str:
     return "\n\n".join(sections)
 
 
-TABLES = {
-    "flags": flags,
-    "most used flags": lambda: flags(MOST_USED),
-    "families": families,
-    "variants": variants,
-    "scopes": scopes,
-    "implementations": implementations,
-    "arguments": arguments,
-    "penalties": penalties,
-    "repairs": repairs,
-}
+NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs)
+TABLES = {"most used flags": lambda: flags(MOST_USED), **{each.__name__: each for each in NAMED}}
 
 
 def with_tables(text: str) -> str:
