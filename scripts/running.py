@@ -39,12 +39,6 @@ def cpu_seconds(pid: int) -> float | None:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-def say(text: str) -> None:
-    """Print a line above the bars."""
-    tqdm.write(text)
-    sys.stdout.flush()
-
-
 class Shown(Progress):
     """Shows the points of a training while it runs: a bar on a terminal, a line for each validation."""
 
@@ -58,7 +52,7 @@ class Shown(Progress):
         if point:
             self.bar.update(point["update"] - self.bar.n)
         if point and "valid_loss" in point:
-            say(f"{self.title}: update {point['update']}, valid loss {point['valid_loss']:g}")
+            tqdm.write(f"{self.title}: update {point['update']}, valid loss {point['valid_loss']:g}")
         return point
 
 

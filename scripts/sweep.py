@@ -30,7 +30,7 @@ from typing import Any
 import running
 from grids import EVALUATION, TRAINING, Grid, Point, Run, fail, read_grid, runs
 from provenance import ROOT
-from running import Failure, Runner, dry_run, say
+from running import Failure, Runner, dry_run
 from tqdm import tqdm
 
 
@@ -89,7 +89,7 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     """Do the unfinished runs, those that others start from first; return the failures."""
     missing, failures = [run for run in todo if not runner.finished(run)], []
     done = len(todo) - len(missing)
-    print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}", flush=True)
+    print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}")
     with ThreadPoolExecutor(runner.jobs) as pool, tqdm(total=len(missing), unit="run", disable=None) as bar:
         for future, run in in_turn(pool, runner, missing):
             try:
@@ -100,7 +100,7 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
                 outcome = "failed"
             bar.update()
             if not runner.stopped_by:
-                say(f"[{done}/{len(todo)}] {run.title}: {outcome}")
+                tqdm.write(f"[{done}/{len(todo)}] {run.title}: {outcome}")
     return failures
 
 
@@ -113,6 +113,7 @@ def in_turn(pool: ThreadPoolExecutor, runner: Runner, todo: Sequence[Run]) -> It
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    sys.stdout.reconfigure(line_buffering=True)  # a log has each line at once
     args, extra = arguments(sys.argv[1:] if words is None else words)
     if args.jobs < 1:
         fail(f"--jobs {args.jobs}: must be at least 1")
