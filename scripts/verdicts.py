@@ -1,6 +1,5 @@
 """Apply the rules of docs/does-it-help.md to the runs of a grid whose file has [rules], seed by seed."""
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -54,40 +53,26 @@ def shown(study: Study, found: Gain) -> str:
     return f"{mean} ({low} to {high}) {study.unit(study.metric)}, {len(found.values)} seeds, p {found.p:.2g}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """The comparisons of one regime; one that the rules lack is None."""
-
-    worth: Gain  # the best softmax over average
-    against_best: Mapping[str, Gain]  # of each mixed arm, Holm-corrected
-    plain: Gain  # of the first mixed arm, not corrected
-    against_gate: Gain | None
-    against_time: Gain | None
-    close: Gain | None  # the 90 % interval against the best softmax
-
-    @classmethod
-    def of(cls, study: Study, rules: Mapping[str, Any]) -> "Verdict":
-        first, alpha = rules["mixed"][0], rules["alpha"]
-
-        def over(role: str) -> Gain | None:
-            return at_level(study, first, rules[role], alpha) if role in rules else None
-
-        worth = at_level(study, rules["best"], rules["average"], alpha)
-        against_best = holm(study, rules["mixed"], rules["best"], alpha)
-        close = at_level(study, first, rules["best"], 0.1) if "margin" in rules else None
-        return cls(worth, against_best, over("best"), over("gate"), over("time"), close)
-
-    def words(self, rules: Mapping[str, Any]) -> list[str]:
-        """Return the words of the rules that hold, of the first mixed arm."""
-        found = self.against_best[rules["mixed"][0]]
-        if not (self.worth.low > 0 and self.plain.high - self.plain.low < statistics.fmean(self.worth.values)):
-            return ["not valid"]  # the whole width against the gap is half of one against half of the other
-        if found.low > 0:
-            more = {"mixing, not dynamics": self.against_gate, "useful": self.against_time}
-            return ["valid", "helps", *(word for word, pair in more.items() if pair and pair.low > 0)]
-        if self.close and -rules["margin"] < self.close.low and self.close.high < rules["margin"]:
-            return ["valid", "equivalent"]
-        return ["valid", "undecided"]
+def verdict(study: Study, rules: Mapping[str, Any]) -> tuple[list[str], dict[str, Gain]]:
+    """Return the words of the rules that hold, of the first mixed arm, and the gains that decide, by name."""
+    first, best, alpha = rules["mixed"][0], rules["best"], rules["alpha"]
+    worth, plain = at_level(study, best, rules["average"], alpha), at_level(study, first, best, alpha)
+    against_best = holm(study, rules["mixed"], best, alpha)
+    others = {role: at_level(study, first, rules[role], alpha) for role in ("gate", "time") if role in rules}
+    gains = {f"{best} over {rules['average']}": worth}
+    gains |= {f"{name} over {best}, Holm": found for name, found in against_best.items()}
+    gains |= {f"{first} over {rules[role]}": found for role, found in others.items()}
+    if margin := rules.get("margin"):
+        close = gains[f"{first} over {best}, at 90.0%"] = at_level(study, first, best, 0.1)
+    words = ["valid", "undecided"]
+    if not (worth.low > 0 and plain.high - plain.low < statistics.fmean(worth.values)):
+        words = ["not valid"]  # the whole width against the gap is half of one against half of the other
+    elif against_best[first].low > 0:
+        more = {"mixing, not dynamics": "gate", "useful": "time"}
+        words = ["valid", "helps", *(word for word, role in more.items() if role in others and others[role].low > 0)]
+    elif margin and -margin < close.low and close.high < margin:
+        words = ["valid", "equivalent"]
+    return words, gains
 
 
 def verdicts(study: Study) -> list[str]:
@@ -97,18 +82,10 @@ def verdicts(study: Study) -> list[str]:
         if (seeds := seeds_of_all(study, rules)) < rules["seeds"]:
             texts.append(f"**{regime}: not ended.** {seeds} of {rules['seeds']} seeds have every row.\n")
             continue
-        verdict = Verdict.of(study, rules)
-        words, level = ", ".join(verdict.words(rules)), f"{1 - rules['alpha']:.1%}"
-        lines = [f"**{regime}: {words}.** Intervals are at {level}; those of Holm's first steps are wider."]
-        pairs = {
-            f"{rules['best']} over {rules['average']}": verdict.worth,
-            **{f"{name} over {rules['best']}, Holm": pair for name, pair in verdict.against_best.items()},
-            f"{rules['mixed'][0]} over {rules.get('gate')}": verdict.against_gate,
-            f"{rules['mixed'][0]} over {rules.get('time')}": verdict.against_time,
-            f"{rules['mixed'][0]} over {rules['best']}, at 90.0%": verdict.close,
-        }
-        lines += [f"- {name}: {shown(study, pair)}" for name, pair in pairs.items() if pair]
-        texts.append("\n".join([lines[0], "", *lines[1:]]))
+        words, gains = verdict(study, rules)
+        level = f"Intervals are at {1 - rules['alpha']:.1%}; those of Holm's first steps are wider."
+        listed = "\n".join(f"- {name}: {shown(study, found)}" for name, found in gains.items())
+        texts.append(f"**{regime}: {', '.join(words)}.** {level}\n\n{listed}")
     return texts
 
 
@@ -120,9 +97,9 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
             continue
         for regime, rules in study.grid.rules.items():
             lines = panels.setdefault(study.unit(study.metric), [])
-            best, verdict = row_of(rules["best"]), Verdict.of(study, rules)
-            invalid = ", not valid" if verdict.words(rules) == ["not valid"] else ""
-            for name, pair in verdict.against_best.items():
+            best = row_of(rules["best"])
+            invalid = ", not valid" if verdict(study, rules)[0] == ["not valid"] else ""
+            for name, pair in holm(study, rules["mixed"], rules["best"], rules["alpha"]).items():
                 own = ", ".join(label for label in row_of(name) if label not in best)
                 lines.append((rules["size"], f"{regime}{invalid}: {own}", pair, study.variant(row_of(name))))
     panels = {unit: sorted(lines, key=lambda line: -line[0]) for unit, lines in panels.items() if lines}

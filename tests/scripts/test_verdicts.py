@@ -40,8 +40,7 @@ def study_of(tmp_path, spread=1.0, **worse):
 
 
 def words(study):
-    rules = study.grid.rules["toy"]
-    return verdicts.Verdict.of(study, rules).words(rules)
+    return verdicts.verdict(study, study.grid.rules["toy"])[0]
 
 
 @pytest.mark.parametrize(
