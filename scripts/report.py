@@ -76,14 +76,6 @@ def median(ratios: Sequence[float]) -> str:
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else ""
 
 
-def time_cell(study: Study, row: Row) -> str:
-    """Return the median and the range of the training time divided by the baseline's of the same round."""
-    for cost in study.cost["rows"]:
-        if tuple(cost["labels"].values()) == row:
-            return median(cost.get("time_ratios", []))
-    return ""
-
-
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     hidden = waits(study)
@@ -93,7 +85,8 @@ def markdown(study: Study) -> str:
         metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
     head = [*study.grid.axes, "paper", *(f"{metric}, {escaped(study.measure(metric))}" for metric in metrics)]
     head += [word for metric in gained for word in (f"gain in {metric}, {study.unit(metric)}", "p")] if compared else []
-    head += ["training time, ratio"] if study.cost else []
+    head += ["training time, ratio"]  # divided by the baseline's of the same round
+    times = {tuple(cost["labels"].values()): cost.get("time_ratios", []) for cost in study.cost.get("rows", [])}
     lines = []
     for row in study.rows:
         cells = [*row, study.published(row)]
@@ -102,8 +95,7 @@ def markdown(study: Study) -> str:
             cells.append(f"{len(values)} runs" if hidden else spread(values, study.decimals(metric)))
         for metric in gained if compared else []:
             cells += gain_cells(study, gain(study, row, metric=metric), metric)
-        cells += [time_cell(study, row)] if study.cost else []
-        lines.append(cells)
+        lines.append([*cells, median(times.get(row, []))])
     used = [i for i in range(len(head)) if any(line[i] for line in lines)]
     table = [head, ["---"] * len(head), *lines]
     text = "\n".join("| " + " | ".join(line[i] for i in used) + " |" for line in table)
