@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -216,8 +215,6 @@ def read_run(path: Path) -> Mapping[str, Any]:
 def with_kept(study: Study, path: Path) -> Study:
     """Add the runs that are only in the file that --save replaces, and its times, which the sweep does not measure."""
     old, known = from_results(path), {run["digest"] for run in study.runs}
-    if old.cost:
-        print(f"report: {path}: keeps its times; sweep.py measures none", file=sys.stderr)
     return replace(study, runs=[*study.runs, *(run for run in old.runs if run["digest"] not in known)], cost=old.cost)
 
 
