@@ -33,7 +33,7 @@ from provenance import ROOT
 from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
 from verdicts import draw_regimes, verdicts, waits
 
-from mixhead_plugin.analysis.figures import colours
+from mixhead_plugin.analysis.figures import LINES, colours
 
 matplotlib.use("Agg")
 
@@ -136,29 +136,28 @@ def draw(study: Study, path: Path) -> None:
     """Draw the metric of each row, the gains with their intervals, and the training curves, if any."""
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
-    axes = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
+    ends = ("tokens", "cpu_seconds") if study.grid.starts else ()
+    curves = [name for name in ("tokens", "cpu_seconds") if any(len(curve(study, row, name)) > 1 for row in rows)]
     of = colours(map(study.variant, rows))
-    first = ("tokens", "cpu_seconds") if study.grid.starts else ("rows",)
-    count = len(first) + bool(gained) + len(axes)
-    figure, panels = plt.subplots(1, count, figsize=(max(4.4 * count, 6), 3.6), squeeze=False)
-    for panel, name in zip(panels[0], first):
-        if study.grid.starts:
-            draw_ends(panel, study, rows, name, of)
-        else:
-            draw_values(panel, study, rows, of)
+    styles = dict(zip(dict.fromkeys(group(study, row) for row in rows), itertools.cycle(LINES)))
+    count = (len(ends) or 1) + bool(gained) + len(curves)
+    figure, axes = plt.subplots(1, count, figsize=(max(4.4 * count, 6), 3.6), squeeze=False)
+    panels = iter(axes[0])
+    for name in ends:
+        draw_ends(next(panels), study, rows, name, of)
+    if not ends:
+        draw_values(next(panels), study, rows, of)
     if gained:
-        draw_gains(panels[0, len(first)], study, gained, of)
-    groups, at = place(study, rows)
-    styles = list(itertools.islice(itertools.cycle(("-", "--", ":", "-.")), len(groups)))
-    for panel, name in zip(panels[0, len(first) + bool(gained) :], axes):
+        draw_gains(next(panels), study, gained, of)
+    for panel, name in zip(panels, curves):
         for row in rows:
             if points := curve(study, row, name):
-                panel.plot(*zip(*points), color=of[study.variant(row)], ls=styles[round(at[row])])
+                panel.plot(*zip(*points), color=of[study.variant(row)], ls=styles[group(study, row)])
         panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel="validation loss, bits")
     handles = [plt.Line2D([], [], color=colour, marker="o", ls="", label=name) for name, colour in of.items()]
-    if axes and len(groups) > 1:
-        handles += [plt.Line2D([], [], color="grey", ls=style, label=name) for style, name in zip(styles, groups)]
-    if gained and any(study.published_gain(row) is not None for row in gained):
+    if curves and len(styles) > 1:
+        handles += [plt.Line2D([], [], color="grey", ls=style, label=name) for name, style in styles.items()]
+    if any(study.published_gain(row) is not None for row in gained):
         handles.append(plt.Line2D([], [], color="grey", marker="D", ls="", mfc="none", label="the paper's gain"))
     if len(handles) > 1:
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
@@ -168,15 +167,18 @@ def draw(study: Study, path: Path) -> None:
     plt.close(figure)
 
 
+def group(study: Study, row: Row) -> str:
+    """Return the labels of a row other than its variant."""
+    return ", ".join(label for label in row if label != study.variant(row))
+
+
 def place(study: Study, rows: Sequence[Row]) -> tuple[list[str], dict[Row, float]]:
-    """Return the groups of rows that differ only in their variant, and the place of each row on the axis."""
-    group = {row: ", ".join(label for label in row if label != study.variant(row)) for row in rows}
-    groups, variants = list(dict.fromkeys(group.values())), list(dict.fromkeys(map(study.variant, rows)))
-    step = 0.7 / len(variants)
-    middle = (len(variants) - 1) / 2
-    return groups, {
-        row: groups.index(group[row]) + step * (variants.index(study.variant(row)) - middle) for row in rows
-    }
+    """Return the groups of rows, and the place of each row on the axis."""
+    groups = list(dict.fromkeys(group(study, row) for row in rows))
+    variants = list(dict.fromkeys(map(study.variant, rows)))
+    step, middle = 0.7 / len(variants), (len(variants) - 1) / 2
+    at = {row: step * (variants.index(study.variant(row)) - middle) for row in rows}
+    return groups, {row: groups.index(group(study, row)) + own for row, own in at.items()}
 
 
 def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, str]) -> None:
@@ -185,12 +187,8 @@ def draw_values(panel: Any, study: Study, rows: Sequence[Row], of: Mapping[str, 
         values = list(study.values(row, study.metric).values())
         panel.plot([at[row]] * len(values), values, "o", color=of[study.variant(row)], ms=3, alpha=0.5)
         panel.plot(at[row], statistics.fmean(values), "_", color=of[study.variant(row)], ms=12, mew=2)
-    panel.set(
-        ylabel=f"{study.metric}, {study.measure(study.metric)}: seeds and mean",
-        xticks=range(len(groups)),
-        xticklabels=groups,
-    )
-    panel.set_xlabel(study.groups)
+    panel.set_ylabel(f"{study.metric}, {study.measure(study.metric)}: seeds and mean")
+    panel.set(xticks=range(len(groups)), xticklabels=groups, xlabel=study.groups)
 
 
 def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapping[str, str]) -> None:
@@ -219,7 +217,7 @@ def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping
         if (published := study.published_gain(row)) is not None:
             panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
     panel.axhline(0, color="grey", lw=0.8)
-    panel.set(ylabel=f"gain over {study.grid.baseline}, {study.unit(study.metric)}\nwith 95% intervals")
+    panel.set_ylabel(f"gain over {study.grid.baseline}, {study.unit(study.metric)}\nwith 95% intervals")
     panel.set(xticks=range(len(groups)), xticklabels=groups, xlabel=study.groups)
 
 
