@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from fairseq_logs import NUMBER, Progress, last_line
@@ -83,11 +82,8 @@ class Runner:
     def __init__(self, out: Path, jobs: int):
         self.out = out
         self.stopped_by = 0  # the signal
-        self.shares: SimpleQueue[Mapping[str, str]] = SimpleQueue()
-        found = shares(jobs)
-        self.jobs = len(found)
-        for share in found:
-            self.shares.put(share)
+        self.shares = shares(jobs)  # those that no run has now
+        self.jobs = len(self.shares)
 
     def known(self, run: Run) -> dict[str, Any]:
         """Return what run.json says; it is empty for a run that has not begun."""
@@ -109,7 +105,7 @@ class Runner:
 
     def __call__(self, run: Run) -> str:
         """Train and evaluate what is missing of a run; return its metrics as text."""
-        share = self.shares.get()
+        share = self.shares.pop()
         try:
             folder = run.folder(self.out)
             if run.start and not self.known(run.start).get("trained"):
@@ -126,7 +122,7 @@ class Runner:
         except OSError as error:
             raise Failure(str(error)) from error
         finally:
-            self.shares.put(share)
+            self.shares.append(share)
 
     def train(self, job: Job) -> None:
         """Train to the end, from the last checkpoint if there is one."""
