@@ -66,22 +66,18 @@ digest() { # TEXT FILE...: of the text and the files
 
 finished() { [[ -r "$STATE/$1" && $(<"$STATE/$1") == "$2" ]]; } # STEP DIGEST
 
-run() {
-    "$@" >>"$LOG" 2>&1
-}
-
 pip_install() {
-    run "$VENV_PYTHON" -P -m pip install --progress-bar off "$@"
+    "$VENV_PYTHON" -P -m pip install --progress-bar off "$@"
 }
 
-step() { # NAME DIGEST TITLE COMMAND...
+step() { # NAME DIGEST TITLE COMMAND...: the log has what the command prints
     local name=$1 digest=$2 title=$3 start=$SECONDS status=0
     shift 3
     if finished "$name" "$digest"; then return; fi
     rm -f "$STATE/$name"
     printf '==== %s\n' "$title" >>"$LOG"
     printf 'setup: %-50s' "$title"
-    "$@" || status=$?
+    "$@" >>"$LOG" 2>&1 || status=$?
     if ((status)); then
         printf ' failed\n'
         fail "'$title' failed: $(tail -n 1 "$LOG"); log: $LOG"
@@ -94,7 +90,7 @@ install_torch() {
     pip_install -r "$PINS/build.txt" || return
     local words=(-r "$PINS/torch.txt")
     if [[ -n $own_torch ]]; then
-        run "$VENV_PYTHON" -P -c 'import torch'
+        "$VENV_PYTHON" -P -c 'import torch'
         return
     elif [[ -f $TORCH ]]; then
         words=("$TORCH")
@@ -106,7 +102,7 @@ install_torch() {
 }
 
 install_fairseq() { # the setup.py of its source needs torch
-    run "$VENV_PYTHON" -P -m pip uninstall -y fairseq-fixed ve-fairseq || return # the other one has the same files
+    "$VENV_PYTHON" -P -m pip uninstall -y fairseq-fixed ve-fairseq || return # the other one has the same files
     pip_install --no-deps --no-build-isolation --require-hashes "$@" -r "$PINS/fairseq_$FAIRSEQ.txt"
 }
 
@@ -114,19 +110,16 @@ install_packages() {
     # --no-compile saves a minute: little of these large packages is ever imported.
     pip_install --no-compile --no-build-isolation -r "$PINS/runtime.txt" -r "$PINS/test.txt" || return
     # Only where there is none: a torch for CUDA works with its own triton alone.
-    run "$VENV_PYTHON" -P -c 'import triton' || pip_install --no-deps -r "$PINS/triton.txt"
+    "$VENV_PYTHON" -P -c 'import triton' || pip_install --no-deps -r "$PINS/triton.txt"
 }
 
 check() {
     local imports='import torch, fairseq.data.data_utils_fast, fairseq.libbleu, fairseq.libnat'
-    if [[ $FAIRSEQ == wheel ]]; then # its libbase, which only --base-layers uses, is of an older torch
-        run "$VENV_PYTHON" -P -c "$imports"
-        return
-    fi
-    imports+=', fairseq.libbase'
+    # libbase of the wheel, which only --base-layers uses, is of an older torch.
+    [[ $FAIRSEQ == wheel ]] || imports+=', fairseq.libbase'
+    "$VENV_PYTHON" -P -c "$imports" && return
     # pip may have taken a fairseq from its cache that was built against another torch.
-    run "$VENV_PYTHON" -P -c "$imports" ||
-        { install_fairseq --no-cache-dir --force-reinstall && run "$VENV_PYTHON" -P -c "$imports"; }
+    [[ $FAIRSEQ == source ]] && install_fairseq --no-cache-dir --force-reinstall && "$VENV_PYTHON" -P -c "$imports"
 }
 
 # ---- the work --------------------------------------------------------------------------------------------------------
@@ -156,7 +149,7 @@ printf '%s' "$python" >"$STATE/asked_python"
 printf '%s' "$TORCH" >"$STATE/asked_torch"
 printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
 step venv "$base" "virtual environment (Python $python_version)" \
-    run "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
+    "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
 step torch "$base" "torch ${own_torch:-${TORCH:-(pinned)}}${own_torch:+ of $python}" install_torch
 title="fairseq (a wheel)"
 if [[ $FAIRSEQ == source ]]; then title="fairseq (from source, takes minutes)"; fi
