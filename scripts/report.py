@@ -59,10 +59,10 @@ def gain_cells(study: Study, found: Gain | None, metric: str = "") -> list[str]:
 
 def comparison(study: Study, words: Sequence[str]) -> str:
     """Return a line about two rows, each named by its labels with commas between them."""
-    rows = [next((row for row in study.rows if ",".join(row) == name), None) for name in words]
-    if None in rows:
-        names = "; ".join(map(",".join, study.rows))
-        fail(f"--compare {words[rows.index(None)]}: has no run; must be among {names}")
+    named = {",".join(row): row for row in study.rows}
+    if unknown := [name for name in words if name not in named]:
+        fail(f"--compare {unknown[0]}: has no run; must be among {'; '.join(named)}")
+    rows = [named[name] for name in words]
     found = gain(study, *rows)
     if found is None:
         fail(f"--compare {' '.join(words)}: have no seed in common")

@@ -189,9 +189,8 @@ def from_runs(path: Path, folder: Path) -> Study:
     """Collect the finished runs of a grid. The environment must have the same variables as in the sweep."""
     found = [read_run(run) for run in sorted(folder.glob("*/run.json"))]
     grid = grid_of(path)
-    by_digest = {
-        run["digest"]: run for run in found if run["metrics"].keys() & grid.metrics.keys()
-    }  # pilots have others
+    # pilots have other metrics
+    by_digest = {run["digest"]: run for run in found if run["metrics"].keys() & grid.metrics.keys()}
     chosen = runs(grid, sorted({run["seed"] for run in by_digest.values()}))
     # another grid may have given the run other labels
     mine = [{**by_digest[run.digest], "labels": dict(run.labels)} for run in chosen if run.digest in by_digest]
