@@ -5,10 +5,7 @@
     scripts/sweep.py examples/grids/small/mixhead_table_7.toml --seeds 3 --only softmax --only B
     scripts/sweep.py examples/grids/wikitext2_orthogonal.toml --dry-run -- --clip-norm 1
 
-Each run has a folder below --out with its checkpoints, its logs and run.json. The same command, started again, skips
-finished runs and resumes interrupted ones. A run is identified by its flags, its seed and the recipe's variables (DATA,
-BREAKS, VARIANT, MODEL, SELECT, PRECISION; AVERAGE for an evaluation). So grids share the runs that they have in common.
-scripts/report.py makes tables and pictures of the runs.
+The same command, started again, skips finished runs and resumes interrupted ones. examples/README.md explains the rest.
 """
 
 import importlib.util
