@@ -82,32 +82,26 @@ def memory(args: argparse.Namespace, size: core.Size) -> list[dict[str, Any]]:
 
 def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of each case, measured before the next case is built."""
+    if {*args.cases} - {"core", "memory"}:
+        from benchmarks import model, module  # need fairseq
     own = (args.device, args.dtype)
     timed = functools.partial(measure, rounds=args.rounds, device=args.device, clock=args.clock)
     if "core" in args.cases:
         for size in args.sizes:
             yield from map(timed, core.cases(size, *own, args.dropout))
     if "module" in args.cases:
-        from benchmarks import module  # needs fairseq
-
         short = [(heads, length, 256 // heads, False) for heads in (8, 32) for length in (10, 16, 25, 64)]
         for heads, length, head_dim, causal in (*short, (8, 512, 64, True), (16, 128, 8, True)):
             size = (max(2, args.tokens // length), heads, length, head_dim)
             yield timed(module.case(size, causal, args.dropout, *own))
     if "variants" in args.cases:
-        from benchmarks import module
-
         for heads, head_dim in ((8, 64), (32, 8)):
             size = (max(1, args.tokens // 512), heads, min(512, args.tokens), head_dim)
             yield timed(module.case(size, True, args.dropout, *own, module.EVERY))
     if "training" in args.cases:
-        from benchmarks import model
-
         large = (model.LARGE, 267744, 8)  # WikiText-103
         yield timed(model.case(*(large if args.device == "cuda" else (model.SMALL, 4000, 2)), 512, *own))
     if "decoding" in args.cases:
-        from benchmarks import model
-
         yield timed(model.search(*own))
     if "memory" in args.cases and args.device == "cpu":
         for size in args.sizes:

@@ -1,9 +1,11 @@
 """Benchmark the attention alone: causal, from queries, keys and values, forward and backward pass."""
 
+import ctypes
 import functools
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.measure import Case, peak_of_process
+from benchmarks.measure import Case, resident
 from mixhead_plugin.ops.accuracy import compare, fault_in, formula_weights, results
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
@@ -114,8 +116,11 @@ def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Cas
 
 
 def peak(size: Size, core: Core, dtype: str, dropout_p: float) -> float:
-    """Return the peak memory of a contender beyond its inputs, in MiB; call it in a fresh process."""
+    """Return the peak memory of a contender beyond its inputs, in MiB, as Linux counts; call it in a fresh process."""
     for length in (min(256, size[2]), size[2]):  # in the first, libraries load and threads start
         inputs = Inputs((size[0], size[1], length, size[3]), "cpu", dtype)
-        found = peak_of_process(functools.partial(inputs.run, core, dropout_p, inputs.d_output))
-    return found
+        ctypes.CDLL(None).malloc_trim(0)  # free memory that the process keeps would lower the peak: malloc_trim(3)
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
+        before = resident("VmRSS")
+        inputs.run(core, dropout_p, inputs.d_output)
+    return (resident("VmHWM") - before) / 2**10

@@ -1,6 +1,5 @@
 """Check results, then measure time and memory."""
 
-import ctypes
 import math
 import statistics
 import sys
@@ -91,15 +90,6 @@ def peak_on_gpu(function: Callable[[], Any]) -> float:
     before = torch.cuda.memory_allocated()
     function()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
-
-
-def peak_of_process(function: Callable[[], Any]) -> float:
-    """Return the same for the process, as Linux counts; call it in a fresh process, after something small."""
-    ctypes.CDLL(None).malloc_trim(0)  # free memory that the process keeps would lower the peak: malloc_trim(3)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts here: proc(5)
-    before = resident("VmRSS")
-    function()
-    return (resident("VmHWM") - before) / 2**10
 
 
 def resident(field: str) -> int:
