@@ -78,10 +78,8 @@ def arguments() -> str:
 def penalties() -> str:
     rows = []
     for name, entry in PENALTIES.items():
-        acts_on = (
-            "head and feature mixings that are free to turn" if entry.on_mixing else "every attention of the plugin"
-        )
-        rows.append([f"`--{name}-weight`", entry.formula, entry.source, acts_on, f"{entry.weight:g}", f"`{name}_loss`"])
+        on = "head and feature mixings that are free to turn" if entry.on_mixing else "every attention of the plugin"
+        rows.append([f"`--{name}-weight`", entry.formula, entry.source, on, f"{entry.weight:g}", f"`{name}_loss`"])
     return table(["flag", "weight of the", "source", "acts on", "default", "in the logs"], rows)
 
 

@@ -21,7 +21,7 @@ import math
 import re
 import signal
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,7 @@ matplotlib.use("Agg")
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Iterable[float], decimals: int) -> str:
-    values = list(values)
+def spread(values: Collection[float], decimals: int) -> str:
     if not values:
         return "not run"
     deviation = f" ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else ""

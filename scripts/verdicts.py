@@ -113,9 +113,8 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
     for panel, (unit, lines) in zip(axes[:, 0], panels.items()):
         for at, (_, _, pair, variant) in enumerate(lines):
             mean = statistics.fmean(pair.values)
-            panel.errorbar(
-                mean, at, xerr=[[mean - pair.low], [pair.high - mean]], fmt="o", color=of[variant], capsize=3
-            )
+            error = [[mean - pair.low], [pair.high - mean]]
+            panel.errorbar(mean, at, xerr=error, fmt="o", color=of[variant], capsize=3)
         panel.axvline(0, color="grey", lw=0.8)
         panel.set_yticks(range(len(lines)), [line[1] for line in lines])
         panel.set_xlabel(f"gain over the regime's softmax, {unit}")
