@@ -16,11 +16,9 @@ Cases:
 Otherwise forward and backward pass are timed together. First the results of each contender are checked; if one is
 wrong, the command ends without times. Then the contenders take turns, round by round. `by upstream` is the time
 divided by that of torch or fairseq, `by softmax` by that of the plugin's own softmax; both are medians over the rounds.
-The rows go to the terminal and to benchmark.csv in --out.
 """
 
 import argparse
-import csv
 import functools
 import logging
 import os
@@ -40,7 +38,7 @@ from benchmarks import core
 from benchmarks.measure import CLOCKS, measure
 
 CASES = ("core", "module", "variants", "training", "decoding", "memory")
-COLUMNS = ("case", "size", "name", "ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
+COLUMNS = ("ms", "ms_min", "ms_max", "by_upstream", "by_softmax", "peak_mib")
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
@@ -55,7 +53,6 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     sizes = "batch, heads, length, head size of `core` and `memory`"
     parser.add_argument("--sizes", nargs="+", metavar="BxHxNxD", help=sizes)
     parser.add_argument("--tokens", type=int, default=2560, help="batch x length of `module` (default: %(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="(default: %(default)s)")
     args = parser.parse_args(words)
     if unknown := sorted(set(args.cases) - set(CASES)):
         parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
@@ -109,30 +106,26 @@ def tables(args: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    columns = [column for column in COLUMNS[3:] if any(column in row for row in rows)]
+    columns = [column for column in COLUMNS if any(column in row for row in rows)]
     print(f"\n{rows[0]['case']}: {rows[0]['size']}\n{'':32}" + "".join(f"{c.replace('_', ' '):>13}" for c in columns))
     for row in rows:
         cells = [f"{row[column]:13.3g}" if column in row else " " * 13 for column in columns]
         print(f"  {row['name']:30}" + "".join(cells), flush=True)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Print and return the rows."""
     args = parse(words)
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
     about = {"device": device, "dtype": args.dtype, "python": platform.python_version(), "torch": torch.__version__}
     about["load"] = f"{os.getloadavg()[0]:.1f}"
     print(", ".join(f"{key} {value}" for key, value in about.items()))
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for found in tables(args):
         show(found)
         rows += found
-        with (args.out / "benchmark.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [*COLUMNS, *about])
-            writer.writeheader()
-            writer.writerows({**about, **row} for row in rows)
-    print(f"\n{args.out}/benchmark.csv")
+    return rows
 
 
 if __name__ == "__main__":

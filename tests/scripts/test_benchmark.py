@@ -1,10 +1,7 @@
 """Benchmarks check results before they time them, and compare every contender with both yardsticks."""
 
-import csv
-
 import benchmark
 import pytest
-import torch
 from benchmarks import core, measure, model, module
 
 from mixhead_plugin.modules.attention import MixheadAttention
@@ -12,21 +9,18 @@ from mixhead_plugin.modules.attention import MixheadAttention
 TINY = ["--rounds", "2", "--sizes", "3x2x24x8", "--tokens", "64"]
 
 
-def rows(*words, out):
-    benchmark.main([*words, *TINY, "--out", str(out)])
-    with (out / "benchmark.csv").open() as file:
-        return list(csv.DictReader(file))
+def rows(*words):
+    return benchmark.main([*words, *TINY])
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype, tmp_path, capsys):
-    found = rows("core", "--dtype", dtype, out=tmp_path)
+def test_every_contender_is_timed_beside_upstream_and_the_plugins_softmax(dtype, capsys):
+    found = rows("core", "--dtype", dtype)
     expected = {(c.name, p) for p in (0.0, 0.1) for c in core.cores("cpu", dtype, p)}
     assert {(row["name"], float(row["size"].split()[-1])) for row in found} == expected
     for row in found:
-        assert float(row["ms_min"]) <= float(row["ms"]) <= float(row["ms_max"])
-        assert float(row["by_upstream"]) > 0 and float(row["by_softmax"]) > 0 and row["torch"] == torch.__version__
-    assert {row["by_softmax"] for row in found if row["name"] == "auto: softmax"} == {"1.0"}
+        assert row["ms_min"] <= row["ms"] <= row["ms_max"] and row["by_upstream"] > 0 and row["by_softmax"] > 0
+    assert {row["by_softmax"] for row in found if row["name"] == "auto: softmax"} == {1.0}
     assert "auto: Mixhead B" in capsys.readouterr().out
 
 
@@ -39,11 +33,11 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_every_entry_of_the_tables_is_timed(case, tmp_path, monkeypatch):
+def test_every_entry_of_the_tables_is_timed(case, monkeypatch):
     layers = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16"
     monkeypatch.setattr(model, "TRANSLATION", f"transformer {layers}")
     monkeypatch.setattr(model, "SMALL", model.SMALL.replace("512", "64").replace("2048", "64"))
-    assert {row["name"] for row in rows(case, out=tmp_path)} == CASES[case]
+    assert {row["name"] for row in rows(case)} == CASES[case]
 
 
 def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
@@ -54,10 +48,10 @@ def test_a_ratio_is_of_times_of_the_same_round(monkeypatch):
 
 
 @pytest.mark.slow
-def test_memory_is_that_of_a_fresh_process(tmp_path, monkeypatch):
+def test_memory_is_that_of_a_fresh_process(monkeypatch):
     chosen = core.cores("cpu", "float32", 0.1)
     monkeypatch.setattr(core, "cores", lambda *_: [chosen[0], core.Core("auto", "softmax", "B")])
-    found = {row["name"]: float(row["peak_mib"]) for row in rows("memory", "--sizes", "1x2x1024x8", out=tmp_path)}
+    found = {row["name"]: row["peak_mib"] for row in rows("memory", "--sizes", "1x2x1024x8")}
     assert found.keys() == {"mask: softmax", "auto: Mixhead B"} and min(found.values()) > 0
 
 
@@ -72,13 +66,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_no_speed_is_printed_of_what_is_wrong(fault, tmp_path, monkeypatch, capsys):
+def test_no_speed_is_printed_of_what_is_wrong(fault, monkeypatch, capsys):
     function, message = WRONG[fault]
     right = core.attend
     monkeypatch.setattr(core, "attend", lambda call, impl: function(call, lambda call: right(call, impl)))
     with pytest.raises(SystemExit, match=f"auto: softmax: {message}"):
-        rows("core", out=tmp_path)
-    assert not list(tmp_path.iterdir()) and " ms" not in capsys.readouterr().out
+        rows("core")
+    assert " ms" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
@@ -94,7 +88,7 @@ def test_no_speed_is_printed_of_a_wrong_update(dtype, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_everything_runs_on_a_gpu(tmp_path):
-    found = rows("core", "module", "--device", "cuda", out=tmp_path)
+def test_everything_runs_on_a_gpu():
+    found = rows("core", "module", "--device", "cuda")
     assert {row["name"] for row in found} >= {"flash: softmax", "auto: Mixhead B", "fairseq"}
-    assert all(float(row["peak_mib"]) > 0 for row in found)
+    assert all(row["peak_mib"] > 0 for row in found)
