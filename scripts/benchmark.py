@@ -118,9 +118,8 @@ def main(words: Sequence[str] | None = None) -> list[dict[str, Any]]:
     args = parse(words)
     logging.disable(logging.INFO)  # fairseq turns on everyone's debugging messages
     device = torch.cuda.get_device_name() if args.device == "cuda" else f"{torch.get_num_threads()} CPU threads"
-    about = {"device": device, "dtype": args.dtype, "python": platform.python_version(), "torch": torch.__version__}
-    about["load"] = f"{os.getloadavg()[0]:.1f}"
-    print(", ".join(f"{key} {value}" for key, value in about.items()))
+    versions = f"python {platform.python_version()}, torch {torch.__version__}"
+    print(f"device {device}, dtype {args.dtype}, {versions}, load {os.getloadavg()[0]:.1f}")
     rows = []
     for found in tables(args):
         show(found)

@@ -36,9 +36,10 @@ TRANSLATION = "transformer"  # 6+6 layers, d 512, 8 heads
 TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.0001 --ddp-backend legacy_ddp"
 
 
-def config(arch: str, flags: str, device: str, dtype: str) -> Any:
-    """Return the config that fairseq-train makes from the flags."""
-    words = shlex.split(f"no-data --arch {arch} {TRAINING} {flags}")
+def config(name: str, arch: str, flags: str, device: str, dtype: str) -> Any:
+    """Return the config that fairseq-train makes from the flags, for a variant."""
+    prefix = "" if name == "fairseq" else "mixhead_"
+    words = shlex.split(f"no-data --arch {prefix}{arch} {TRAINING} {flags} {VARIANTS[name]}")
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
     cfg.common.bf16 = dtype == "bfloat16"  # not by a flag: fairseq treats --bf16 as a TPU request
     cfg.common.cpu = device == "cpu"
@@ -67,12 +68,10 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
     """Return an update by each variant; loss and gradients of one sentence are checked."""
     warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
     dictionary, contenders = dictionary_of(vocabulary), {}
-    for name, flags in VARIANTS.items():
+    for name in VARIANTS:
         criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
         criterion = f"orthogonal_{criterion}" if "penalty" in name else criterion
-        prefix = "" if name == "fairseq" else "mixhead_"
-        own = f"--criterion {criterion} --tokens-per-sample {length} {flags}"
-        cfg = config(f"{prefix}{arch}", own, device, dtype)
+        cfg = config(name, arch, f"--criterion {criterion} --tokens-per-sample {length}", device, dtype)
         torch.manual_seed(1)
         task = LanguageModelingTask(cfg.task, dictionary)
         model, loss = task.build_model(cfg.model), task.build_criterion(cfg.criterion)
@@ -92,9 +91,7 @@ def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam:
     sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
     for name in ("fairseq", "softmax", "Mixhead A", "Mixhead B"):
-        prefix = "" if name == "fairseq" else "mixhead_"
-        own = f"--task translation --criterion cross_entropy {VARIANTS[name]}"
-        cfg = config(f"{prefix}{TRANSLATION}", own, device, dtype)
+        cfg = config(name, TRANSLATION, "--task translation --criterion cross_entropy", device, dtype)
         torch.manual_seed(1)
         model = TranslationTask(cfg.task, dictionary, dictionary).build_model(cfg.model)
         model.to(device, getattr(torch, dtype)).eval()
