@@ -38,6 +38,7 @@ TRAINING = "--task language_modeling --optimizer adam --clip-norm 0.1 --lr 0.000
 
 def config(name: str, arch: str, flags: str, device: str, dtype: str) -> Any:
     """Return the config that fairseq-train makes from the flags, for a variant."""
+    warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
     prefix = "" if name == "fairseq" else "mixhead_"
     words = shlex.split(f"no-data --arch {prefix}{arch} {TRAINING} {flags} {VARIANTS[name]}")
     cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(options.get_training_parser(), words))
@@ -66,7 +67,6 @@ def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, A
 
 def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:
     """Return an update by each variant; loss and gradients of one sentence are checked."""
-    warnings.simplefilter("ignore")  # fairseq and Hydra call deprecated functions
     dictionary, contenders = dictionary_of(vocabulary), {}
     for name in VARIANTS:
         criterion = "adaptive_loss" if arch == LARGE else "cross_entropy"
@@ -86,7 +86,6 @@ def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype
 
 def search(device: str, dtype: str, sentences: int = 16, length: int = 25, beam: int = 5) -> Case:
     """Return a beam search by each variant; from the same seed, before M moves, each must find fairseq's words."""
-    warnings.simplefilter("ignore")
     dictionary, contenders, expected = dictionary_of(4000), {}, None
     sample = {"net_input": batch_of(dictionary, sentences, length)["net_input"]}
     sample = utils.move_to_cuda(sample) if device == "cuda" else sample
