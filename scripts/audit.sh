@@ -1,9 +1,7 @@
 #!/usr/bin/env bash
 # Check every package in .venv for known vulnerabilities, with pip-audit and PyPI's database.
 # The exit status is 0 only if every package is in the database and has no known vulnerability.
-#
-#   scripts/audit.sh                 needs the network
-#   scripts/audit.sh -s osv          other flags are pip-audit's; this one names another database
+# Flags are those of pip-audit; `-s osv` names another database.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 

@@ -151,9 +151,7 @@ printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
 step venv "$base" "virtual environment (Python $python_version)" \
     "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
 step torch "$base" "torch ${own_torch:-${TORCH:-(pinned)}}${own_torch:+ of $python}" install_torch
-title="fairseq (a wheel)"
-if [[ $FAIRSEQ == source ]]; then title="fairseq (from source, takes minutes)"; fi
-step fairseq "$fairseq" "$title" install_fairseq
+step fairseq "$fairseq" "fairseq ($FAIRSEQ)" install_fairseq
 step packages "$packages" "what fairseq and the tests need" install_packages
 step project "$project" "this project" pip_install --no-deps --no-build-isolation -e "$ROOT"
 step check "$project" "check" check

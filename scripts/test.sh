@@ -1,9 +1,5 @@
 #!/usr/bin/env bash
-# Run linter, formatter, type checker and tests. scripts/setup.sh makes or updates the environment first.
-#
-#   scripts/test.sh                  all tests but those marked slow
-#   scripts/test.sh --all            with those marked slow; --all comes first
-#   scripts/test.sh tests/ops -x     other words are pytest's; paths start at the top of the checkout
+# Run linter, formatter, type checker and tests, as CONTRIBUTING.md says. scripts/setup.sh makes or updates .venv first.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
