@@ -1,9 +1,7 @@
 #!/usr/bin/env python
 """Measure how fast attention is, and how much memory it takes.
 
-    scripts/benchmark.py                     all cases, on a CPU
-    scripts/benchmark.py core module         two of them
-    scripts/benchmark.py --device cuda       all cases on a GPU, in bfloat16
+    scripts/benchmark.py core module         two cases; docs/speed.md has more commands
 
 Cases:
   core      the attention alone, from queries, keys and values, with a causal mask

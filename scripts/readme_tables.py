@@ -61,8 +61,7 @@ def scopes() -> str:
 
 def implementations() -> str:
     rows = [["`auto`", "the fastest that serves"]]
-    for name, entry in IMPLEMENTATIONS.items():
-        rows.append([f"`{name}`", entry.summary])
+    rows += [[f"`{name}`", entry.summary] for name, entry in IMPLEMENTATIONS.items()]
     return table(["`--attention-impl`", "computes"], rows)
 
 

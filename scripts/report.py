@@ -241,8 +241,7 @@ def main() -> None:
     text = "print the gain of the first row over the second"
     parser.add_argument("--compare", nargs=2, action="append", default=[], metavar="LABEL,LABEL", help=text)
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the runs to one JSON file, and its picture")
-    text = "folder of saved runs (default: results)"
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help=text)
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="saved runs (default: results)")
     args = parser.parse_args()
     if args.grid:
         study = from_results(args.grid) if args.grid.suffix == ".json" else from_runs(args.grid, args.runs)

@@ -83,7 +83,6 @@ class Runner:
         self.out = out
         self.stopped_by = 0  # the signal
         self.shares = shares(jobs)  # those that no run has now
-        self.jobs = len(self.shares)
 
     def known(self, run: Run) -> dict[str, Any]:
         """Return what run.json says; it is empty for a run that has not begun."""

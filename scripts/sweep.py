@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Train and evaluate every point of a grid with the scripts of a recipe; write one JSON file for each run.
 
-    scripts/sweep.py examples/grids/mixhead_table_8.toml --jobs 4
     scripts/sweep.py examples/grids/small/mixhead_table_7.toml --seeds 3 --only softmax --only B
-    scripts/sweep.py examples/grids/wikitext2_orthogonal.toml --dry-run -- --clip-norm 1
 
 The same command, started again, skips finished runs and resumes interrupted ones. examples/README.md explains the rest.
 """
@@ -87,7 +85,7 @@ def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
     missing, failures = [run for run in todo if not runner.finished(run)], []
     done = len(todo) - len(missing)
     print(f"{len(todo)} runs, {done} of them finished before; logs in {runner.out}")
-    with ThreadPoolExecutor(runner.jobs) as pool, tqdm(total=len(missing), unit="run", disable=None) as bar:
+    with ThreadPoolExecutor(len(runner.shares)) as pool, tqdm(total=len(missing), unit="run", disable=None) as bar:
         for future, run in in_turn(pool, runner, missing):
             try:
                 outcome = future.result()
