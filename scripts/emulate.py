@@ -11,7 +11,9 @@ os.environ.pop("TRITON_INTERPRET", None)  # the kernels are compiled
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.ptx import cases, count
+from benchmarks import count
+
+from tests.ptx import cases
 
 
 def table(shapes: list[str]) -> None:

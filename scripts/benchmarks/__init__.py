@@ -1,1 +1,1 @@
-"""The cases of scripts/benchmark.py, and how they are checked and measured."""
+"""The cases of scripts/benchmark.py, how they are checked and measured, and what scripts/emulate.py counts."""

@@ -5,9 +5,10 @@ from collections import Counter
 import numpy as np
 import torch
 
+from benchmarks import flash_attention
 from mixhead_plugin.ops.accuracy import Variant, compare, fault_in, sample_call
 from mixhead_plugin.ops.triton import operators, tuning
-from tests.ptx import flash_attention, launch, machine
+from tests.ptx import launch, machine
 from tests.ptx.memory import Memory
 from tests.ptx.shared import Shared
 
