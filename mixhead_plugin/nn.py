@@ -96,9 +96,10 @@ class MixedAttention(Assembly):
         for name in "qkv":
             if f"{prefix}{name}_proj_weight" in state_dict:
                 state_dict[f"{prefix}{name}_proj.weight"] = state_dict.pop(f"{prefix}{name}_proj_weight")
+        whole = all(f"{prefix}{name}_proj.weight" in state_dict for name in ("q", "k", "v", "out"))
         for name, child in self.named_children():
             upgrade = getattr(child, "upgrade_state_dict_named", None)
-            if upgrade is not None and f"{prefix}out_proj.weight" in state_dict:
+            if upgrade is not None and whole:
                 upgrade(state_dict, f"{prefix}{name}")
         super()._load_from_state_dict(state_dict, prefix, *settings)
 
@@ -140,6 +141,11 @@ class MixedAttention(Assembly):
             key_padding_mask = key_padding_mask[None]
         x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
         k, v = self._keys_and_values(inputs[1], inputs[2], cache)
+        full, padded = (x.size(0) * self.num_heads, q.size(2), k.size(2)), (x.size(0), k.size(2))
+        if attn_mask is not None and attn_mask.shape != full[-attn_mask.dim() :]:
+            raise ShapeError(f"Expected `attn_mask` shape to be {full[-attn_mask.dim() :]} but got {attn_mask.shape}")
+        if key_padding_mask is not None and key_padding_mask.shape != padded:
+            raise ShapeError(f"Expected `key_padding_mask` shape to be {padded} but got {key_padding_mask.shape}")
         causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
@@ -166,7 +172,6 @@ class MixedAttention(Assembly):
             raise ShapeError(f"query should be unbatched 2D or batched 3D tensor but received {dims}-D query tensor")
         batched = f"For {'batched' if dims == 3 else 'unbatched'} ({dims}-D) `query`, expected"
         batch = 1 if dims == 2 else query.size(0 if self.batch_first else 1)
-        n_queries = query.size(1 if dims == 3 and self.batch_first else 0)
         if padding is not None and padding.dim() != dims - 1:
             found = f"{padding.dim()}-D tensor instead"
             raise ShapeError(f"{batched} `key_padding_mask` to be `None` or {dims - 1}-D but found {found}")
@@ -174,9 +179,6 @@ class MixedAttention(Assembly):
             raise ShapeError("only bool and floating types of attn_mask are supported")
         if mask is not None and mask.dim() not in (2, 3):
             raise ShapeError(f"{batched} `attn_mask` to be `None`, 2-D or 3-D but found {mask.dim()}-D tensor instead")
-        if mask is not None and mask.dim() == 3 and mask.size(0) != batch * self.num_heads:
-            expected = (batch * self.num_heads, n_queries, mask.size(2))
-            raise ShapeError(f"Expected `attn_mask` shape to be {expected} but got {mask.shape}")
         if query.size(-1) != self.embed_dim:
             raise ShapeError(f"was expecting embedding dimension of {self.embed_dim}, but got {query.size(-1)}")
         if key is None or value is None:

@@ -54,6 +54,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(words)
     if unknown := sorted(set(args.cases) - set(CASES)):
         parser.error(f"{', '.join(unknown)}: cases are {', '.join(CASES)}")
+    if args.rounds < 1 or args.tokens < 64:
+        parser.error(f"--rounds {args.rounds}, --tokens {args.tokens}: must be at least 1 and 64")
     on_gpu = args.device == "cuda"
     args.dtype = args.dtype or ("bfloat16" if on_gpu else "float32")
     default = ["16x8x1024x64", "16x8x4096x64", "16x8x1024x128"] if on_gpu else ["4x8x512x64", "1x8x2048x64"]

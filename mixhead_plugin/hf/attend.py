@@ -98,7 +98,7 @@ class MixedHeads(Assembly):
 
     def _mix(self, name: str, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
         part, slices = self.feature_mixing, self.slices(name)
-        mixed = [part(output[..., where], getattr(part, FEATURES[kind])) for kind, where in slices.items()]
+        mixed = [part(output[..., where], FEATURES[kind]) for kind, where in slices.items()]
         return torch.cat(mixed, -1)
 
     def _keep(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:

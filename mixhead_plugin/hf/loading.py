@@ -27,6 +27,8 @@ def load(
     if NAME not in saved:
         raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
     base: Any = cls or getattr(transformers, saved["architectures"][0])
+    if not issubclass(base, PreTrainedModel):  # an AutoModel makes models of other classes, without the mixing
+        raise ValueError(f"cls {base.__name__}: must be the class of a model, as {saved['architectures'][0]}")
     variant = complete(saved[NAME], impl)
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
@@ -37,14 +39,9 @@ def load(
             if PRUNED in saved:
                 prune(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
-        def __reduce_ex__(self, protocol: Any) -> Any:  # copies, and what pickle writes, are of the saved class
-            make, _, *state = super().__reduce_ex__(protocol)
-            return make, (base,), *state
-
     wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
     if missing := sorted(name for name in info["missing_keys"] if any(f".{part}." in name for part in PARTS)):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
-    for sink in (buffer for name, buffer in model.named_buffers() if name.endswith(".attention_sink.weight")):
-        sink.zero_()  # no file has the constant ones
+    model.__class__ = base  # which pickle finds by its name
     return (model, info) if wants_info else model

@@ -180,8 +180,8 @@ def fastest(inputs: AttentionInputs) -> str:
         return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
-    if in_forward_mode(inputs):
-        return "reference"  # the only one with forward-mode derivatives
+    if in_forward_mode(inputs) or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()):
+        return "reference"  # the only one with forward-mode derivatives, and for torch.func.grad
     if fused.serves(inputs):
         return "fused"
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.

@@ -45,6 +45,14 @@ def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor
     return weights / total if out is None else torch.div(weights, total, out=out)
 
 
+def _length(weights: Tensor, out: Tensor | None) -> Tensor:
+    """Return the 2-norm of each row, [..., 1]. With gradients a norm of 0 is infinity, for 0 has no derivative."""
+    if out is not None:
+        return torch.linalg.vector_norm(weights, dim=-1, keepdim=True)
+    total = weights.square().sum(-1, keepdim=True)
+    return total.masked_fill(total == 0, float("inf")).sqrt()
+
+
 @torch.jit.unused
 def exporting() -> bool:
     """Return whether `torch.export` traces, whose programs must not depend on the sizes of the example."""
@@ -94,7 +102,7 @@ def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Ten
 def l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # the softmax divided by its own length: the factor 1 / sum exp(s) cancels
     weights = softmax(scores, seen, out)
-    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
+    return _divide(weights, _length(weights, out), out)
 
 
 def l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
@@ -140,7 +148,7 @@ def _count(scores: Tensor) -> Tensor:
 def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     visible, sigmoid = _visible_and_sigmoid(scores)
     weights = visible * sigmoid
-    return _divide(weights, torch.linalg.vector_norm(weights, dim=-1, keepdim=True), out)
+    return _divide(weights, _length(weights, out), out)
 
 
 def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:

@@ -103,27 +103,27 @@ class Assembly(nn.Module):
         if self.feature_mixing is None:
             return self.q_proj(x)
         if torch.jit.is_scripting():  # passes no module to a function
-            return self.feature_mixing(self.q_proj(x), self.feature_mixing.query)
+            return self.feature_mixing(self.q_proj(x), "query")
         else:
-            return self.feature_mixing.project(self.q_proj, x, self.feature_mixing.query)
+            return self.feature_mixing.project(self.q_proj, x, "query")
 
     def keys(self, x: Tensor) -> Tensor:
         """Return the keys [..., H * D], likewise."""
         if self.feature_mixing is None:
             return self.k_proj(x)
         if torch.jit.is_scripting():
-            return self.feature_mixing(self.k_proj(x), self.feature_mixing.key)
+            return self.feature_mixing(self.k_proj(x), "key")
         else:
-            return self.feature_mixing.project(self.k_proj, x, self.feature_mixing.key)
+            return self.feature_mixing.project(self.k_proj, x, "key")
 
     def values(self, x: Tensor) -> Tensor:
         """Return the values [..., H' * Dv], likewise."""
         if self.feature_mixing is None:
             return self.v_proj(x)
         if torch.jit.is_scripting():
-            return self.feature_mixing(self.v_proj(x), self.feature_mixing.value)
+            return self.feature_mixing(self.v_proj(x), "value")
         else:
-            return self.feature_mixing.project(self.v_proj, x, self.feature_mixing.value)
+            return self.feature_mixing.project(self.v_proj, x, "value")
 
     def inputs_of(
         self,
@@ -158,7 +158,7 @@ class Assembly(nn.Module):
             relative_query=None if relative is None else relative.query,
             relative_key=None if relative is None else relative.key,
             gain=None if self.relative_gain is None else self.relative_gain(q.size(2), k.size(2)),
-            sink=None if self.attention_sink is None else self.attention_sink(),
+            sink=None if self.attention_sink is None else self.attention_sink(q),
             score_mixing=None if self.score_mixing is None else self.score_mixing(projected, x),
             normalizer=self.normalizer,
             causal=causal,
@@ -169,7 +169,7 @@ class Assembly(nn.Module):
     def gated(self, out: Tensor, x: Tensor) -> Tensor:
         """Return the outputs of heads [B, Nq, H', Dv], mixed and behind gates, for the query input x [B, Nq, C]."""
         if self.feature_mixing is not None:
-            out = self.feature_mixing.outputs(out)
+            out = self.feature_mixing(out, "output")
         if self.attention_gate is not None:
             out = self.attention_gate(out, x)
         return out

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mixhead_plugin.ops.normalizers import exporting
 from mixhead_plugin.parts.head_mixing import own_numbers
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
@@ -41,10 +42,12 @@ class FeatureMixing(Part):
         """Return every matrix that multiplies features, [H, H] or [D, D]."""
         return list(self.parameters())
 
-    def forward(self, features: Tensor, matrix: Tensor | None) -> Tensor:
-        """Return features [..., H * D] mixed by one of the matrices, None for none."""
-        if matrix is None:
-            return features
+    def forward(self, features: Tensor, name: str) -> Tensor:
+        """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [..., H', Dv]."""
+        matrix = self.query if name == "query" else self.key if name == "key" else self.value
+        return features if matrix is None or name == "output" else self._mixed(features, matrix)
+
+    def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         if self.of_heads:
             return torch.matmul(matrix.t(), features.unflatten(-1, [matrix.size(0), -1])).flatten(-2)
         return torch.matmul(features.unflatten(-1, [-1, matrix.size(0)]), matrix).flatten(-2)
@@ -53,22 +56,20 @@ class FeatureMixing(Part):
         """Return the weight [H * D, C] or the bias [H * D] of a projection to the mixed features."""
         if self.of_heads:  # one product, [H, H] by [H, D * C]
             return torch.matmul(matrix.t(), weight.reshape(matrix.size(0), -1)).view(weight.shape)
-        return self(weight.t(), matrix).t()
-
-    def outputs(self, out: Tensor) -> Tensor:
-        """Return mixed outputs of heads, [B, Nq, H', Dv]."""
-        return out
+        return self._mixed(weight.t(), matrix).t()
 
     @torch.jit.unused
-    def project(self, linear: Any, x: Tensor, matrix: Tensor | None) -> Tensor:
+    def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
         """Return the mixed features [..., H * D] of a projection of x [..., C].
 
         If there are more tokens than C, it costs less to mix the weights. Hooks, as of quantisation noise, see every
-        call of `linear`.
+        call of `linear`, and those of offloaded weights bring them from the device meta.
         """
-        hooks = linear._forward_pre_hooks or linear._forward_hooks
-        if matrix is None or type(linear) is not nn.Linear or hooks or x.numel() <= linear.in_features**2:
-            return self(linear(x), matrix)
+        matrix = getattr(self, name)
+        seen = type(linear) is not nn.Linear or linear._forward_pre_hooks or linear._forward_hooks
+        away = linear.weight.device != x.device or exporting()  # an exported program is for all sizes
+        if matrix is None or seen or away or x.numel() <= linear.in_features**2:
+            return self(linear(x), name)
         bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
         return F.linear(x, self.of_weight(linear.weight, matrix), bias)
 
@@ -100,8 +101,10 @@ class OutputMixing(FeatureMixing):
         eye = torch.eye(self.left.size(0), dtype=self.left.dtype, device=self.left.device)
         return [eye + torch.matmul(self.left, self.right.t())]  # [H', H']
 
-    def outputs(self, out: Tensor) -> Tensor:
-        return out + torch.matmul(torch.matmul(self.right, self.left.t()), out)
+    def forward(self, features: Tensor, name: str) -> Tensor:
+        if name != "output":
+            return features
+        return features + torch.matmul(torch.matmul(self.right, self.left.t()), features)
 
     def fold(self, tensors: dict[str, list[Tensor]]) -> None:
         with torch.no_grad():

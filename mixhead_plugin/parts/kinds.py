@@ -44,8 +44,9 @@ class Part(nn.Module):
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Complete a checkpoint without the part: a trained one then does nothing, a frozen one stays."""
-        for key, value in {**self.state_dict(), **self.identity()}.items():
-            state_dict.setdefault(f"{name}.{key}", value)
+        own = self.state_dict()
+        for key, value in {**own, **self.identity()}.items():
+            state_dict.setdefault(f"{name}.{key}", value.to(own[key].dtype))
 
 
 class PartKind(NamedTuple):

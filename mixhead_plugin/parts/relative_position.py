@@ -28,14 +28,14 @@ class RotaryPosition(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return rotated queries [B, H, Nq, D] and keys [B, H, Nk, D]; nothing is added to the scores."""
-        n_keys, dtype = k.size(2), upcast(k).dtype
-        frequency = torch.exp(torch.arange(self.head_dim // 2, dtype=dtype, device=k.device) * self.log_ratio)
-        angles = torch.arange(n_keys, dtype=dtype, device=k.device)[:, None] * frequency  # [Nk, D / 2]
-        return self._rotate(q, angles[n_keys - q.size(2) :]), self._rotate(k, angles), None
+        return self._rotate(q, k.size(2)), self._rotate(k, k.size(2)), None
 
-    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
-        cos, sin = angles.cos(), angles.sin()
+    def _rotate(self, x: Tensor, end: int) -> Tensor:
+        """Rotate features [B, H, N, D] of the N positions before `end`."""
         first, second = upcast(x).chunk(2, -1)
+        frequency = torch.exp(torch.arange(self.head_dim // 2, dtype=first.dtype, device=x.device) * self.log_ratio)
+        angles = torch.arange(end - x.size(2), end, dtype=first.dtype, device=x.device)[:, None] * frequency
+        cos, sin = angles.cos(), angles.sin()  # [N, D / 2]
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
@@ -59,7 +59,7 @@ class BucketedBias(Part):
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, RelativeScores | None]:
         """Return queries [B, H, Nq, D] and keys [B, H, Nk, D] unchanged, and the biases to add to the scores."""
         n_queries, n_keys = q.size(2), k.size(2)
-        offsets = torch.arange(n_queries + n_keys - 1, device=k.device) - (n_keys - 1)  # key - query, [P]
+        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=k.device) - (n_keys - 1)  # key - query, [P]
         bias = self.weight.to(q.dtype)[self.buckets(offsets)]  # [P, H]
         ones = torch.ones([1, 1, 1, 1], dtype=q.dtype, device=q.device)
         return q, k, RelativeScores(ones.expand(q.size(0), q.size(1), n_queries, 1), bias.t()[:, :, None])
@@ -114,5 +114,5 @@ class DistanceGain(Part):
 
     def forward(self, n_queries: int, n_keys: int) -> Tensor:
         """Return the gain of `ops.attention`, [H, Nq + Nk - 1]."""
-        offsets = torch.arange(n_queries + n_keys - 1, device=self.weight.device) - (n_keys - 1)  # key - query
+        offsets = torch.arange(max(0, n_queries + n_keys - 1), device=self.weight.device) - (n_keys - 1)
         return self.weight[:, offsets.clamp(-self.clip, self.clip) + self.clip]

@@ -16,11 +16,11 @@ class AttentionSink(nn.Module):
 
     def __init__(self, sizes: AttentionSizes, trained: bool):
         super().__init__()
-        scores = torch.zeros(sizes.num_heads)  # [H]
-        self.weight = nn.Parameter(scores) if trained else nn.Buffer(scores, persistent=False)
+        self.weight = nn.Parameter(torch.zeros(sizes.num_heads)) if trained else None
 
-    def forward(self) -> Tensor:
-        return self.weight
+    def forward(self, q: Tensor) -> Tensor:
+        """Return the scores [H] for queries [B, H, Nq, D]."""
+        return q.new_zeros(q.size(1)) if self.weight is None else self.weight
 
 
 ATTENTION_SINKS = {

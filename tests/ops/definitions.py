@@ -11,9 +11,10 @@ def _divide(weights, total):
 
 def _entmax15(s, v):
     """Find the threshold by bisection, then by the equation of a sum of squares of 1, which has a gradient."""
-    x = (s / 2).masked_fill(v == 0, -INF)
-    low = x.detach().amax(-1, True).nan_to_num(neginf=0.0) - 1
-    high = low + 1
+    x = s.masked_fill(v == 0, -INF)
+    x = (x - x.detach().amax(-1, True).nan_to_num(neginf=0.0)) / 2
+    high = torch.zeros_like(x[..., :1])
+    low = high - 1
     for _ in range(60):
         middle = (low + high) / 2
         above = (x.detach() - middle).clamp(min=0).square().sum(-1, True) >= 1

@@ -29,7 +29,7 @@ def _forward(*fields: Any) -> Tensor:
 
 
 def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
-    return empty_output(query, value)
+    return empty_output(upcast(query), value).to(value.dtype)
 
 
 def _learned(inputs: AttentionInputs, learned_mask: bool) -> list[str]:
