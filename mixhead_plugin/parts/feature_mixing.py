@@ -45,7 +45,9 @@ class FeatureMixing(Part):
     def forward(self, features: Tensor, name: str) -> Tensor:
         """Return the mixed features: of "query", "key" or "value" [..., H * D], of "output" [..., H', Dv]."""
         matrix = self.query if name == "query" else self.key if name == "key" else self.value
-        return features if matrix is None or name == "output" else self._mixed(features, matrix)
+        if matrix is None or name == "output":
+            return features
+        return self._mixed(features, matrix)  # type: ignore[arg-type]  # no module
 
     def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         if self.of_heads:
