@@ -129,10 +129,49 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
             ours(*call, **masks)
         assert str(found.value) == str(theirs.value)
     same = torch.randn(H, H, E)  # as many sentences as heads: a mask for each sentence is none for each head
-    for refused in ({"attn_mask": torch.zeros(H, H, H)}, {"key": torch.randn(H - 1, H - 1, E)}, {"value": one}):
+    for refused in (
+        {"attn_mask": torch.zeros(H, H, H)},
+        {"attn_mask": torch.zeros(1, H)},
+        {"key_padding_mask": torch.zeros(1, H)},
+        {"key_padding_mask": torch.zeros(H, 1)},
+        {"key": torch.randn(H - 1, H - 1, E)},
+        {"value": one},
+    ):
         for kind in (ours, torchs):
             with pytest.raises((AssertionError, RuntimeError)):
                 kind(**{"query": same, "key": same, "value": same, **refused})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", [{"attention_sink": "zero"}, {"score_mixing": "position-wise"}])
+def test_states_may_be_assigned_and_may_be_parts(variant):
+    state, x = nn.MultiheadAttention(E, H, dtype=torch.bfloat16).state_dict(), torch.randn(NQ, B, E).bfloat16()
+    module = MixedAttention(E, H, device="meta", dtype=torch.bfloat16, head_mixing="position-wise", **variant)
+    module.load_state_dict(state, assign=True)
+    assert module(x, x, x)[0].isfinite().all()
+    module.head_mixing.bias.fill_(2)
+    missing = module.load_state_dict({"out_proj.weight": state["out_proj.weight"]}, strict=False).missing_keys
+    assert "head_mixing.bias" in missing and (module.head_mixing.bias == 2).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("position", ["rotary", "t5"])
+def test_a_query_may_lie_before_all_keys(position):
+    module, x = MixedAttention(E, H, relative_position=position), torch.randn(NQ, B, E)
+    for bias in module.relative_position.parameters():
+        bias.normal_()
+    expected, _ = module(x, x, x, attn_mask=torch.arange(NQ).expand(NQ, NQ) == 0)
+    torch.testing.assert_close(module(x, x[1:], x[1:])[0], expected)
+
+
+def test_gradients_of_each_sentence_are_those_of_the_batch():
+    model = mix(nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, 0.0, batch_first=True), 1), "position-wise")
+    parameters, x = dict(model.named_parameters()), torch.randn(B, 40, E)
+    loss = lambda values, x: torch.func.functional_call(model, values, (x[None],)).square().sum()  # noqa: E731
+    each = torch.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+    model(x).square().sum().backward()
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(each[name].sum(0), parameter.grad, rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()

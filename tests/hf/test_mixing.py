@@ -1,10 +1,13 @@
 """Models of `transformers` are mixed, saved, loaded and unmixed; docs/huggingface.md trains one."""
 
 import copy
+import pickle
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForMaskedLM
 
 from tests.covering import each_once
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
@@ -61,6 +64,14 @@ def test_a_folded_model_is_plain_and_has_the_same_outputs(name, variant):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("features", ["heads", "shared", "output"])
+def test_offloaded_feature_mixing_comes_back_for_its_call(features):
+    model, inputs = build("LlamaForCausalLM", feature_mixing=features)
+    expected = shake(model)(**inputs).logits
+    torch.testing.assert_close(cpu_offload(model, torch.device("cpu"))(**inputs).logits, expected)
+
+
+@torch.no_grad()
 def test_the_parts_of_gpt2s_one_projection_are_mixed_apart():
     model, inputs = build("GPT2LMHeadModel")
     mixed = shake(hf.mix(copy.deepcopy(model), feature_mixing="shared"))
@@ -86,7 +97,7 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
     monkeypatch.setitem(hf.LAYOUTS, "Gemma2Attention", hf.LAYOUTS["GemmaAttention"])
     capped, words = build("Gemma2ForCausalLM", head_mixing="position-wise")
     loaded, info = hf.load(tmp_path, output_loading_info=True)
-    assert info["missing_keys"] == set() and type(copy.deepcopy(loaded)) is type(model)
+    assert info["missing_keys"] == set() and type(pickle.loads(pickle.dumps(loaded))) is type(model)
     path = tmp_path / "model.safetensors"
     save_file({k: v for k, v in load_file(path).items() if "mixing.bias" not in k}, path, {"format": "pt"})
     build("GPT2LMHeadModel")[0].save_pretrained(tmp_path / "unmixed")
@@ -95,6 +106,7 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
         (lambda: hf.mix(odd, "differential"), "num_heads 3: must be a multiple of 2"),
         (lambda: hf.load(tmp_path / "unmixed"), "no entry mixhead"),
         (lambda: hf.load(tmp_path), "2 are missing"),
+        (lambda: hf.load(tmp_path, AutoModelForMaskedLM), "cls AutoModelForMaskedLM: must be the class of a model"),
         (lambda: type(model).from_pretrained(tmp_path, attn_implementation="eager"), r"hf\.load"),
         (lambda: capped(**words), "softcap cannot be used"),
         (lambda: capped.model.layers[0].self_attn._replicate_for_data_parallel()(), "DataParallel: start a process"),

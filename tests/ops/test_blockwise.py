@@ -142,6 +142,8 @@ def test_gradients_lie_in_memory_as_the_compiler_was_told(dtype):
     turned = [t if t is None or t.dim() < 2 else t.transpose(-2, -1).contiguous().transpose(-2, -1) for t in inputs]
     turned[5] = calls.hole()
     d_output = torch.randn(B, NQ, H, DV).transpose(1, 2).to(dtype)
+    expanded = [turned[0][:, :1].expand_as(turned[0]), *turned[1:], *settings]  # as the queries of latents
+    torch.library.opcheck(torch.ops.mixhead_plugin.blockwise, expanded, test_utils="test_faketensor")
     arguments = (d_output, True, *turned, *settings)
     torch.library.opcheck(torch.ops.mixhead_plugin.blockwise_backward, arguments, test_utils="test_faketensor")
 
