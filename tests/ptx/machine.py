@@ -133,6 +133,10 @@ class Machine:
     def load_parameter(self, step: Step, on, place: tuple[str, int]):
         return np.frombuffer(self.parameters[place[0]], step.kind, 1, place[1])
 
+    def load(self, step: Step, on, address) -> list:
+        memory = self.memory if ".global" in step.opcode else self.shared
+        return list(memory.read(step, on, address, len(step.targets), step.kind))
+
     def copy_async(self, step: Step, on, to, source, size: int, given: Any | None = None) -> None:
         """Copy the first `given` bytes, and fill with zeros up to `size`, to which the source is aligned."""
         data, given = np.zeros((len(on), size), U8), np.full(len(on), size) if given is None else given
@@ -174,9 +178,7 @@ class Machine:
         self.shared.store(step, on[giving], address[giving], list(rows.reshape(-1, 8).T))
 
     def shuffle(self, step: Step, on, a, b, clamp, members):
-        self.whole_warps(step, on, members)
-        if (clamp != 31).any():
-            raise NotImplementedError(f"a part of a warp: {step}")
+        self.whole_warps(step, on, np.where(clamp == 31, members, 0))  # another clamp divides the warp
         lane, place = on % 32, np.arange(len(on))
         return a[place - lane + (b & 31 if ".idx." in step.opcode else lane ^ (b & 31))]
 

@@ -47,9 +47,6 @@ class Memory:
         self.tensors = [_Tensor(tensor, n) for n, tensor in enumerate(tensors)]
         self.who: Any = None  # the threads that run now, [2, lanes]
 
-    def load(self, step: Any, on, address) -> list:
-        return list(self.read(step, on, address, len(step.targets), step.kind))
-
     def read(self, site: Any, on, address, count: int, kind: np.dtype):
         """Return [count, threads] of numbers."""
         who = self.who[:, on]

@@ -28,9 +28,6 @@ class Shared:
         self.copies = []  # on their way: (site, first bytes, lanes, data, groups)
         self.groups = np.zeros(len(block_of), S64)  # how many each thread has committed
 
-    def load(self, step: Any, on, address) -> list:
-        return list(self.read(step, on, address, len(step.targets), step.kind))
-
     def read(self, site: Any, on, address, count: int, kind: np.dtype):
         """Return [count, threads] of numbers."""
         size = kind.itemsize * count

@@ -29,13 +29,9 @@ class Row(NamedTuple):
 TABLE: dict[str, Row] = {}
 
 
-def expand(pattern: str) -> list[str]:
-    parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
-    return ["".join(words) for words in itertools.product(*parts)]
-
-
 def row(opcodes: str, operands: str, meaning: str, function: Callable | str) -> None:
-    for opcode in expand(opcodes):
+    parts = [part.split(",") for part in re.split(r"[{}]", opcodes)]
+    for opcode in map("".join, itertools.product(*parts)):
         kind = next((part for part in reversed(opcode.split(".")) if part in TYPES), "none")
         results, sources = (re.sub(r"\bT\b", kind, side).split() for side in operands.split(":"))
         TABLE[opcode] = Row(results, sources, meaning, function)
@@ -100,9 +96,8 @@ row("cvt.rzi.u32.f32", "u32: f32", "0 if a != a else min(max(a, 0), 2**32 - 1)",
 # Memory
 row("ld.param.{b8,b16,b32,u32,s32,b64,u64,f32}", "T*: address", "an argument", "load_parameter")
 for form in ("{,.v2,.v4}.{b8,b16,b32}", "{,.v2}.b64"):
-    row(f"ld.global{form}", "T*: address", "aligned to its size", "memory.load")
+    row(f"ld.{{global,shared}}{form}", "T*: address", "aligned to its size", "load")
     row(f"st.global{form}", ": address T*", "aligned to its size", "memory.store")
-    row(f"ld.shared{form}", "T*: address", "aligned to its size", "shared.load")
     row(f"st.shared{form}", ": address T*", "aligned to its size", "shared.store")
 MATRICES = "matrix.sync.aligned.m8n8.{x1,x2,x4}{,.trans}.shared.b16"
 row(f"ld{MATRICES}", "b32*: address", "rows of 8 x 8 matrices", "load_matrices")
