@@ -26,21 +26,16 @@ def reports(*command: str) -> list[dict]:
     return lines
 
 
-@pytest.mark.parametrize("mixing", ["none/", "shared/", "per-query/"])
-def test_the_kernels_are_right(mixing):
+@pytest.mark.parametrize("cases", ["none/", "shared/", "per-query/", pytest.param("--all", marks=pytest.mark.slow)])
+def test_the_kernels_are_right(cases):
     """Run every pair of mixing, normalizer, dtype, masks, dropout or sinks, and stages."""
-    assert not [report for report in reports("scripts/emulate.py", "--json", mixing) if report["fault"]]
+    assert not [report for report in reports("scripts/emulate.py", "--json", cases) if report["fault"]]
 
 
 def test_the_faults_of_the_source_have_a_place():
     for line in FAULTS.read_text().partition('SOURCE = """\n')[2].partition('"""')[0].splitlines():
         kind, _, file, text, _ = line.split(" # ")
         assert text in (KERNELS / f"{file}.py").read_text(), kind
-
-
-@pytest.mark.slow
-def test_all_kernels_are_right():
-    assert not [report for report in reports("scripts/emulate.py", "--json", "--all") if report["fault"]]
 
 
 def test_a_product_of_16_numbers_shows_the_fault_of_triton():
