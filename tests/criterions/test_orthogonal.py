@@ -16,14 +16,10 @@ from tests.helpers import build, shake
 MIXINGS = ["position-independent", "position-wise"]
 
 
-def pure_loss(upstream, made, sample):
-    return criterion(upstream)(made, sample)
-
-
 def distance_from_orthogonal(made, upstream, sample):
     """Return the sum over attentions of the mean over real positions of ||M^T M - I||^2."""
     total = 0.0
-    for matrices, real in mixing_of_each(made, sample, lambda: pure_loss(upstream, made, sample)):
+    for matrices, real in mixing_of_each(made, sample, lambda: criterion(upstream)(made, sample)):
         at_positions = [(m.T @ m - torch.eye(len(m))).square().sum() for m in matrices[real]]
         total = total + sum(at_positions) / len(at_positions)
     return total
@@ -60,7 +56,7 @@ def unmixed_weights(made, sample, run):
 
 def rank_by_definition(made, upstream, sample):
     total = 0.0
-    for weights, real in unmixed_weights(made, sample, lambda: pure_loss(upstream, made, sample)):
+    for weights, real in unmixed_weights(made, sample, lambda: criterion(upstream)(made, sample)):
         for b, matrices in enumerate(weights):
             p = matrices[:, real[b]]
             pairs = [(i, j) for i in range(len(p)) for j in range(i)]
@@ -82,7 +78,7 @@ def gradients(loss, made):
 def test_loss_and_gradients_are_fairseqs_plus_the_weighted_formula(upstream, mixing, penalty):
     made, sample = model(upstream, head_mixing=mixing), CASES[upstream].batch()
     weight, formula = FORMULAS[penalty]
-    pure, size, _ = pure_loss(upstream, made, sample)
+    pure, size, _ = criterion(upstream)(made, sample)
     expected = formula(made, upstream, sample)
     weights = {f"{name}_weight": weight * (name == penalty) for name in PENALTIES}
     loss, sample_size, logged = criterion(f"orthogonal_{upstream}", **weights)(made, sample)
@@ -171,11 +167,8 @@ def test_a_layer_that_is_dropped_is_not_regularized():
 @pytest.mark.parametrize("upstream", CASES)
 def test_logs_of_several_batches_are_their_weighted_mean(upstream):
     """Logs are reduced over the workers of an update, then over updates of different sizes."""
-    made, judge, fairseqs = (
-        model(upstream),
-        criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3),
-        criterion(upstream),
-    )
+    judge, fairseqs = criterion(f"orthogonal_{upstream}", orthogonal_weight=0.3), criterion(upstream)
+    made = model(upstream)
     logs = [judge(made, CASES[upstream].batch())[2] for _ in range(3)]
     logs[2] = {name: 10 * value for name, value in logs[2].items()}
     logs[2]["orthogonal_loss"] *= 2

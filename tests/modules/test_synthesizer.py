@@ -8,19 +8,7 @@ import torch
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS, SynthesizerAttention
 from tests.covering import each_once
-from tests.modules.definition import (
-    LONGEST,
-    MIXINGS,
-    NORMALIZERS,
-    OWN_SIZES,
-    E,
-    H,
-    StepByStep,
-    decode,
-    features,
-    finish,
-    heads,
-)
+from tests.modules.definition import LONGEST, MIXINGS, NORMALIZERS, E, H, StepByStep, decode, features, finish, heads
 from tests.modules.definition import build_synthesizer as build
 
 D, B, N = 4, 2, 6
@@ -132,7 +120,7 @@ def test_the_table_says_what_the_module_has(synthesizer):
     assert (module.q_proj is not None) == kind.reads_query
     bias = module.synthesizer(torch.randn(B, H, N, D), N).bias
     assert (bias is not None and bias.requires_grad) == kind.trained_bias
-    other = SynthesizerAttention(E, H, LONGEST, synthesizer, OWN_SIZES.get(synthesizer))
+    other = SynthesizerAttention(E, H, LONGEST, synthesizer, module.own_size)
     other.load_state_dict(module.state_dict())  # frozen scores too
     x = torch.randn(N, B, E)
     assert torch.equal(other(x, x, x)[0], module(x, x, x)[0])
