@@ -10,18 +10,9 @@ from fairseq.modules import MultiheadAttention
 from mixhead_plugin.analysis.heads import Where, attentions, by_site, hooked, where
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import MixheadAttention
+from tests.repairs.test_checkpoint_files import Code
 
 CHECKPOINTS = ["lm_checkpoint", "fairseq_lm_checkpoint", "translation_checkpoint", "fairseq_translation_checkpoint"]
-
-
-class Hostile:
-    """Create a file when it is unpickled."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __reduce__(self):
-        return (open, (str(self.file), "w"))
 
 
 def first_batch(loaded):
@@ -102,7 +93,7 @@ def test_a_checkpoint_of_old_form_loads(fairseq_translation_checkpoint, tmp_path
 def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, analysis, tmp_path):
     file = tmp_path / "bad.pt"
     if change == "code":
-        torch.save({**torch.load(lm_checkpoint), "extra_state": {"x": Hostile(tmp_path / "was_here")}}, file)
+        torch.save({**torch.load(lm_checkpoint), "extra_state": {"x": Code(tmp_path / "was_here")}}, file)
     status, _, errors = analysis("mixing", file, "--output", tmp_path / "out")
     assert status == 1
     assert "error: " in errors and str(file) in errors and errors.count("\n") == 1

@@ -1,6 +1,5 @@
 """Test singular values, effective ranks and the command that reports them."""
 
-import json
 import math
 from types import SimpleNamespace
 
@@ -56,14 +55,10 @@ def by_hand(path, length):
     return np.mean(curves, 0), np.mean(ranks, 0), len(curves)
 
 
-@pytest.mark.usefixtures("numbers_alone")
-def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm_checkpoint, analysis, tmp_path):
+def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm_checkpoint, numbers):
     length = 7
     paths = {"mixhead_lm": lm_checkpoint, "fairseq_lm": fairseq_lm_checkpoint}
-    flags = ["--length", length, "--windows", 1000, "--output", tmp_path]
-    status, printed, _ = analysis("spectrum", *paths.values(), *flags)
-    assert status == 0
-    found = json.loads((tmp_path / "spectrum.json").read_text())
+    found, printed = numbers("spectrum", *paths.values(), "--length", length, "--windows", 1000)
     assert found["length"] == length
     assert list(found["models"]) == ["mixhead_lm", "mixhead_lm, before mixing", "fairseq_lm"]
     for name, path in paths.items():
@@ -79,10 +74,8 @@ def test_the_numbers_are_those_of_the_returned_weights(lm_checkpoint, fairseq_lm
         assert f"{name}: decoder-self: mean effective rank {ranks.mean():.2f} of {length}, windows: {number}" in printed
 
 
-def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, analysis, tmp_path, numbers_alone):
-    status, printed, _ = analysis("spectrum", translation_checkpoint, "--output", tmp_path)
-    assert status == 0
-    found = json.loads((tmp_path / "spectrum.json").read_text())
+def test_source_heads_stand_beside_the_mixed_ones(translation_checkpoint, numbers, numbers_alone):
+    found, printed = numbers("spectrum", translation_checkpoint)
     models = found["models"]
     assert {name: list(model["places"]) for name, model in models.items()} == {
         "mixhead_translation": ["encoder-self", "decoder-self", "cross"],

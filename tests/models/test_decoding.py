@@ -9,10 +9,6 @@ from tests.helpers import build, dictionary, shake, tokens
 from tests.models.cases import ENTRIES, POSITIONS, SCOPED, attentions, shown, step_by_step
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("flags", ENTRIES, ids=shown)
 def test_translation_by_steps_is_the_full_pass_also_with_reordered_hypotheses(flags):
     model = shake(build("mixhead_transformer", **{"head_dim": 4, **flags})).double().eval()
@@ -53,7 +49,8 @@ def assert_scores_are_those_of_the_full_pass(models):
             sentence = source[i : i + 1, -lengths[i] :]
             logits = [m(sentence, lengths[i : i + 1], prefix)[0].log_softmax(-1) for m in models]
             scores = torch.stack(logits).logsumexp(0) - torch.tensor(len(models)).log()
-            close(hypothesis["positional_scores"], scores.gather(2, target[..., None])[0, :, 0])
+            expected = scores.gather(2, target[..., None])[0, :, 0]
+            torch.testing.assert_close(hypothesis["positional_scores"], expected, rtol=1e-4, atol=1e-4)
 
 
 # Neither normalizer nor mixing changes what a search keeps of a hypothesis; the steps above have all of them.

@@ -42,10 +42,6 @@ def outcome(tensors, **options):
     return {"out": out.detach(), **dict(zip(tensors, grads))}
 
 
-def in_float64(tensors, **options):
-    return outcome({name: tensor.double() for name, tensor in tensors.items()}, **{**options, "impl": "reference"})
-
-
 def from_rounded_scores(tensors, normalizer):
     """Return the output of causal attention, where scores alone are rounded, to float32."""
     scores = (tensors["query"].float() @ tensors["key"].float().mT).double()
@@ -66,7 +62,8 @@ def test_results_are_right_or_infinite_for_scores_of_every_size(dtype, normalize
     for size in [*SIZES_OF_SCORES, *([] if dtype == torch.float16 else [1e18, 1e30])]:
         made = tensors(size, dtype, mixed)
         found = outcome(made, normalizer=normalizer, causal=True, impl=impl)
-        expected = in_float64(made, normalizer=normalizer, causal=True)
+        in_float64 = {name: tensor.double() for name, tensor in made.items()}
+        expected = outcome(in_float64, normalizer=normalizer, causal=True, impl="reference")
         for name, value in expected.items():
             assert bool(found[name].isfinite().all()) == fits(value, dtype), (size, name)
         value = expected["out"]
