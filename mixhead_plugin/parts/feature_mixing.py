@@ -47,7 +47,7 @@ class FeatureMixing(Part):
         matrix = self.query if name == "query" else self.key if name == "key" else self.value
         if matrix is None or name == "output":
             return features
-        return self._mixed(features, matrix)  # type: ignore[arg-type]  # no module
+        return self._mixed(features, matrix)  # type: ignore[arg-type]
 
     def _mixed(self, features: Tensor, matrix: Tensor) -> Tensor:
         if self.of_heads:
