@@ -345,10 +345,7 @@ def _check_implementation(args: Any, covered: dict[str, AttentionSite]) -> None:
     if problem := implementation_problem(args.attention_impl):
         usable = [impl for impl in CHOICES["attention_impl"] if not implementation_problem(impl)]
         raise OptionError(f"{flag}: {problem}; usable here: {', '.join(usable)} (also by --model-overrides)")
-    if args.attention_impl != "triton":
-        return
-    problem = next(_triton_problems(args, covered), None)
-    if problem is not None:
+    if args.attention_impl == "triton" and (problem := next(_triton_problems(args, covered), "")):
         raise OptionError(f"{flag}: {problem}; must be auto, blockwise or reference")
 
 

@@ -121,10 +121,6 @@ class MixedHeads(Assembly):
         taken, self.taken, self.running = self.taken, None, False
         return taken
 
-    def position_bias(self, bias: Tensor) -> Tensor:
-        """Return T5's biases [1, H, Nq, Nk], which its layers share, of the heads that pruning left here."""
-        return bias if bias.size(1) == len(self.kept["source"]) else bias[:, self.kept["source"]]
-
 
 def mixed_attention(
     module: nn.Module,
@@ -172,7 +168,8 @@ def mixed_attention(
     else:
         attention_mask = by_head(~attention_mask, heads, query.dtype)
     if position_bias is not None:
-        position_bias = mixed.position_bias(position_bias)
+        if position_bias.size(1) != len(mixed.kept["source"]):  # T5's layers share those of all heads
+            position_bias = position_bias[:, mixed.kept["source"]]
         attention_mask = position_bias if attention_mask is None else attention_mask + position_bias
     if (groups := heads // key.size(1)) > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -62,14 +62,9 @@ def _cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     groups, mixes = [head // group for head in kept[::group]], mixed.head_mixing is not None
     queries, keys = (range(source), range(source // group)) if mixes else (kept, groups)
     features: dict[str, list[int]] = {}  # that stay, by projection; several kinds may be one projection
-    offsets: dict[str, int] = {}
-    for kind, number, some in (
-        ("queries", source, queries), ("keys", source // group, keys), ("values", total // group, groups)
-    ):  # fmt: skip
-        path = site.path(kind)
-        offset = offsets.get(path, 0)
-        features.setdefault(path, []).extend(offset + head * size + i for head in some for i in range(size))
-        offsets[path] = offset + number * size
+    for kind, some in (("queries", queries), ("keys", keys), ("values", groups)):
+        start = mixed.slices(mixed.names[kind])[kind].start
+        features.setdefault(site.path(kind), []).extend(start + head * size + i for head in some for i in range(size))
     for path, columns in features.items():
         _keep(model.get_submodule(path), columns, of_outputs=True)
     _keep(model.get_submodule(site.path("output")), [h * size + i for h in kept for i in range(size)], of_outputs=False)

@@ -102,28 +102,25 @@ class Assembly(nn.Module):
         """Return the queries [..., H * D] of x [..., C], with mixed features."""
         if self.feature_mixing is None:
             return self.q_proj(x)
-        if torch.jit.is_scripting():  # passes no module to a function
-            return self.feature_mixing(self.q_proj(x), "query")
-        else:
+        if not torch.jit.is_scripting():  # which passes no module to a function
             return self.feature_mixing.project(self.q_proj, x, "query")
+        return self.feature_mixing(self.q_proj(x), "query")
 
     def keys(self, x: Tensor) -> Tensor:
         """Return the keys [..., H * D], likewise."""
         if self.feature_mixing is None:
             return self.k_proj(x)
-        if torch.jit.is_scripting():
-            return self.feature_mixing(self.k_proj(x), "key")
-        else:
+        if not torch.jit.is_scripting():
             return self.feature_mixing.project(self.k_proj, x, "key")
+        return self.feature_mixing(self.k_proj(x), "key")
 
     def values(self, x: Tensor) -> Tensor:
         """Return the values [..., H' * Dv], likewise."""
         if self.feature_mixing is None:
             return self.v_proj(x)
-        if torch.jit.is_scripting():
-            return self.feature_mixing(self.v_proj(x), "value")
-        else:
+        if not torch.jit.is_scripting():
             return self.feature_mixing.project(self.v_proj, x, "value")
+        return self.feature_mixing(self.v_proj(x), "value")
 
     def inputs_of(
         self,

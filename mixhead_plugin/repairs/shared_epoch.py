@@ -44,12 +44,9 @@ def _state_dict(original, epochs: EpochBatchIterator) -> dict[str, Any]:
     if (number := state["iterations_in_epoch"]) > 0:
         seen, begin = _resumed(epochs, state["epoch"])
         seen += (number - begin) * epochs.num_shards
-        state[SHARDS] = {"seen": seen, "workers": _workers(epochs), "order": _order(epochs)}
+        workers = getattr(epochs, "_workers", epochs.num_shards)
+        state[SHARDS] = {"seen": seen, "workers": workers, "order": _order(epochs)}
     return state
-
-
-def _workers(epochs: EpochBatchIterator) -> int:
-    return getattr(epochs, "_workers", epochs.num_shards)
 
 
 def _order(epochs: EpochBatchIterator) -> int:
@@ -68,7 +65,7 @@ def _load_state_dict(original, epochs: EpochBatchIterator, state: dict[str, Any]
 def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     """Return the number to count on from, 0 to begin the epoch anew, and note the batches that have been seen."""
     epoch, number, saved = state["epoch"], state["iterations_in_epoch"], state.get(SHARDS, {})
-    workers, group = _workers(epochs), getattr(epochs, "_update_freq", 1)
+    workers, group = getattr(epochs, "_workers", epochs.num_shards), getattr(epochs, "_update_freq", 1)
     then, seen = saved.get("workers"), saved.get("seen")
     if "order" not in saved:
         reason = "its checkpoint does not say which batches have been seen"
