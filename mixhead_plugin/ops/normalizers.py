@@ -31,12 +31,18 @@ class Normalizer(NamedTuple):
     takes_sink: bool = False  # whether one more key of score 0 changes the other weights
 
 
-def _shifted_exp(scores: Tensor) -> Tensor:
-    """Return exp(s - max s); the shift cancels in a quotient, so it needs no gradient."""
+def _largest(scores: Tensor) -> Tensor:
+    """Return the largest score of each row, [..., 1], without gradient; 0 where there are no keys."""
+    scores = scores.detach()
     if scores.size(-1) == 0:  # amax of nothing is an error
-        return scores
-    largest = scores.detach().amax(-1, keepdim=True)
-    return torch.exp(scores - largest.masked_fill(largest == float("-inf"), 0.0))
+        return scores.sum(-1, keepdim=True)
+    return scores.amax(-1, keepdim=True)
+
+
+def _shifted(scores: Tensor) -> Tensor:
+    """Return s - max s; the shift cancels where it is used, so it needs no gradient."""
+    largest = _largest(scores)
+    return scores - largest.masked_fill(largest == float("-inf"), 0.0)
 
 
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
@@ -69,11 +75,11 @@ def _short(scores: Tensor) -> bool:
 
 def softmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     if _short(scores):
-        weights = _shifted_exp(scores)
+        weights = torch.exp(_shifted(scores))
         return _divide(weights, weights.sum(-1, keepdim=True), out)
     visible: Tensor | None = None
-    if not seen and scores.size(-1) > 0:  # amax of nothing is an error
-        visible = scores.detach().amax(-1, keepdim=True) != float("-inf")  # [..., 1]
+    if not seen:
+        visible = _largest(scores) != float("-inf")  # [..., 1]
         scores = torch.where(visible, scores, 0.0)  # a row that sees nothing would be 0/0
     if out is None:
         weights = torch.softmax(scores, -1)
@@ -166,10 +172,8 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     a row of s < -104 would vanish in float32, as would the squares of very small and of very large scores.
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
-    sigmoid = _shifted_exp(F.logsigmoid(scores))
-    if scores.size(-1) == 0:  # amax of nothing is an error
-        return visible, sigmoid
-    largest = (visible * sigmoid).detach().abs().amax(-1, keepdim=True)
+    sigmoid = torch.exp(_shifted(F.logsigmoid(scores)))
+    largest = _largest((visible * sigmoid).detach().abs())
     # at least the least normal float32, whose inverse is finite
     return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 
@@ -182,30 +186,23 @@ def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> T
 def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # exp(s) / sum |exp(s) - 1| times (g where s > 0, less sign(s) w.g)
     signed = _scaled_expm1(scores)
-    slope = _divide(torch.exp(scores - _largest_or_0(scores)), signed.abs().sum(-1, keepdim=True))
+    slope = _divide(torch.exp(scores - _largest(scores).clamp(min=0)), signed.abs().sum(-1, keepdim=True))
     torch.mul(d_weights, signed > 0, out=out)
     return out.sub_(signed.sign() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
 
 
 def _scaled_expm1(scores: Tensor) -> Tensor:
     """Return exp(s) - 1 over the row's exp(max(s, 0)), without loss of digits; 0 for a hidden key."""
-    largest, up, down = _largest_or_0(scores), F.relu(scores), F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
+    largest, up = _largest(scores).clamp(min=0), F.relu(scores)
+    down = F.relu(-scores.masked_fill(scores == float("-inf"), 0.0))
     return torch.exp(-largest) * torch.expm1(-down) - torch.exp(up - largest) * torch.expm1(-up)
-
-
-def _largest_or_0(scores: Tensor) -> Tensor:
-    """Return the largest score of a row if that is positive, otherwise 0; [..., 1]."""
-    if scores.size(-1) == 0:  # amax of nothing is an error
-        return scores.sum(-1, keepdim=True)
-    return scores.detach().amax(-1, keepdim=True).clamp(min=0)
 
 
 def entmax15(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # relu(s / 2 - t)^2; a key is in the support if the threshold of the keys down to its own is below it
     if scores.size(-1) == 0:
         return scores
-    largest = scores.detach().amax(-1, keepdim=True)
-    halves = (scores - largest.masked_fill(largest == float("-inf"), 0.0)) / 2
+    halves = _shifted(scores) / 2
     ranked = halves.detach().clamp(min=-1).sort(-1, descending=True)[0]  # t >= -1
     number = torch.arange(1, ranked.size(-1) + 1, dtype=ranked.dtype, device=ranked.device)
     mean = ranked.cumsum(-1) / number
