@@ -1,7 +1,4 @@
-"""Build a language model without query-key products: architectures `<family>_synthesizer_lm*`.
-
-fairseq has no such model. This is fairseq's decoder-only Transformer with all its flags; see `modules/synthesizer.py`.
-"""
+"""Language model without query-key products, which fairseq lacks: architectures `<family>_synthesizer_lm*`."""
 
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -50,8 +47,6 @@ class SynthesizerLanguageModelConfig(SynthesizerOptions, TransformerLanguageMode
 
 class SynthesizerDecoderLayer(MixheadDecoderLayer):
     def build_self_attention(self, embed_dim: int, cfg: Any, **constant_keys: bool) -> nn.Module:
-        if any(constant_keys.values()):
-            raise ValueError("a synthesizer has no scores for constant keys")
         return SynthesizerAttention(
             embed_dim,
             cfg.decoder.attention_heads,

@@ -38,8 +38,6 @@ class HeadGates(NamedTuple):
         """Return M, [H, H'] or [B, Nq, H, H'], with the gates of its source heads."""
         if self.source is None:
             return mixing
-        if mixing is None:
-            raise ValueError("gates on source heads need head mixing: gate the outputs instead")
         gates = self.source[..., None]  # [H, 1] or [B, H, 1]
         return mixing * (gates if gates.dim() == 2 else gates[:, None])  # [H, H'] or [B, Nq or 1, H, H']
 

@@ -187,10 +187,6 @@ class SynthesizerAttention(MixheadAttention):
         del self.k_proj
         if not (kind.reads_query or any(part.reads == "query" for part in self.parts().values())):
             self.q_proj = None
-        if self.score_mixing is not None and not kind.multiplies:
-            raise ValueError(f"score_mixing: a {synthesizer} synthesizer has no products of queries and keys to mix")
-        if self.mixed_features not in (None, "v"):
-            raise ValueError(f"mixed_features {self.mixed_features}: must be v, a synthesizer has values alone to mix")
         self.kinds["synthesizer"] = synthesizer
         self.max_length = max_length
         self.scaling = 1.0
