@@ -1,13 +1,10 @@
-"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019).
-
-The attention sees the previous segment too, and distances instead of positions.
-"""
+"""Attention, layers and decoder of Transformer-XL (Dai et al. 2019), which see the previous segment, too."""
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.models import FairseqIncrementalDecoder
+from fairseq.models import FairseqDecoder, FairseqIncrementalDecoder
 from fairseq.modules import FairseqDropout, LayerNorm
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor, nn
@@ -165,10 +162,7 @@ class TransformerXLDecoder(FairseqIncrementalDecoder):
         for layer in self.layers:
             layer.self_attn.scale_values()
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
-        """Return what `extract_features` returns; its arguments are the same."""
-        features, extra = self.extract_features(*args, **kwargs)
-        return self.output_layer(features), extra
+    forward = FairseqDecoder.forward  # `extract_features` and `output_layer`; that of the base class raises
 
     def extract_features(
         self,
