@@ -1,5 +1,6 @@
 """Check the attention of this machine: every variant against float64, and its speed beside torch's attention."""
 
+import contextlib
 import importlib.metadata
 import itertools
 import json
@@ -40,10 +41,8 @@ def machine(device: torch.device) -> dict[str, str]:
     """Return the versions of the packages, and what is known of the device."""
     found = {"python": platform.python_version(), "system": platform.platform()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     if device.type != "cuda":
         return {**found, "device": f"{device}, {torch.get_num_threads()} threads"}
     known = torch.cuda.get_device_properties(device)

@@ -9,22 +9,5 @@ from mixhead_plugin.hf.pruning import prune
 from mixhead_plugin.hf.viewing import view
 from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
 
-__all__ = [
-    "LAYOUTS",
-    "NAME",
-    "PARTS",
-    "VARIANT",
-    "LayerHeads",
-    "Layout",
-    "ablate",
-    "attentions",
-    "fold",
-    "importance",
-    "load",
-    "mix",
-    "mixing_parameters",
-    "parameter_groups",
-    "prune",
-    "unmix",
-    "view",
-]
+__all__ = ["LAYOUTS", "NAME", "PARTS", "VARIANT", "LayerHeads", "Layout", "mixing_parameters", "parameter_groups"]
+__all__ += ["ablate", "attentions", "fold", "importance", "load", "mix", "prune", "unmix", "view"]

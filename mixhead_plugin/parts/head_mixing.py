@@ -1,11 +1,7 @@
 """Define the matrices that mix heads: each value of --head-mixing and --score-mixing is one row of a table.
 
 M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
-unless pruning removed some or heads mix in groups.
-
-Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020). Position-wise mixing,
-Mixhead B, has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code. Score mixing is the
-pre-softmax projection of talking heads. The modules need torch alone.
+unless pruning removed some or heads mix in groups. The modules need torch alone.
 """
 
 from collections.abc import Iterator
