@@ -28,10 +28,8 @@ def test_the_smaller_module_is_the_masked_one(normalizer, mixing, kind, bias):
     options = {**variant(normalizer, mixing), "head_dim": SIZE, "bias": bias}
     options |= {"self_attention": kind != "cross", "causal": kind != "cross", **KINDS[kind]}
     module = definition.build(kind, mixing, normalizer, head_dim=SIZE, bias=bias).double()
-    smaller = (
-        MixheadAttention(definition.E, len(kept.source), num_mixed_heads=len(kept.mixed), **options).double().eval()
-    )
-    smaller.load_state_dict(cut_parameters("attention", module, kept))
+    smaller = MixheadAttention(definition.E, len(kept.source), num_mixed_heads=len(kept.mixed), **options)
+    smaller.double().eval().load_state_dict(cut_parameters("attention", module, kept))
     query, key, masks = inputs(kind, dtype=torch.float64)
     whole = module(query, key, key, **masks)[0]
     module.gates = mask(module, kept)
@@ -58,9 +56,8 @@ def test_a_parameter_without_axes_is_refused():
 
 @pytest.mark.parametrize("mixing", [name for name in MIXINGS if name not in CUT])
 def test_heads_that_all_others_need_are_refused_by_flag(mixing):
-    with pytest.raises(
-        OptionError, match=r"^layer: cannot be cut with --(head|score|feature)-mixing .*; its heads can only"
-    ):
+    said = r"^layer: cannot be cut with --(head|score|feature)-mixing .*; its heads can only"
+    with pytest.raises(OptionError, match=said):
         cut_parameters("layer", attention(mixing), MIXED)
 
 

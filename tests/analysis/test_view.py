@@ -103,12 +103,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_
     (tmp_path / "no").write_text("")
     (tmp_path / "page.html").write_text("")
     monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path / "page.html"))  # root may write anywhere
-    for page in (
-        tmp_path,
-        f"{tmp_path}/new/",
-        tmp_path / "no" / "such" / "folder" / "page.html",
-        tmp_path / "page.html",
-    ):
+    for page in (tmp_path, f"{tmp_path}/new/", tmp_path / "no/such/folder/page.html", tmp_path / "page.html"):
         status, _, errors = analysis("view", "x.pt", "--output", page)
         assert status == 2 and "argument --output: " in errors
 

@@ -134,16 +134,12 @@ def test_iwslt_text_is_the_published_preparations(archive, pairs, tmp_path):
     iwslt.prepare_text(archive, tmp_path / "text", LINES, PAIRS)
     tokenizers = {language: Tokenizer(language) for language in ("de", "en")}
     clean = [pair for i, pair in enumerate(training_pairs(pairs)) if i not in DIRTY]
-    split = {
-        "train": [*clean[:22], *clean[23:45], *clean[46:]],
-        "valid": [clean[22], clean[45]],
-        "test": pairs[100:120],
-    }
+    train = [*clean[:22], *clean[23:45], *clean[46:]]
+    split = {"train": train, "valid": [clean[22], clean[45]], "test": pairs[100:120]}
     for name, members in split.items():
         for side, language in enumerate(("de", "en")):
-            raw, tokens = (
-                (tmp_path / "text" / f"{name}.{kind}.{language}").read_text().splitlines() for kind in ("raw", "tokens")
-            )
+            files = (tmp_path / "text" / f"{name}.{kind}.{language}" for kind in ("raw", "tokens"))
+            raw, tokens = (file.read_text().splitlines() for file in files)
             assert raw == [pair[side] for pair in members]
             assert tokens == [tokenizers[language](line).lower() for line in raw]
     assert sorted(path.name.split(".")[0] for path in (tmp_path / "text").iterdir()) == sorted(4 * [*split])
@@ -152,9 +148,8 @@ def test_iwslt_text_is_the_published_preparations(archive, pairs, tmp_path):
 def test_curly_apostrophes_are_straightened_in_the_test_set_alone(pairs, tmp_path):
     curly = [(de, f"It\N{RIGHT SINGLE QUOTATION MARK}s {en}") for de, en in pairs[:120]]
     iwslt.prepare_text(write_archive(tmp_path / "de-en.tgz", curly), tmp_path / "text", any_counts=True)
-    start = {
-        name: (tmp_path / "text" / f"{name}.en").read_text()[:9] for name in ("test.tokens", "test.raw", "train.tokens")
-    }
+    names = "test.tokens", "test.raw", "train.tokens"
+    start = {name: (tmp_path / "text" / f"{name}.en").read_text()[:9] for name in names}
     assert start["test.tokens"] == "it &apos;"
     assert start["test.raw"].startswith("It\N{RIGHT SINGLE QUOTATION MARK}s ")
     assert start["train.tokens"].startswith("it \N{RIGHT SINGLE QUOTATION MARK} s ")

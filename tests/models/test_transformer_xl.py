@@ -18,15 +18,7 @@ from mixhead_plugin.options import FAMILIES
 from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS
 from tests.covering import each_once
 from tests.helpers import VOCABULARY, dictionary, task
-from tests.models.cases import (
-    WIKITEXT2,
-    attentions,
-    command,
-    in_real_size,
-    parameters,
-    task_of,
-    yaml,
-)
+from tests.models.cases import WIKITEXT2, attentions, command, in_real_size, parameters, task_of, yaml
 from tests.xl import TINY_XL, build_xl, in_windows, log_probs, text
 
 every_entry = each_once(normalizer=NORMALIZERS, mixing=HEAD_MIXINGS, same_length=[False, True])

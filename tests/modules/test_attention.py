@@ -267,6 +267,5 @@ def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
         out, _ = module(query, key, key, need_weights=need_weights, **masks)
     assert out.is_meta and out.shape == (NQ, B, E)
     assert not any(tensor.device.type != "meta" for tensor in module.state_dict().values())
-    assert {name: tensor.shape for name, tensor in module.state_dict().items()} == {
-        name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()
-    }
+    expected = {name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()}
+    assert {name: tensor.shape for name, tensor in module.state_dict().items()} == expected

@@ -39,12 +39,9 @@ def state(save, name="checkpoint_last.pt"):
     """Return what a training resumes from, without its times."""
     saved = torch.load(save / name, weights_only=True)
     extra = {k: v for k, v in saved["extra_state"].items() if k in ("train_iterator", "val_loss", "best", "early_stop")}
+    kept = {k: saved[k] for k in ("model", "last_optimizer_state")}
     # fairseq adds an entry to the history each time it resumes
-    return {
-        "extra": extra,
-        "history": saved["optimizer_history"][-1],
-        **{k: saved[k] for k in ("model", "last_optimizer_state")},
-    }
+    return {"extra": extra, "history": saved["optimizer_history"][-1], **kept}
 
 
 def assert_same(found, expected, where=""):
@@ -191,19 +188,14 @@ def test_a_training_that_has_ended_makes_no_more_updates(limit, reason, recipes,
     assert_same(state(again.save), state(expected / "save"))
 
 
-def error_line(output):
-    """Return the last line; there must be no traceback."""
-    assert "Traceback" not in output, output[-3000:]
-    return output.splitlines()[-1]
-
-
 @pytest.mark.parametrize("at", [9, pytest.param(11, marks=pytest.mark.slow), pytest.param(13, marks=pytest.mark.slow)])
 def test_a_full_disk_ends_the_training_in_one_line_and_leaves_the_last_checkpoint(at, recipes, undisturbed, tmp_path):
     training = Killed([*recipes["transformer"], *THREE_EPOCHS], tmp_path)
     end = training.go(dict(at=at, how="full", bytes=100_000))
     assert end.returncode == 1
     said = rf"fairseq-train: error: checkpoint {training.save}/\S+: cannot be written: File too large"
-    assert re.fullmatch(said, error_line(training.outputs[-1]))
+    output = training.outputs[-1]
+    assert "Traceback" not in output and re.fullmatch(said, output.splitlines()[-1]), output[-3000:]
     assert not list(training.save.glob("*.tmp"))
     if at != 9:
         assert training.go().returncode == 0

@@ -75,10 +75,8 @@ def test_a_signal_to_the_whole_group_ends_a_training_with_data_workers(flags, re
 def test_workers_stop_after_the_same_update(recipes, tmp_path):
     """Only the second worker gets the signal."""
     flags = [*DDP, "--max-update", "1000", "--save-dir", tmp_path / "save", "--save-interval-updates", "0"]
-    ends = [
-        worker.wait(60)
-        for worker in in_workers(2, *recipes["transformer"], *flags, before=SIGNAL.format(name="SIGTERM", update=4))
-    ]
+    workers = in_workers(2, *recipes["transformer"], *flags, before=SIGNAL.format(name="SIGTERM", update=4))
+    ends = [worker.wait(60) for worker in workers]
     assert [end.returncode for end in ends] == [os.EX_TEMPFAIL] * 2, [end.stderr[-3000:] for end in ends]
     saved = torch.load(tmp_path / "save" / "checkpoint_last.pt", weights_only=True)
     assert saved["optimizer_history"][-1]["num_updates"] == 5
@@ -119,6 +117,5 @@ def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(number, tmp_path,
 
     monkeypatch.setattr(one_training.fcntl, "lockf", lockf)
     one_training.lock(str(tmp_path))
-    assert [record.message for record in caplog.records] == [
-        f"--save-dir {tmp_path}: cannot be locked ({os.strerror(number)}); train only once in it"
-    ]
+    said = f"--save-dir {tmp_path}: cannot be locked ({os.strerror(number)}); train only once in it"
+    assert [record.message for record in caplog.records] == [said]

@@ -136,9 +136,8 @@ def test_wikitext_becomes_pairs_of_pieces(tmp_path, monkeypatch, capsys):
 )
 def test_the_phases_are_the_papers(variant, values):
     for gpus in (1, 8):
-        (command,) = dry_run(
-            f"GPUS={gpus} PRECISION=fp32 VARIANT={variant} SAVE=/save examples/bert/pretraining/train.sh"
-        )
+        variables = {"GPUS": gpus, "PRECISION": "fp32", "VARIANT": variant, "SAVE": "/save"}
+        (command,) = dry_run("examples/bert/pretraining/train.sh", **variables)
         args = parse(command)
         found = (args.tokens_per_sample, args.batch_size, args.max_update, args.warmup_updates)
         assert (*found, args.finetune_from_model) == values
