@@ -95,19 +95,20 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
     for study in (study for study in studies if not waits(study)):
         for regime, rules in study.grid.rules.items():
             lines = panels.setdefault(study.unit(study.metric), [])
-            best = row_of(rules["best"])
             invalid = ", not valid" if verdict(study, rules)[0] == ["not valid"] else ""
-            for name, pair in holm(study, rules["mixed"], rules["best"], rules["alpha"]).items():
-                row = row_of(name)
-                own = (f"{axis} {label}" for axis, label, base in zip(study.grid.axes, row, best) if label != base)
-                lines.append((rules["size"], f"{regime}{invalid}: {', '.join(own)}", pair, study.variant(row)))
+            best, mixed = row_of(rules["best"]), holm(study, rules["mixed"], rules["best"], rules["alpha"])
+            differ = [i for i, labels in enumerate(zip(best, *map(row_of, mixed))) if len({*labels}) > 1]
+            title = f"{regime}{invalid}:" + f" {[*study.grid.axes][differ[0]]}" * (len(differ) > 1)
+            for row, pair in zip(map(row_of, mixed), mixed.values()):
+                own, base = (", ".join(labels[i] for i in differ) for labels in (row, best))
+                lines.append((rules["size"], f"{title} {own} over {base}", pair, study.variant(row)))
     panels = {unit: sorted(lines, key=lambda line: -line[0]) for unit, lines in panels.items() if lines}
     if not panels:
         return
     of = colours([line[3] for lines in panels.values() for line in lines])
     heights = [len(lines) + 1 for lines in panels.values()]
     figure, axes = plt.subplots(
-        len(panels), figsize=(8, 0.3 * sum(heights) + 1), layout="constrained", squeeze=False, height_ratios=heights
+        len(panels), figsize=(9, 0.3 * sum(heights) + 1), layout="constrained", squeeze=False, height_ratios=heights
     )
     for panel, (unit, lines) in zip(axes[:, 0], panels.items()):
         for at, (_, _, pair, variant) in enumerate(lines):
@@ -116,7 +117,7 @@ def draw_regimes(studies: Sequence[Study], path: Path) -> None:
             panel.errorbar(mean, at, xerr=error, fmt="o", color=of[variant], capsize=3)
         panel.axvline(0, color="grey", lw=0.8)
         panel.set_yticks(range(len(lines)), [line[1] for line in lines])
-        panel.set_xlabel(f"gain over softmax, {unit}")
+        panel.set_xlabel(f"gain, {unit}, with Holm's intervals")
     with plt.rc_context({"svg.hashsalt": "mixhead"}):
         figure.savefig(path, metadata={"Date": None})
     plt.close(figure)

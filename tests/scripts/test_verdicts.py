@@ -107,7 +107,10 @@ def test_the_figure_has_a_line_for_each_mixed_arm(tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts.plt, "close", figures.append)
     verdicts.draw_regimes([study_of(tmp_path)], tmp_path / "x.svg")
     (panel,) = figures[0].axes
-    assert sorted(label.get_text() for label in panel.get_yticklabels()) == ["toy: attention A", "toy: attention B"]
+    assert sorted(label.get_text() for label in panel.get_yticklabels()) == [
+        "toy: A over softmax",
+        "toy: B over softmax",
+    ]
     verdicts.draw_regimes([study_of(tmp_path, average=0.0)], tmp_path / "x.svg")
     assert all("toy, not valid: " in label.get_text() for label in figures[1].axes[0].get_yticklabels())
     few = study_of(tmp_path).runs[:-1]
