@@ -2,6 +2,9 @@
 
 M[..., j, i] is the weight of source head j in mixed head i. There are as many mixed heads, H', as source heads, H,
 unless pruning removed some or heads mix in groups. The modules need torch alone.
+
+Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et al. 2020), score mixing the pre-softmax
+one. Mixhead B has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
 """
 
 from collections.abc import Iterator
