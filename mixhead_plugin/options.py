@@ -111,7 +111,7 @@ def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
     """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text."""
     found: dict[str, list[tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
-    for part in filter(str.strip, (text or "").split(";")):
+    for part in filter(str.strip, str(text or "").split(";")):
         site, _, layers = (side.strip() for side in part.partition("="))
         if site not in SCOPES["all"] or site in found:
             raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}, at most once")
@@ -205,8 +205,9 @@ def check(args: Any, shapes: dict[str, AttentionSite]) -> None:
         if getattr(args, name) not in choices:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be one of {', '.join(choices)}")
     for name in ("value_init_scale", "mixing_lr_scale"):
-        if not 0 < getattr(args, name) < math.inf:
-            raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be a number greater than 0")
+        value = getattr(args, name)
+        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise OptionError(f"{option_name(name)} {value}: must be a number greater than 0")
     for name, least in (("head_dim", 1), ("relative_gain", 0)):
         value = getattr(args, name)
         if value is not None and not (isinstance(value, int) and value >= least):
@@ -276,6 +277,8 @@ def _check_heads_per_layer(args: Any, covered: dict[str, AttentionSite]) -> None
     if per_layer and args.head_dim is None:
         raise OptionError(f"{flag}: needs --head-dim, the size of one head")
     for site, heads in per_layer.items():
+        if getattr(args, f"{site.split('-')[0]}_layers_to_keep", None):
+            raise OptionError(f"{flag}: must be left out with --{site.split('-')[0]}-layers-to-keep")
         if site not in covered:
             raise OptionError(f"{flag}: {site} must be one of {', '.join(covered)}, which --attention-scope covers")
         layers = covered[site].layers

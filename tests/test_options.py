@@ -57,6 +57,9 @@ WRONG = [
     (LM, {**PER_LAYER, "heads_per_layer": "decoder-self=4,3", "quant_noise_pq": 0.1}, "--head-dim"),
     (TRANSLATION, {"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
     (ROBERTA, {"mha_heads_to_keep": 2}, "--mha-heads-to-keep"),
+    *((LM, {name: "x"}, option_name(name)) for name in ("value_init_scale", "mixing_lr_scale")),
+    (LM, {"heads_per_layer": 5, "head_dim": 4}, "--heads-per-layer"),
+    (LM, {**PER_LAYER, "decoder_layers_to_keep": "1"}, "--heads-per-layer"),
     (LM, {"heads_per_layer": "decoder-self=2,3"}, "--heads-per-layer"),
     *(
         (LM, {"heads_per_layer": f"decoder-self={heads}", "head_dim": 4}, "--heads-per-layer")

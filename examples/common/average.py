@@ -63,7 +63,7 @@ def average(paths: list[Path], target: Path) -> None:
     for name, total in sums.items():
         if total.is_floating_point():
             sums[name] = (total / len(paths)).to(state["model"][name].dtype)
-    state["model"] = sums
+    state["model"].update(sums)  # keeps the record of flags
     state.pop("last_optimizer_state", None)  # of the last checkpoint, not of the average
     torch.save(state, target)
 

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from fairseq import checkpoint_utils
+from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor, nn
 
@@ -123,6 +124,8 @@ def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:
     """Return a copy of a model's config with `flags`, for the plugin's architecture instead of fairseq's own."""
     if not hasattr(config, "attention_scope"):  # fairseq's own architecture
         defaults, arch = AttentionOptions(), f"mixhead_{model_name(config)}"
+        if arch not in ARCH_MODEL_REGISTRY:
+            raise OptionError(f"--save: {model_name(config)} has no counterpart in the plugin, which could be smaller")
         names = {name: arch for name in ("arch", "_name") if hasattr(config, name)}
         flags = {**{name: getattr(defaults, name) for name in OPTION_NAMES}, **names, **flags}
     config = copy.deepcopy(config)

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import OrderedDict
 from dataclasses import fields
 
 import pytest
@@ -224,6 +225,8 @@ def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
             "half": torch.ones(1).half() * epoch,
             "steps": torch.tensor(epoch),
         }
+        model = OrderedDict(model)
+        model._metadata = {"flags": epoch}  # with which a model of the plugin was trained
         state = {"model": model, "cfg": {"model": {}}, "last_optimizer_state": {}}
         torch.save(state, tmp_path / f"checkpoint{epoch}.pt")
     for name in ("checkpoint_best.pt", "checkpoint_1_500.pt"):
@@ -235,7 +238,7 @@ def test_the_average_of_the_last_checkpoints(tmp_path, capsys):
     assert state["cfg"] == {"model": {}} and "last_optimizer_state" not in state
     assert state["model"]["weight"].tolist() == [9.5, 9.5] and state["model"]["weight"].dtype == torch.float32
     assert state["model"]["half"].tolist() == [9.5] and state["model"]["half"].dtype == torch.float16
-    assert state["model"]["steps"] == 10
+    assert state["model"]["steps"] == 10 and state["model"]._metadata == {"flags": 10}
     good = paths[1].read_bytes()
     torch.save({"model": {"weight": torch.tensor([float("nan")] * 2)}, "cfg": {"model": {}}}, paths[1])
     nan = paths[1].read_bytes()

@@ -13,7 +13,7 @@ machine=$(machine)
 set -- "$data" --user-dir "$ROOT/examples/bert" --task sentence_prediction --path "$checkpoint" $machine \
     --valid-subset valid --batch-size 64 --required-batch-size-multiple 1 "$@"
 if [[ ${DRY_RUN:-} ]]; then
-    run fairseq-validate "$@"
+    run fairseq-validate "$@" --criterion sentence_prediction
 else # does the same, and keeps the predictions
     run "$PYTHON" -m bert.glue.evaluate "$@"
 fi
