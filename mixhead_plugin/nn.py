@@ -140,12 +140,13 @@ class MixedAttention(Assembly):
         if unbatched and key_padding_mask is not None:
             key_padding_mask = key_padding_mask[None]
         x, q = inputs[0], self.queries(inputs[0]).unflatten(2, (self.num_heads, -1)).transpose(1, 2)  # [B, H, Nq, D]
-        k, v = self._keys_and_values(inputs[1], inputs[2], cache)
-        full, padded = (x.size(0) * self.num_heads, q.size(2), k.size(2)), (x.size(0), k.size(2))
+        n_keys = (cache["key"].size(2) if cache else 0) + (0 if inputs[1] is None else inputs[1].size(1))
+        full, padded = (x.size(0) * self.num_heads, q.size(2), n_keys), (x.size(0), n_keys)
         if attn_mask is not None and attn_mask.shape != full[-attn_mask.dim() :]:
             raise ShapeError(f"Expected `attn_mask` shape to be {full[-attn_mask.dim() :]} but got {attn_mask.shape}")
         if key_padding_mask is not None and key_padding_mask.shape != padded:
             raise ShapeError(f"Expected `key_padding_mask` shape to be {padded} but got {key_padding_mask.shape}")
+        k, v = self._keys_and_values(inputs[1], inputs[2], cache)
         causal = self.causal or (is_causal and attn_mask is None)  # torch's is_causal describes the mask beside it
         attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
         if key_padding_mask is not None and key_padding_mask.is_floating_point():

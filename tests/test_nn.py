@@ -128,6 +128,10 @@ def test_shapes_are_refused_in_the_words_of_torch(batch_first):
         with pytest.raises(ValueError) as found:
             ours(*call, **masks)
         assert str(found.value) == str(theirs.value)
+    cache = {}
+    with pytest.raises(ValueError):
+        ours(x, x, x, attn_mask=torch.zeros(1, B + 1), cache=cache)
+    assert not cache
     same = torch.randn(H, H, E)  # as many sentences as heads: a mask for each sentence is none for each head
     for refused in (
         {"attn_mask": torch.zeros(H, H, H)},

@@ -11,7 +11,7 @@ from mixhead_plugin.hf.attend import NAME, MixedHeads
 from mixhead_plugin.hf.heads import choose, outputs_of
 from mixhead_plugin.hf.layouts import Site, sites_of
 from mixhead_plugin.hf.mixing import PRUNED, attach
-from mixhead_plugin.parts import Axis, complete, cut
+from mixhead_plugin.parts import complete, cut
 
 
 def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
@@ -73,7 +73,7 @@ def _cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
     for option, row in mixed.parts().items():
         part = getattr(mixed, option)
         for name, tensor in [] if part is None else [*part.named_parameters(), *part.named_buffers()]:
-            smaller = cut(tensor.detach(), row.parameters.get(name, (Axis(0, "source"),)), stay, size)  # a zero sink
+            smaller = cut(tensor.detach(), row.parameters[name], stay, size)
             is_buffer = name in dict(part.named_buffers())
             setattr(part, name, smaller if is_buffer else nn.Parameter(smaller, tensor.requires_grad))
     mixed.sizes = mixed.sizes._replace(num_heads=len(stay["source"]), mixed_heads=len(kept))

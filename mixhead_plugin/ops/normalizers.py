@@ -173,7 +173,7 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
     sigmoid = torch.exp(_shifted(F.logsigmoid(scores)))
-    largest = _largest((visible * sigmoid).detach().abs())
+    largest = _largest((visible * sigmoid).abs())
     # at least the least normal float32, whose inverse is finite
     return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
 

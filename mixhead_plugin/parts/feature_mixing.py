@@ -68,9 +68,10 @@ class FeatureMixing(Part):
         call of `linear`, and those of offloaded weights bring them from the device meta.
         """
         matrix = getattr(self, name)
-        seen = type(linear) is not nn.Linear or linear._forward_pre_hooks or linear._forward_hooks
-        away = linear.weight.device != x.device or exporting()  # an exported program is for all sizes
-        if matrix is None or seen or away or x.numel() <= linear.in_features**2:
+        if matrix is None or type(linear) is not nn.Linear or linear._forward_pre_hooks or linear._forward_hooks:
+            return self(linear(x), name)
+        # an exported program is for all sizes
+        if linear.weight.device != x.device or exporting() or x.numel() <= linear.in_features**2:
             return self(linear(x), name)
         bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
         return F.linear(x, self.of_weight(linear.weight, matrix), bias)

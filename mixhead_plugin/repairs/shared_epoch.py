@@ -67,9 +67,12 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     epoch, number, saved = state["epoch"], state["iterations_in_epoch"], state.get(SHARDS, {})
     workers, group = getattr(epochs, "_workers", epochs.num_shards), getattr(epochs, "_update_freq", 1)
     then, seen = saved.get("workers"), saved.get("seen")
-    if "order" not in saved:  # fairseq's own checkpoint
+    if "order" not in saved and number < len(epochs):  # fairseq's own checkpoint
+        logger.info(f"epoch {epoch} goes on after {number:,} batches of each worker, if there were as many workers")
         return number
-    if saved["order"] != _order(epochs):
+    if "order" not in saved:
+        reason = "its checkpoint has seen more batches than a worker has now"
+    elif saved["order"] != _order(epochs):
         reason = "--max-tokens, --batch-size, --seed or the data have changed"
     elif workers == then and seen == number * epochs.num_shards and number % group == 0:
         return number

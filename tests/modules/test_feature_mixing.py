@@ -32,6 +32,8 @@ def test_many_tokens_mix_weights_and_torchs_kernel_computes_the_equations(name, 
     parameters = list(module.parameters())
     found, wanted = (torch.autograd.grad(result.square().sum(), parameters) for result in (out, expected))
     torch.testing.assert_close(found, wanted)
+    module.q_proj = torch.nn.Sequential(module.q_proj)  # as of an adapter, without a weight of its own
+    torch.testing.assert_close(module(x, x, x, attn_mask=future(9, torch.float64), need_weights=False)[0], out)
 
 
 @pytest.mark.parametrize("name", ONES)

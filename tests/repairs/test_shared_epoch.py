@@ -213,4 +213,6 @@ def test_a_checkpoint_of_fairseq_goes_on_as_in_fairseq(caplog):
     state = {name: value for name, value in first.state().items() if name != shared_epoch.SHARDS}
     with caplog.at_level(logging.INFO):
         left = Workers(3, state=state).see()
-    assert sorted(left) == sorted(Workers(3, state=first.state()).see()) and not said(caplog)
+        assert len(Workers(20, state=state).see()) == len(BATCHES)
+    assert sorted(left) == sorted(Workers(3, state=first.state()).see())
+    assert "goes on after 5 batches" in said(caplog)[0] and "begins anew" in said(caplog)[-1]
