@@ -67,7 +67,7 @@ def _position(epochs: EpochBatchIterator, state: dict[str, Any]) -> int:
     epoch, number, saved = state["epoch"], state["iterations_in_epoch"], state.get(SHARDS, {})
     workers, group = getattr(epochs, "_workers", epochs.num_shards), getattr(epochs, "_update_freq", 1)
     then, seen = saved.get("workers"), saved.get("seen")
-    if "order" not in saved and number < len(epochs):  # fairseq's own checkpoint
+    if "order" not in saved and (number < len(epochs) or "version" not in state):  # fairseq's own; old ones have ended
         logger.info(f"epoch {epoch} goes on after {number:,} batches of each worker, if there were as many workers")
         return number
     if "order" not in saved:
