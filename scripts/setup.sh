@@ -151,7 +151,7 @@ printf '%s' "$asked_fairseq" >"$STATE/asked_fairseq"
 step venv "$base" "virtual environment (Python $python_version)" \
     "$python" -P -m venv ${own_torch:+--system-site-packages} "$VENV"
 step torch "$base" "torch ${own_torch:-${TORCH:-(pinned)}}${own_torch:+ of $python}" install_torch
-step fairseq "$fairseq" "fairseq ($FAIRSEQ; from source it takes minutes)" install_fairseq
+step fairseq "$fairseq" "fairseq (${FAIRSEQ/source/from source, takes minutes})" install_fairseq
 step packages "$packages" "what fairseq and the tests need" install_packages
 step project "$project" "this project" pip_install --no-deps --no-build-isolation -e "$ROOT"
 step check "$project" "check" check
