@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.utils.benchmark import Timer
 
 from mixhead_plugin.ops import NORMALIZERS, api, triton
-from mixhead_plugin.ops.accuracy import FEW, Variant, compare, fault_in, formula_weights, results, sample_call, shares
+from mixhead_plugin.ops.accuracy import DRAWS, Variant, compare, fault_in, formula_weights, results, sample_call, shares
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
@@ -75,7 +75,7 @@ def judge(variant: Variant) -> dict[str, Any]:
     """
     row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
     try:
-        problems = [sample_call(variant, 75, 70, 0.0, 1, nth) for nth in range(FEW)]  # `reference` takes fewer keys
+        problems = [sample_call(variant, 75, 70, 0.0, 1, nth) for nth in range(DRAWS)]  # `reference` takes fewer keys
         inputs = problems[0][0]
         row["kernels"] = triton.machine_problem() or triton.problem(inputs)
         if not row["kernels"]:

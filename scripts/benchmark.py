@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Measure how fast attention is, and how much memory it takes.
 
     scripts/benchmark.py core module         two cases; docs/speed.md has more commands

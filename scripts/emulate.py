@@ -1,4 +1,4 @@
-#!/usr/bin/env python
+#!/usr/bin/env python3
 """Run the kernels as NVIDIA's machine code, without a GPU: tests/ptx/README.md."""
 
 import argparse

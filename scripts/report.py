@@ -5,7 +5,7 @@
     scripts/report.py examples/grids/mixhead_table_8.toml    print the table of a grid's finished runs
     scripts/report.py results/table4.json                    print the table of saved runs
     scripts/report.py examples/grids/mixhead_table_8.toml --save results/table8.json
-    scripts/report.py examples/grids/convergence.toml --compare B,10M 'softmax,10M in the time of B'
+    scripts/report.py results/convergence.json --compare 'softmax,5M in the time of B' B,5M
 
 A number is the mean over seeds ± its standard deviation, with the number of seeds in brackets. The gain says how much
 better a row is than the baseline with the same seed; above 0 is better. For perplexities it is the difference of the

@@ -6,6 +6,7 @@ tests/examples/test_recipes.py parses the commands of the recipes.
 import argparse
 import contextlib
 import io
+import os
 import re
 import runpy
 import shlex
@@ -85,6 +86,7 @@ class Parsed(Exception):
 def test_the_program_takes_its_flags(command, monkeypatch):
     """Start it as a user does; it ends when it has read its command line."""
     words = shlex.split(VARIABLES.sub("", command, count=1).replace("...", ""))
+    assert not words[0].endswith((".py", ".sh")) or os.access(ROOT / words[0], os.X_OK)
     if words[0] == "scripts/demo.sh":
         words[0] = "examples/demo/demo.py"
     if words[0] == "mixhead":

@@ -47,7 +47,7 @@ class PositionIndependentMixing(HeadMixing):
 
 
 class PositionWiseMixing(HeadMixing):
-    """Compute M_t[j, i] = q_{t,j} . W[:, i] + B[j, i] (mixhead section 3.1); start with W = 0, B = I (section 3.2)."""
+    """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1); start with W = 0, b = I (section 3.2)."""
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
@@ -147,7 +147,7 @@ HEAD_MIXINGS = {
     ),
     "position-wise": PartKind(
         PositionWiseMixing,
-        "M_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
+        "M_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
         "Mixhead B, mixhead section 3.1",
         {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         orthogonal=True,
@@ -198,7 +198,7 @@ SCORE_MIXINGS = {
     ),
     "position-wise": PartKind(
         PositionWiseMixing,
-        "the same, L_t[j, i] = q_{t,j} . W[:, i] + B[j, i]",
+        "the same, L_t[j, i] = q_{t,j} . W[:, i] + b[j, i]",
         "mesh-tensorflow's dynamic projections, 2020",
         {"query_weight": (), "bias": ()},
         reads="query",
