@@ -108,7 +108,7 @@ def main(task: Task, words: Sequence[str] | None = None) -> None:
     evaluation.add_argument("--gen-subset", choices=SETS, default="test", help="(default: %(default)s)")
     evaluation.add_argument("--last", help="the metric of the last line, instead of the endpoint")
     args = parser.parse_args(words)
-    file = Path(os.environ.get("SAVE", f"checkpoints/{task.name}")) / "model.pt"
+    file = Path(os.environ.get("SAVE", Path(__file__).parents[1] / "checkpoints" / task.name)) / "model.pt"
     if args.step == "train":
         setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
         model = train(task, setting)

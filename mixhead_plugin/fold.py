@@ -28,8 +28,8 @@ def fold(file: str, out: str) -> None:
     Raises:
         OptionError: a part that cannot fold, a model that fairseq does not have, no `file`, or an `out` that exists
     """
-    if os.path.exists(out) or not os.path.exists(file):
-        raise OptionError(f"{file}, {out}: the first one must exist, the second one must not")
+    if os.path.exists(out) or not os.path.isfile(file):
+        raise OptionError(f"{file}, {out}: the first must be a file, the second must not exist")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])

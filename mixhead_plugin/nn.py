@@ -59,8 +59,10 @@ class MixedAttention(Assembly):
     ):
         super().__init__()
         variant = complete(variant, impl)
-        if not (num_heads >= 1 and 0 <= dropout <= 1):
-            raise ValueError(f"num_heads {num_heads}, dropout {dropout}: must be at least 1, and from 0 to 1")
+        least = min(num_heads, embed_dim, 1 if head_dim is None else head_dim, relative_gain + 1)
+        if least < 1 or not 0 <= dropout <= 1:
+            given = f"num_heads {num_heads}, embed_dim {embed_dim}, head_dim {head_dim}, relative_gain {relative_gain}"
+            raise ValueError(f"{given}, dropout {dropout}: must be at least 1, a gain 0, and dropout from 0 to 1")
         if head_dim is None and embed_dim % num_heads != 0:
             raise ValueError(f"num_heads {num_heads}: must divide embed_dim {embed_dim}, or head_dim be given")
         if add_bias_kv or add_zero_attn:
@@ -210,14 +212,17 @@ def mix(model: nn.Module, head_mixing: str | None = None, *, impl: str = "auto",
     """Replace every `nn.MultiheadAttention` inside `model`, in place, by a `MixedAttention` with its weights and hooks.
 
     `variant` has keywords of `MixedAttention` from `relative_gain` on; at least one of them or `head_mixing` must be
-    given. Frozen weights stay frozen. Return the model. Raise ValueError if it has no such attention, is one itself, or
-    has one of a subclass.
+    given. Frozen weights stay frozen. Return the model. Raise ValueError if it has no such attention, is one itself,
+    has one of a subclass, or has cross-attention, which relative positions, gains and `causal` do not fit.
     """
     found = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     if not found or model in found or any(type(module) is not nn.MultiheadAttention for module in found):
         raise ValueError(f"{type(model).__name__}: must have attentions inside, each exactly nn.MultiheadAttention")
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     refuse_nothing(asked)
+    own = {"relative_position", "relative_gain", "causal"} & {name for name in asked if asked[name] not in ("none", 0)}
+    if own and any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules()):
+        raise ValueError(f"{min(own)}: must not be given where there is cross-attention, only for self-attention")
     new = {module: _mixed(module, {**asked, "impl": impl}) for module in found}
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module in new:

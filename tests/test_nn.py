@@ -87,15 +87,17 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
         lambda: MixedAttention(E, **{"num_heads": H, name: value}),
         lambda: MixedAttention(E, 0),
         lambda: MixedAttention(E, H, dropout=1.5),
+        lambda: MixedAttention(E, H, head_dim=0),
+        lambda: MixedAttention(E, H, relative_gain=-1),
+        lambda: mix(nn.ModuleList([nn.TransformerDecoderLayer(E, H, E)]), relative_position="rotary"),
         lambda: MixedAttention(E, H)(x, x, None, cache={"key": x}),
         lambda: mix(MixedAttention(E, H)),
         lambda: mix(nn.MultiheadAttention(E, H)),
         lambda: mix(nn.ModuleList([Subclass(E, H)]), "average"),
         lambda: mix(nn.ModuleList([nn.MultiheadAttention(E, H)])),
     ):
-        with pytest.raises(
-            ValueError, match=rf"^({name}|num_heads|key|nothing|MixedAttention|MultiheadAttention|ModuleList).*must.*$"
-        ):
+        names = f"{name}|num_heads|relative_position|key|nothing|MixedAttention|MultiheadAttention|ModuleList"
+        with pytest.raises(ValueError, match=rf"^({names}).*must.*$"):
             refused()
     old = nn.MultiheadAttention(E, H).requires_grad_(False)
     old.register_forward_hook(lambda module, args, output: (output[0] + 1, None))
@@ -106,6 +108,19 @@ def test_what_cannot_work_is_refused_in_one_line(name, value):
     assert not mix(nn.ModuleDict({"a": nn.MultiheadAttention(E, H)}).eval(), "random")["a"].training
     assert all(("head_mixing" in name) == parameter.requires_grad for name, parameter in new.named_parameters())
     torch.testing.assert_close(new["a"](x, x, x)[0], old(x, x, x)[0])
+
+
+@pytest.mark.parametrize("lost", ["position-wise: head_mixing.bias", "low-rank: head_mixing.left_weight"])
+def test_a_checkpoint_with_a_part_of_a_mixing_or_for_random_numbers_on_meta_is_refused(lost):
+    mixing, name = lost.split(": ")
+    ours = MixedAttention(E, H, head_mixing=mixing)
+    state = ours.state_dict()
+    del state[name]
+    with pytest.raises(RuntimeError, match=f"Missing key.*{name}"):
+        ours.load_state_dict(state)
+    on_meta = MixedAttention(E, H, device="meta", head_mixing="random")
+    with pytest.raises(RuntimeError, match=r"Missing key.*head_mixing"):
+        on_meta.load_state_dict(nn.MultiheadAttention(E, H).state_dict(), assign=True)
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

@@ -75,7 +75,7 @@ def positive(text: str) -> int:
 def overrides(text: str) -> dict[str, Any]:
     """Parse a dict in Python's notation, for argparse, without running code."""
     try:
-        return dict(ast.literal_eval(text))
+        return {"".join([name]): value for name, value in dict(ast.literal_eval(text)).items()}  # names alone
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text}: must be a dict like \"{{'dropout': 0.1}}\"") from error
 
@@ -92,7 +92,10 @@ def load(
     """Load a checkpoint by fairseq's own functions; `data` and `overrides` replace values of its config."""
     changes = {**(overrides or {}), **({} if data is None else {"data": data})}
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
-    (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
+    try:
+        (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
+    except RuntimeError as error:
+        raise OptionError(f"{path}, --model-overrides {overrides or {}}: {str(error).splitlines()[0]}") from error
     _replace_fairseq_attention(model, changes.get("attention_impl", "auto"))
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = {key: state.get(key) for key in ("optimizer_history", "extra_state")}
@@ -137,8 +140,11 @@ def batches(
 
 
 def load_subset(loaded: Loaded, subset: str) -> Any:
-    if subset not in loaded.task.datasets:
-        loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
+    try:
+        if subset not in loaded.task.datasets:
+            loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
+    except AssertionError as error:  # of fairseq's sentence_prediction
+        raise OptionError(f"--subset {subset}: {error}") from error
     return loaded.task.dataset(subset)
 
 

@@ -87,8 +87,9 @@ def windows(loaded: Loaded, subset: str, length: int) -> Iterator[dict[str, Tens
     # Sentences of one batch would have similar lengths.
     for batch in loading.batches(loaded, subset, batch_size=1, shuffle=True):
         net_input = batch["net_input"]
-        tokens = {name: net_input[name][:1, :length] for name in pads if name in net_input}  # [1, length]
-        if all(row.shape[1] == length and row.ne(pads[name]).all() for name, row in tokens.items()):
+        rows = {name: net_input[name][:1] for name in pads if name in net_input}
+        tokens = {name: row[row.ne(pads[name])][None, :length] for name, row in rows.items()}  # [1, length]
+        if all(row.shape[1] == length for row in tokens.values()):
             if "src_lengths" in net_input:
                 tokens["src_lengths"] = net_input["src_lengths"][:1].clamp(max=length)
             yield tokens

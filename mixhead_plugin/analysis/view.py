@@ -109,8 +109,9 @@ def see(loaded: Loaded, inputs: Input, length: int) -> Sentence:
     if "prev_output_tokens" in net_input:
         decoder = words(target, net_input["prev_output_tokens"][0], lacking_target)
         return Sentence(read, decoder, words(target, written[:length], lacking_target), found)
-    after = words(target, written[:length], lacking)
-    return Sentence(read, [], [], found) if found[0].site == "encoder-self" else Sentence([], read, after, found)
+    if found[0].site == "encoder-self":
+        return Sentence(read, [], [], found)
+    return Sentence([], read, words(target, written[:length], lacking), found)
 
 
 def from_text(args: Namespace, loaded: Loaded) -> Iterator[Input]:

@@ -31,13 +31,14 @@ def outputs_of(site: Site) -> int:
 
 def choose(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> dict[int, list[int]]:
     """Return the chosen heads by the number of their layer; raise ValueError if a layer or a head does not exist."""
-    sites, found = sites_of(model), {}
+    sites = sites_of(model)
+    found: dict[int, list[int]] = {}
     numbers: dict[int | str, int] = {site.name: number for number, site in enumerate(sites)}
     for layer, some in heads.items():
         number = numbers.get(layer, layer)
         if not isinstance(number, int) or not 0 <= number < len(sites):
             raise ValueError(f"layer {layer!r}: must be from 0 to {len(sites) - 1}, or a name such as {sites[0].name}")
-        found[number] = sorted(set(some))
+        found[number] = sorted({*map(int, some), *found.get(number, ())})
         if wrong := [head for head in found[number] if head not in range(outputs_of(sites[number]))]:
             raise ValueError(f"head {wrong[0]} of layer {layer}: must be from 0 to {outputs_of(sites[number]) - 1}")
     return found

@@ -20,13 +20,13 @@ def load(
 
     Args:
         folder, settings: the arguments of `from_pretrained`; `unmix` goes to the `attn_implementation`
-        cls: the class of the model; by default the one that was saved
+        cls: the class of the model; by default the one that was saved. Of a pruned model it needs the same attentions
         impl: the implementation of `ops.attention`
     """
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
     if NAME not in saved:
         raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
-    base: Any = cls or getattr(transformers, saved["architectures"][0])
+    base: Any = cls or getattr(transformers, saved["architectures"][0], object)
     if not issubclass(base, PreTrainedModel):  # an AutoModel makes models of other classes, without the mixing
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {saved['architectures'][0]}")
     variant = complete(saved[NAME], impl)

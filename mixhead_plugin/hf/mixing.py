@@ -72,8 +72,8 @@ def _refuse_to_lose(model: nn.Module, state: dict[str, Any], prefix: str, metada
         raise ValueError(f"adapter: {needed}, or it would lose the mixing; merge_and_unload() keeps it")
 
 
-def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
-    """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
+def _removable(model: PreTrainedModel, folded: str = "") -> list[nn.Module]:
+    """Return the mixed attentions; raise ValueError if outputs would change without them, the folded part apart."""
     found = [module for module in model.modules() if hasattr(module, NAME)]
     if not found:
         raise ValueError(f"{type(model).__name__}: has no mixing")
@@ -81,10 +81,16 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
     for module in found:
         normalizer = getattr(module, NAME).variant["normalizer"]
-        left = effective({name: getattr(module, name) for name in PARTS})
+        left = effective({name: getattr(module, name) for name in PARTS if name != folded})
         if left or normalizer != "softmax":
             left = left or f"normalizer {normalizer}"
             raise ValueError(f"{type(model).__name__}: without {left} its outputs would change")
+    return found
+
+
+def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
+    """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
+    found = _removable(model)
     model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
     for module in found:
         getattr(module, NAME).detach(module)
@@ -103,6 +109,7 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
     """
     if any(hasattr(module, "base_layer") for module in model.modules()):
         raise ValueError(f"{type(model).__name__}: has adapters; must be folded after they are merged")
+    _removable(model, folded="feature_mixing")
     for site in sites_of(model):
         mixed: MixedHeads | None = vars(site.module).get(NAME)
         if mixed is None or mixed.feature_mixing is None:

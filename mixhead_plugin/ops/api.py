@@ -96,7 +96,7 @@ def attention(
         relative_query=None if relative is None else relative.query,
         relative_key=None if relative is None else relative.key,
         gain=gain, sink=sink, score_mixing=score_mixing, normalizer=normalizer, causal=causal, dropout_p=dropout_p,
-        scale=query.shape[-1:].numel() ** -0.5 if scale is None else scale,
+        scale=max(1, query.shape[-1:].numel()) ** -0.5 if scale is None else scale,
     )  # fmt: skip
     out, weights = attend_with_weights(inputs, impl, need_weights)
     return out if weights is None else (out, weights)
@@ -128,8 +128,8 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError(f"normalizer {inputs.normalizer!r}: must be one of {', '.join(NORMALIZERS)}")
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r}: must be one of auto, {', '.join(IMPLEMENTATIONS)}")
-    if not 0.0 <= inputs.dropout_p <= 1.0:
-        raise ValueError(f"dropout_p {inputs.dropout_p}: must be a probability")
+    if isinstance(inputs.scale, Tensor) or not 0.0 <= inputs.dropout_p <= 1.0:
+        raise ValueError(f"scale {inputs.scale}, dropout_p {inputs.dropout_p}: must be a float, and a probability")
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
     query, key, value = inputs.query, inputs.key, inputs.value
@@ -146,6 +146,8 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         same = name in ("query", "key", "value") or name.startswith("relative")
         if not tensor.is_floating_point() or (same and tensor.dtype != query.dtype):
             raise TypeError(f"{name} is {tensor.dtype}: must be floats{f', {query.dtype} as the query' * same}")
+        if tensor.device != query.device:
+            raise ValueError(f"{name} is on {tensor.device}: must be on {query.device}, as the query")
     for name, tensor in inputs.given().items():
         _check_shape(name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name]))
     _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))

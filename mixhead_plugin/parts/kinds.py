@@ -43,10 +43,11 @@ class Part(nn.Module):
         return {}
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
-        """Complete a checkpoint without the part: a trained one then does nothing, a frozen one stays."""
+        """Complete a checkpoint without any of the part: a trained one then does nothing, a frozen one stays."""
         own = self.state_dict()
-        for key, value in {**own, **self.identity()}.items():
-            state_dict.setdefault(f"{name}.{key}", value.to(own[key].dtype))
+        start = {f"{name}.{key}": value.to(own[key].dtype) for key, value in {**own, **self.identity()}.items()}
+        if not start.keys() & state_dict.keys() and not any(value.is_meta for value in start.values()):
+            state_dict |= start
 
 
 class PartKind(NamedTuple):

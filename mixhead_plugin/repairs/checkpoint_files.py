@@ -17,6 +17,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.trainer import Trainer
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mixhead_plugin.errors import CheckpointError, OptionError
 from mixhead_plugin.repairs.replace import replaces
@@ -52,7 +53,7 @@ def _load(original, path: str, arg_overrides: dict | None = None, load_on_all_ra
         ) from error
     except Exception as error:  # damaged files fail in many ways
         by_system = getattr(error, "errno", None) not in (None, errno.EINVAL)  # EINVAL: torch seeks in a cut file
-        if by_system or arg_overrides:  # overrides may not fit the config
+        if by_system or (arg_overrides and isinstance(error, (OmegaConfBaseException, TypeError))):  # of the overrides
             raise
         raise OptionError(f"{path}: is damaged, or not a checkpoint that fairseq-train wrote") from error
     check_state(str(path), state)
@@ -107,7 +108,8 @@ def check_finite(path: str, model: dict[str, Any]) -> None:
 
 def is_bad(name: str, value: Any) -> bool:
     """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
-    if not isinstance(value, torch.Tensor) or name.endswith("_float_tensor"):  # fairseq never sets its value
+    # fairseq may leave these two unset.
+    if not isinstance(value, torch.Tensor) or name.endswith(("_float_tensor", "conv_bias")):
         return False
     if not value.is_floating_point() and not value.is_complex():
         return False

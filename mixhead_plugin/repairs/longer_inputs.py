@@ -9,7 +9,7 @@ import numpy as np
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.repairs.replace import replaces
+from mixhead_plugin.repairs.replace import is_command, replaces
 
 
 @replaces(LanguageModelingTask, "eval_lm_dataloader")
@@ -17,7 +17,7 @@ def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs:
     longest, most = int(np.max(dataset.sizes)), kwargs.get("max_positions")
     if (own := getattr(task, "longest_input", None)) is not None:  # of a synthesizer, whose scores count the beginning
         longest, most = longest + bool(getattr(task.args, "add_bos_token", False)), own
-    if isinstance(most, int) and longest > most:
+    if isinstance(most, int) and longest > most and is_command():
         raise OptionError(
             f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, must be "
             f"at most {most}, the positions of the model; --sample-break-mode eos keeps whole sentences"

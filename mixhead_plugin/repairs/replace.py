@@ -32,6 +32,11 @@ def install(function: Callable) -> None:
     setattr(owner, name, kind(replacement))
 
 
+def is_command() -> bool:
+    """Return True in a command of fairseq and its workers; another program may name a file to be missing, say."""
+    return hasattr(sys.modules["__main__"], "cli_main")
+
+
 def train_command() -> Any:
     """Return the module of fairseq-train; an empty one if another program trains."""
     modules = (sys.modules.get(name) for name in ("__main__", "fairseq_cli.train"))  # `python -m` has only the first

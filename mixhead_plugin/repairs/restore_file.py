@@ -9,7 +9,7 @@ import os
 from fairseq import checkpoint_utils
 
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.repairs.replace import replaces
+from mixhead_plugin.repairs.replace import is_command, replaces
 
 
 @replaces(checkpoint_utils, "load_checkpoint")
@@ -26,7 +26,7 @@ def _load(original, cfg, trainer, **kwargs):
 
 
 def _refuse_if_missing(option: str, path: str | None, last: str, suffix: str) -> None:
-    if path is None or path == "checkpoint_last.pt" or "://" in path:
+    if path is None or path == "checkpoint_last.pt" or "://" in path or not is_command():
         return
     if os.path.abspath(path) == os.path.abspath(last):  # a job that restarts itself has none at its first start
         return

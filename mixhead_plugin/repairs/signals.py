@@ -20,7 +20,7 @@ from fairseq.trainer import Trainer
 from torch.multiprocessing.spawn import ProcessExitedException
 
 from mixhead_plugin.repairs.end_of_epoch import reason_to_end
-from mixhead_plugin.repairs.replace import install, replaces, train_command
+from mixhead_plugin.repairs.replace import install, is_command, replaces, train_command
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _handle(handler: Callable[[int], None]) -> None:
 @replaces(checkpoint_utils, "load_checkpoint")
 def _load(original, cfg, trainer, **kwargs):
     loaded = original(cfg, trainer, **kwargs)
-    saves = isinstance(trainer, Trainer) and not cfg.no_save and not cfg.no_last_checkpoints
+    saves = isinstance(trainer, Trainer) and is_command() and not cfg.no_save and not cfg.no_last_checkpoints
     command = train_command()
     # Python gives signals to the main thread alone.
     if saves and hasattr(command, "validate_and_save") and threading.current_thread() is threading.main_thread():

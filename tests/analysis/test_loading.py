@@ -1,6 +1,7 @@
 """Test that checkpoints of every kind load, and that other files are refused in one line."""
 
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.analysis.heads import Where, attentions, by_site, hooked, where
 from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from tests.repairs.test_checkpoint_files import Code
 
@@ -63,6 +65,14 @@ def test_a_limit_draws_the_same_batches_each_time_and_not_the_shortest(translati
     assert drawn == ids(limit=3)
     assert drawn != everything[:3]
     assert all(batch in everything for batch in drawn)
+
+
+def test_a_model_of_other_sizes_and_a_damaged_file_with_overrides_are_refused_in_one_line(lm_checkpoint, tmp_path):
+    with pytest.raises(OptionError, match=r"--model-overrides .*'decoder_layers': 3.*: Error"):
+        load(lm_checkpoint, overrides={"decoder_layers": 3}, cpu=True)
+    (tmp_path / "cut.pt").write_bytes(Path(lm_checkpoint).read_bytes()[:3000])
+    with pytest.raises(OptionError, match=r"cut\.pt: is damaged"):
+        load(str(tmp_path / "cut.pt"), overrides={"dropout": 0.1}, cpu=True)
 
 
 def test_overrides_reach_the_model(fairseq_lm_checkpoint, lm_checkpoint, text_data):

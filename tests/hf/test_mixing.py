@@ -121,6 +121,10 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
     ):
         with pytest.raises(ValueError, match=message):
             refused()
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace(type(model).__name__, "Own"))
+    with pytest.raises(ValueError, match="must be the class of a model, as Own"):
+        hf.load(tmp_path)
     hf.mix(odd, "position-wise")  # the refusal changed nothing
     odd.model.encoder.layers[0].self_attn.k_proj.register_forward_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
