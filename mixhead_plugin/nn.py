@@ -90,7 +90,7 @@ class MixedAttention(Assembly):
         self.to(device=device, dtype=dtype)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *settings: Any) -> None:
-        """Split the packed projections of `nn.MultiheadAttention`; what a state lacks of the variant starts anew."""
+        """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly starts anew."""
         for kind in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{kind}", None)
             for name, part in zip("qkv", () if packed is None else packed.chunk(3)):

@@ -78,11 +78,7 @@ def test_outputs_are_equal_and_the_file_has_no_trace_of_the_plugin(arch, flags, 
 @pytest.mark.parametrize(
     "arch, flags, named",
     [
-        (
-            "transformer",
-            {"head_mixing": "position-wise"},
-            "--head-mixing position-wise of encoder.layers.0.self_attn",
-        ),
+        ("transformer", {"head_mixing": "position-wise"}, "--head-mixing position-wise of encoder.layers.0.self_attn"),
         ("transformer_lm", {"attention_gate": "head", "feature_mixing": "output"}, "--attention-gate head of decoder"),
         ("transformer_lm", {"attention_normalizer": "entmax15"}, "--attention-normalizer entmax15 cannot"),
         ("transformer_lm", {"attention_sink": "zero"}, "--attention-sink zero cannot"),

@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import itertools
+import textwrap
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def positive(text: str) -> int:
 def overrides(text: str) -> dict[str, Any]:
     """Parse a dict in Python's notation, for argparse, without running code."""
     try:
-        return {"".join([name]): value for name, value in dict(ast.literal_eval(text)).items()}  # names alone
+        return dict(**ast.literal_eval(text))  # names alone
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"{text}: must be a dict like \"{{'dropout': 0.1}}\"") from error
 
@@ -95,7 +96,8 @@ def load(
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
     except RuntimeError as error:
-        raise OptionError(f"{path}, --model-overrides {overrides or {}}: {str(error).splitlines()[0]}") from error
+        file = f"{path}, --model-overrides {overrides}" if overrides else path
+        raise OptionError(f"{file}: {textwrap.shorten(str(error), 200, placeholder=' ...')}") from error
     _replace_fairseq_attention(model, changes.get("attention_impl", "auto"))
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = {key: state.get(key) for key in ("optimizer_history", "extra_state")}

@@ -1,6 +1,7 @@
 """Look at the heads of a model, silence them, and weigh them; mixed or not."""
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ def choose(model: nn.Module, heads: Mapping[int | str, Iterable[int]]) -> dict[i
         number = numbers.get(layer, layer)
         if not isinstance(number, int) or not 0 <= number < len(sites):
             raise ValueError(f"layer {layer!r}: must be from 0 to {len(sites) - 1}, or a name such as {sites[0].name}")
-        found[number] = sorted({*map(int, some), *found.get(number, ())})
+        found[number] = sorted({*map(operator.index, some), *found.get(number, ())})
         if wrong := [head for head in found[number] if head not in range(outputs_of(sites[number]))]:
             raise ValueError(f"head {wrong[0]} of layer {layer}: must be from 0 to {outputs_of(sites[number]) - 1}")
     return found

@@ -46,8 +46,8 @@ class Part(nn.Module):
         """Complete a checkpoint without any of the part: a trained one then does nothing, a frozen one stays."""
         own = self.state_dict()
         start = {f"{name}.{key}": value.to(own[key].dtype) for key, value in {**own, **self.identity()}.items()}
-        if not start.keys() & state_dict.keys() and not any(value.is_meta for value in start.values()):
-            state_dict |= start
+        if start.keys().isdisjoint(state_dict) and not any(value.is_meta for value in start.values()):
+            state_dict.update(start)
 
 
 class PartKind(NamedTuple):

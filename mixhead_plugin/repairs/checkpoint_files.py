@@ -108,7 +108,7 @@ def check_finite(path: str, model: dict[str, Any]) -> None:
 
 def is_bad(name: str, value: Any) -> bool:
     """Return True if an entry of a model's state is a tensor with NaN or infinite numbers."""
-    # fairseq may leave these two unset.
+    # fairseq reads the type of the first alone; its DynamicConv never sets the second without a bias.
     if not isinstance(value, torch.Tensor) or name.endswith(("_float_tensor", "conv_bias")):
         return False
     if not value.is_floating_point() and not value.is_complex():

@@ -33,8 +33,9 @@ def install(function: Callable) -> None:
 
 
 def is_command() -> bool:
-    """Return True in a command of fairseq and its workers; another program may name a file to be missing, say."""
-    return hasattr(sys.modules["__main__"], "cli_main")
+    """Return True in a command of fairseq and its workers; other programs may call its functions with missing files."""
+    main = sys.modules["__main__"]
+    return hasattr(main, "cli_main") or hasattr(main, "submitit_main")  # submitit starts fairseq-hydra-train's jobs
 
 
 def train_command() -> Any:

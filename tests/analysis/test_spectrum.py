@@ -19,7 +19,7 @@ def test_windows_are_the_beginnings_of_sentences_that_are_long_enough_on_both_si
         lengths = torch.tensor([source.shape[1]])
         return {"net_input": {"src_tokens": source, "src_lengths": lengths, "prev_output_tokens": target}}
 
-    long = batch([4, 5, 6, 7], [2, 8, 9]), batch([9, 8, 7], [2, 4, 5, 6])
+    long = batch([4, 5, 6, 7], [2, 8, 9]), batch([1, 9, 8, 7], [2, 4, 5, 6])
     short = batch([4, 5], [2, 8, 9, 7]), batch([4, 5, 6], [2, 8]), batch([4, 5, 6, 7], [2, 8, 1, 1])  # 1 is padding
     monkeypatch.setattr(loading, "batches", lambda *args, **settings: iter([*short, *long]))
     words = task().source_dictionary

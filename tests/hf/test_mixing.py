@@ -121,6 +121,11 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
     ):
         with pytest.raises(ValueError, match=message):
             refused()
+    both = build("BertForMaskedLM", head_mixing="position-wise", feature_mixing="shared")[0]
+    before = copy.deepcopy(both.state_dict())
+    with pytest.raises(ValueError, match="without head_mixing"):
+        hf.fold(both)
+    assert all(torch.equal(value, before[name]) for name, value in both.state_dict().items())
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace(type(model).__name__, "Own"))
     with pytest.raises(ValueError, match="must be the class of a model, as Own"):

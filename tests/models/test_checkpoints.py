@@ -96,11 +96,7 @@ TOLD_BY_THE_RECORD = [
     ),
     ((LM, {"feature_mixing": "heads"}), (LM, {"feature_mixing": "shared"}), "--feature-mixing heads"),
     ((LM, {"relative_gain": 3}), (LM, {"relative_gain": 5}), "--relative-gain 3"),
-    (
-        (LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}),
-        (LM, {"head_dim": 4}),
-        "--heads-per-layer",
-    ),
+    ((LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}), (LM, {"head_dim": 4}), "--heads-per-layer"),
     ((SYNTHESIZER, {"synthesizer": "random"}), (SYNTHESIZER, {"synthesizer": "fixed-random"}), "--synthesizer random"),
     ((SYNTHESIZER, {}), (SYNTHESIZER, {"max_target_positions": 48}), "--max-target-positions 64"),
     (

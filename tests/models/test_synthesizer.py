@@ -79,11 +79,13 @@ def test_the_rank_penalty_reaches_the_scores(synthesizer):
     assert all(not torch.allclose(a, b) for a, b in zip(*gradients))
 
 
-def test_evaluation_refuses_what_it_would_leave_out():
+def test_evaluation_refuses_what_it_would_leave_out(monkeypatch):
     """Refuse where fairseq-eval-lm would only warn, skip long inputs and print a perplexity."""
     asked = LanguageModelingTask(SimpleNamespace(tokens_per_sample=1024, future_target=False), task().target_dictionary)
     asked.get_batch_iterator = mock.MagicMock()
     build_model(Namespace(arch=ARCH, **OWN["synthesizer_lm"]), asked)
+    assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([LONGEST + 1])))  # in a program of one's own
+    monkeypatch.setattr("__main__.cli_main", None, raising=False)
     assert asked.eval_lm_dataloader(SimpleNamespace(sizes=np.array([3, LONGEST])))
     with pytest.raises(OptionError, match=r"^--tokens-per-sample 1024: "):
         asked.eval_lm_dataloader(dataset=SimpleNamespace(sizes=np.array([3, LONGEST + 1])))

@@ -9,10 +9,7 @@ B, H, N, K = 3, 4, 5, 7
 REAL = torch.tensor([[True] * 5, [True, True, True, False, False], [False, False, True, True, True]])
 
 
-PENALTIES = {
-    "orthogonal": (orthogonal_penalty, (B, N, H, H), (2, 3)),
-    "rank": (rank_penalty, (B, H, N, K), (1, 3)),
-}
+PENALTIES = {"orthogonal": (orthogonal_penalty, (B, N, H, H), (2, 3)), "rank": (rank_penalty, (B, H, N, K), (1, 3))}
 
 
 @pytest.mark.parametrize("name", PENALTIES)

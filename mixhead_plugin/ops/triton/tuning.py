@@ -60,11 +60,7 @@ _FLASH = {
 
 
 # (BM, BN, warps, stages, HC, HG) by the bytes of a number, the most heads and the largest padded head size: first fit.
-_BWD_4_BYTES = {
-    (64, 32): [(16, 16, 8, 1, 8, 8)],
-    (64, 128): [(16, 16, 8, 1, 4, 4)],
-    (64, 256): [(16, 16, 8, 1, 2, 2)],
-}
+_BWD_4_BYTES = {(64, 32): [(16, 16, 8, 1, 8, 8)], (64, 128): [(16, 16, 8, 1, 4, 4)], (64, 256): [(16, 16, 8, 1, 2, 2)]}
 _MIXED = {
     "mixed_fwd_kernel": {
         2: {
