@@ -195,4 +195,4 @@ def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypa
     monkeypatch.setattr(report, "draw", lambda *_: None)
     command(monkeypatch, "--results", tmp_path)
     assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
-    assert len(RESULTS) == 10 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
+    assert len(RESULTS) == 11 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
