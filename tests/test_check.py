@@ -13,7 +13,7 @@ from mixhead_plugin.ops import NORMALIZERS, api
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
-    monkeypatch.setattr(check, "FEW", 2)
+    monkeypatch.setattr(check, "DRAWS", 2)
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):
