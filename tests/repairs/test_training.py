@@ -284,6 +284,12 @@ def test_a_new_training_and_one_of_another_program_are_left_alone(flags, tmp_pat
     assert checkpoint_utils.load_checkpoint(config(tmp_path, **flags), trainer) == expected
 
 
+def test_another_program_keeps_its_signals():
+    before, trainer = signal.getsignal(signal.SIGUSR1), MagicMock(checkpoint_suffix="", __class__=Trainer)
+    signals._load(lambda *_: None, SimpleNamespace(no_save=False, no_last_checkpoints=False), trainer)
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 # ---- workers ---------------------------------------------------------------------------------------------------------
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
