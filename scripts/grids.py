@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "rules", "starts"}
-ROLES = ("best", "mixed", "average", "gate", "time")  # of rows in rules; mixed is a list, the arm in question first
-# The seeds of every row, the level of the tests, the margin of equivalence, and the head size for the figure.
-NUMBERS = ("seeds", "alpha", "margin", "size")
+KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "seeds", "starts"}
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
 EVALUATION = ("AVERAGE",)
@@ -49,7 +46,7 @@ class Grid:
     published: Mapping[str, str]  # "label/label" -> the paper's numbers
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
     starts: Mapping[str, str]  # label -> the label of the same axis whose run it starts from
-    rules: Mapping[str, Mapping[str, Any]]  # regime -> the rows that scripts/verdicts.py compares
+    seeds: int  # report.py shows no result before every point has as many; 0: it shows what there is
 
 
 def read_grid(path: Path) -> Grid:
@@ -96,24 +93,16 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         {label: text(published, label) for label in published},
         published_metrics,
         starts,
-        rules_of(content, axes),
+        planned_seeds(content),
     )
 
 
-def rules_of(content: Mapping[str, Any], axes: Mapping[str, Mapping[str, Point]]) -> Mapping[str, Mapping[str, Any]]:
-    """Return the rules of each regime; every row that they name must be a point of the grid."""
-    rules = table(content, "rules") if "rules" in content else {}
-    points = {",".join(labels) for labels in itertools.product(*axes.values())}
-    for regime in rules:
-        found, needed = table(rules, regime), {"best", "mixed", "average", *NUMBERS} - {"margin"}
-        if not needed <= found.keys() <= {*ROLES, *NUMBERS}:
-            raise ValueError(f"rules.{regime!r}: has {', '.join(found)}; may have {', '.join((*ROLES, *NUMBERS))}")
-        rows = [found[role] for role in ROLES if role != "mixed" and role in found]
-        if wrong := [row for row in (*rows, *found["mixed"]) if row not in points]:
-            raise ValueError(f"rules.{regime!r}: {wrong[0]!r} is no point of the grid")
-        if wrong := [name for name in NUMBERS if not isinstance(found.get(name, 0), (int, float))]:
-            raise ValueError(f"rules.{regime!r}: {wrong[0]} must be a number")
-    return rules
+def planned_seeds(content: Mapping[str, Any]) -> int:
+    """Return how many seeds every point must have before report.py shows a result."""
+    seeds = content.get("seeds", 0)
+    if type(seeds) is not int or seeds < 0:  # True is an int, too
+        raise ValueError(f"seeds: must be a whole number of 0 or more, not {seeds!r}")
+    return seeds
 
 
 def table(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

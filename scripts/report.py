@@ -11,7 +11,7 @@ A number is the mean over seeds ± its standard deviation, with the number of se
 better a row is than the baseline with the same seed; above 0 is better. For perplexities it is the difference of the
 logarithms in percent, for other metrics the difference. From three seeds on, its 95% interval and p are those of
 scipy's paired t-test. The paper's models and texts are larger, so its numbers are shown and not tested.
-A grid with rules shows no result before its last run.
+A grid that plans a number of `seeds` shows no result before every point has as many.
 """
 
 import argparse
@@ -31,7 +31,6 @@ from matplotlib import pyplot as plt
 from matplotlib import ticker
 from provenance import ROOT
 from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
-from verdicts import draw_regimes, verdicts, waits
 
 from mixhead_plugin.analysis.figures import LINES, colours
 
@@ -58,6 +57,8 @@ def gain_cells(study: Study, found: Gain | None, metric: str = "") -> list[str]:
 
 def comparison(study: Study, words: Sequence[str]) -> str:
     """Return a line about two rows, each named by its labels with commas between them."""
+    if study.waits:
+        fail(f"--compare: {study.source} shows no result before {study.grid.seeds} seeds have every point")
     named = {",".join(row): row for row in study.rows}
     if unknown := [name for name in words if name not in named]:
         fail(f"--compare {unknown[0]}: has no run; must be among {'; '.join(named)}")
@@ -77,9 +78,10 @@ def median(ratios: Sequence[float]) -> str:
 
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
-    hidden = waits(study)
+    hidden = study.waits
     compared = not hidden and any(study.baseline(row) for row in study.rows)
-    metrics, gained = study.metrics, study.metrics if study.grid.rules else [study.metric]
+    metrics = study.metrics
+    gained = study.metrics if study.grid.seeds else [study.metric]  # a planned experiment has all its metrics compared
     if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
         metrics, gained = [*metrics, LOSS], [study.metric, LOSS]  # beside BLEU and the like
     head = [*study.grid.axes, "paper", *(f"{metric}, {escaped(study.measure(metric))}" for metric in metrics)]
@@ -98,8 +100,9 @@ def markdown(study: Study) -> str:
     used = [i for i in range(len(head)) if any(line[i] for line in lines)]
     table = [head, ["---"] * len(head), *lines]
     text = "\n".join("| " + " | ".join(line[i] for i in used) + " |" for line in table)
-    said = "".join(f"\n{verdict}\n" for verdict in verdicts(study))
-    return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n{said}"
+    if hidden:
+        text += f"\n\nNot ended: {study.whole_seeds} of {study.grid.seeds} seeds have every point."
+    return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n"
 
 
 def escaped(text: str) -> str:
@@ -252,7 +255,7 @@ def main() -> None:
             print(comparison(study, words))
         if args.save:
             save(study, args.save)
-            if not waits(study):
+            if not study.waits:
                 draw(study, args.save.with_suffix(".svg"))
         return
     studies = [from_results(path) for path in sorted(args.results.glob("*.json"))]
@@ -260,9 +263,10 @@ def main() -> None:
         fail(f"{args.results}: has no JSON files")
     text = "# Tables\n\nWritten by `scripts/report.py`. " + " ".join(__doc__.split("\n\n")[-1].split()) + "\n"
     for study in studies:
-        text += f"\n{markdown(study)}\n![{study.grid.title}]({study.name}.svg)\n"
-        draw(study, args.results / f"{study.name}.svg")
-    draw_regimes(studies, args.results / "does-it-help.svg")
+        text += f"\n{markdown(study)}"
+        if not study.waits:
+            text += f"\n![{study.grid.title}]({study.name}.svg)\n"
+            draw(study, args.results / f"{study.name}.svg")
     (args.results / "tables.md").write_text(text, encoding="utf-8")
     print(args.results / "tables.md")
 

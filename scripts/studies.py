@@ -68,6 +68,17 @@ class Study:
         axes = list(self.grid.axes.values())
         return row[next((i for i, labels in enumerate(axes) if self.grid.baseline in labels), -1)]
 
+    @property
+    def whole_seeds(self) -> int:
+        """Return how many seeds the point of the grid with the fewest has."""
+        planned = [run for run in runs(self.grid) if run.evaluate]  # others only start from a trunk
+        return min(len(self.values(tuple(run.labels.values()), self.metric)) for run in planned)
+
+    @property
+    def waits(self) -> bool:
+        """Return True while a point of the grid lacks one of the planned seeds: nobody looks at results before."""
+        return self.grid.seeds > 0 and self.whole_seeds < self.grid.seeds
+
     def of(self, row: Row) -> list[Mapping[str, Any]]:
         return [run for run in self.runs if tuple(run["labels"].values()) == row]
 

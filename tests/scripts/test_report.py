@@ -5,6 +5,7 @@ import json
 import re
 import sys
 
+import grids
 import pytest
 import report
 import sweep
@@ -89,6 +90,39 @@ def test_any_two_rows_are_compared(study, capsys):
     with pytest.raises(SystemExit):
         report.comparison(study, ["2,A", "4,A"])
     assert "--compare 4,A: has no run; must be among 2,softmax; 2,A; 2,new" in capsys.readouterr().err
+
+
+@pytest.fixture
+def unfinished(study):
+    """Return a study that plans three seeds, of which one point has two."""
+    axes = {"heads": {"2": grids.Point()}, "attention": study.grid.axes["attention"]}
+    return dataclasses.replace(study, grid=dataclasses.replace(study.grid, axes=axes, seeds=3))
+
+
+def test_no_result_is_shown_before_every_point_has_the_planned_seeds(unfinished):
+    text = report.markdown(unfinished)
+    assert text.endswith("\nNot ended: 2 of 3 seeds have every point.\n")
+    assert "| 2 | A | 19.0/9.0 | 3 runs |" in text
+    assert "| 2 | new |  | 2 runs |" in text
+    assert "95.67" not in text
+
+    ended = dataclasses.replace(unfinished, grid=dataclasses.replace(unfinished.grid, seeds=2))
+    assert "95.67" in report.markdown(ended)
+
+
+def test_no_two_rows_are_compared_before(unfinished, capsys):
+    with pytest.raises(SystemExit):
+        report.comparison(unfinished, ["2,A", "2,softmax"])
+    assert "shows no result before 3 seeds have every point" in capsys.readouterr().err
+
+
+def test_no_picture_is_drawn_before(unfinished, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "from_results", lambda path: unfinished)
+    (tmp_path / "toy.json").write_text("")
+    command(monkeypatch, "--results", tmp_path)
+    assert "Not ended" in (tmp_path / "tables.md").read_text()
+    assert "![" not in (tmp_path / "tables.md").read_text()
+    assert not list(tmp_path.glob("*.svg"))
 
 
 def test_runs_that_start_from_others_are_drawn_by_their_ends(study, tmp_path, monkeypatch):
@@ -195,4 +229,8 @@ def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypa
     monkeypatch.setattr(report, "draw", lambda *_: None)
     command(monkeypatch, "--results", tmp_path)
     assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
-    assert len(RESULTS) == 11 and all((ROOT / "results" / f"{path.stem}.svg").exists() for path in RESULTS)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_every_ended_experiment_has_its_picture(path):
+    assert report.from_results(path).waits or path.with_suffix(".svg").exists()

@@ -336,6 +336,13 @@ def test_a_grid_that_makes_no_sense_is_refused_in_one_line(text, run, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("seeds", ["8.5", "-1", "true", "'8'"])
+def test_planned_seeds_are_a_whole_number(seeds, run):
+    status, _, errors = run(grid=f"seeds = {seeds}\n{GRID}")
+    assert status == 2
+    assert "seeds: must be a whole number of 0 or more, not " in errors
+
+
 # ---- the grids of the recipes ----------------------------------------------------------------------------------------
 
 SYNTHETIC = ("recall", "nearest_neighbour")  # they train without fairseq; test_synthetic.py checks their grids
