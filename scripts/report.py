@@ -2,6 +2,7 @@
 """Make tables and pictures of runs, beside the papers' numbers.
 
     scripts/report.py                                        results/tables.md and results/*.svg from results/*.json
+                                                             and the list of comparisons results/comparisons.csv
     scripts/report.py examples/grids/mixhead_table_8.toml    print the table of a grid's finished runs
     scripts/report.py results/table4.json                    print the table of saved runs
     scripts/report.py examples/grids/mixhead_table_8.toml --save results/table8.json
@@ -25,12 +26,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import effect_figures
+import effects
 import matplotlib
 from grids import fail
+from inference import Estimate
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 from provenance import ROOT
-from studies import LOSS, LOWER_IS_BETTER, Gain, Row, Study, from_results, from_runs, gain, save, with_kept
+from studies import LOSS, LOWER_IS_BETTER, Row, Study, from_results, from_runs, gain, save, with_kept
 
 from mixhead_plugin.analysis.figures import LINES, colours
 
@@ -46,12 +50,12 @@ def spread(values: Collection[float], decimals: int) -> str:
     return f"{statistics.fmean(values):.{decimals}f}{deviation} ({len(values)})"
 
 
-def gain_cells(study: Study, found: Gain | None, metric: str = "") -> list[str]:
+def gain_cells(study: Study, found: Estimate | None, metric: str = "") -> list[str]:
     """Return the mean with its interval, and p."""
     if found is None:
         return ["", ""]
     decimals = study.decimals(metric or study.metric)
-    mean, low, high = (f"{v:+.{decimals}f}" for v in (statistics.fmean(found.values), found.low, found.high))
+    mean, low, high = (f"{v:+.{decimals}f}" for v in (found.mean, found.low, found.high))
     return [mean, ""] if math.isnan(found.p) else [f"{mean} [{low}, {high}]", f"{found.p:.2g}"]
 
 
@@ -67,7 +71,7 @@ def comparison(study: Study, words: Sequence[str]) -> str:
     if found is None:
         fail(f"--compare {' '.join(words)}: have no seed in common")
     mean, p = gain_cells(study, found)
-    seeds = f"{len(found.values)} seeds" + (f", p {p}" if p else ", no interval")
+    seeds = f"{found.count} seeds" + (f", p {p}" if p else ", no interval")
     time = f"; CPU time of the updates, ratio {ratio}" if (ratio := median(study.time_ratios(*rows))) else ""
     return f"{words[0]} over {words[1]}: {mean} {study.unit(study.metric)}, {study.metric}; {seeds}{time}"
 
@@ -210,12 +214,11 @@ def draw_ends(panel: Any, study: Study, rows: Sequence[Row], name: str, of: Mapp
     panel.set(ylabel=f"{study.metric}, {study.measure(study.metric)}: seeds and mean")
 
 
-def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Gain], of: Mapping[str, str]) -> None:
+def draw_gains(panel: Any, study: Study, gained: Mapping[Row, Estimate], of: Mapping[str, str]) -> None:
     groups, at = place(study, list(gained))
     for row, found in gained.items():
-        mean = statistics.fmean(found.values)
-        error = None if math.isnan(found.p) else [[mean - found.low], [found.high - mean]]
-        panel.errorbar(at[row], mean, error, fmt="o", color=of[study.variant(row)], ms=4, capsize=3)
+        error = None if math.isnan(found.p) else [[found.mean - found.low], [found.high - found.mean]]
+        panel.errorbar(at[row], found.mean, error, fmt="o", color=of[study.variant(row)], ms=4, capsize=3)
         if (published := study.published_gain(row)) is not None:
             panel.plot(at[row], published, "D", color=of[study.variant(row)], ms=5, mfc="none")
     panel.axhline(0, color="grey", lw=0.8)
@@ -258,10 +261,14 @@ def main() -> None:
             if not study.waits:
                 draw(study, args.save.with_suffix(".svg"))
         return
+    comparisons = args.results / "comparisons.csv"
     studies = [from_results(path) for path in sorted(args.results.glob("*.json"))]
     if not studies:
         fail(f"{args.results}: has no JSON files")
     text = "# Tables\n\nWritten by `scripts/report.py`. " + " ".join(__doc__.split("\n\n")[-1].split()) + "\n"
+    if comparisons.exists():
+        text += f"\n{effects.sections(args.results)}"
+        effect_figures.draw(args.results)
     for study in studies:
         text += f"\n{markdown(study)}"
         if not study.waits:

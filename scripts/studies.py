@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grids import Grid, fail, read_grid, runs
+from inference import Estimate, paired
 from provenance import ROOT
-from scipy import stats
 from sweep import grid_of
 
 Row = tuple[str, ...]
@@ -123,28 +123,16 @@ class Study:
         return self.difference(*(float(cell[metrics.index(self.metric)]) for cell in cells), self.metric)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """How much better a row is than the baseline, over the seeds that both have."""
-
-    values: Sequence[float]
-    low: float = math.nan
-    high: float = math.nan
-    p: float = math.nan
-
-
-def gain(study: Study, row: Row, base: Row | None = None, metric: str = "", level: float = 0.95) -> Gain | None:
+def gain(study: Study, row: Row, base: Row | None = None, metric: str = "") -> Estimate | None:
     """Return the gain over a row, by default the baseline, by a metric, by default the study's; None without a pair."""
-    base, metric = base or study.baseline(row), metric or study.metric
+    base = base or study.baseline(row)
+    metric = metric or study.metric
     if base is None or base == row:
         return None
-    ours, theirs = study.values(row, metric), study.values(base, metric)
+    ours = study.values(row, metric)
+    theirs = study.values(base, metric)
     values = [study.difference(ours[seed], theirs[seed], metric) for seed in sorted(ours.keys() & theirs.keys())]
-    if len(values) < 3 or len(set(values)) == 1:
-        return Gain(values) if values else None
-    test = stats.ttest_rel(values, [0.0] * len(values))
-    interval = test.confidence_interval(level)
-    return Gain(values, float(interval.low), float(interval.high), float(test.pvalue))
+    return paired(values) if values else None
 
 
 def last_point(run: Mapping[str, Any]) -> Mapping[str, float]:

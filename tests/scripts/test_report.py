@@ -224,9 +224,10 @@ def test_what_a_run_says_of_itself_is_plain_text(study):
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs(tmp_path, monkeypatch):
-    for path in RESULTS:
+    for path in [*RESULTS, ROOT / "results" / "comparisons.csv"]:
         (tmp_path / path.name).write_text(path.read_text())
     monkeypatch.setattr(report, "draw", lambda *_: None)
+    monkeypatch.setattr(report.effect_figures, "draw", lambda *_: None)
     command(monkeypatch, "--results", tmp_path)
     assert (tmp_path / "tables.md").read_text() == (ROOT / "results" / "tables.md").read_text(), "run scripts/report.py"
 

@@ -1,0 +1,126 @@
+"""Draw the two pictures of the results: the gain along the training, and the gain by head size."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from effects import ALONG, Effect, along, effects, study_of
+from inference import Estimate, paired
+
+from mixhead_plugin.analysis import figures
+
+ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
+BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}
+
+
+def bars_of(found: Sequence[Estimate]) -> list[list[float]]:
+    """Return the lengths of the intervals below and above the means, as matplotlib takes them."""
+    below = [each.mean - each.low for each in found]
+    above = [each.high - each.mean for each in found]
+    return [below, above]
+
+
+# ---- the gain along the training -------------------------------------------------------------------------------------
+
+# The rows of ALONG that are drawn: their words, colour, line and marker.
+CURVES = {
+    "B, 32 heads of 4": ("Mixhead B, 32 heads of 4", figures.VARIANTS["B"], "--", "s"),
+    "B, 4 heads of 32": ("Mixhead B, 4 heads of 32", figures.VARIANTS["B"], "-", "o"),
+    "A, 4 heads of 32": ("Mixhead A, 4 heads of 32", figures.VARIANTS["A"], "-", "^"),
+    "`average`, 4 heads of 32": ("average of 4 heads of 32", figures.VARIANTS["average"], "-", "D"),
+}
+
+
+def draw_along(folder: Path) -> Any:
+    """Draw the gain in validation loss over softmax with the same heads against the update."""
+    study = study_of("translation", folder)
+    figure, axes = figures.subplots(1, 1, (6.4, 3.8))
+    panel = axes[0, 0]
+
+    for number, (name, (label, colour, line, marker)) in enumerate(CURVES.items()):
+        by_update = along(study, ALONG[name])
+        found = [paired(list(gains.values())) for gains in by_update.values()]
+        # the bars of one update stand beside each other
+        at = [update + 12 * (number - 1.5) for update in by_update]
+        means = [each.mean for each in found]
+        panel.errorbar(at, means, bars_of(found), color=colour, ls=line, marker=marker, label=label, **BARS)
+
+    panel.axhline(0, color=ZERO, lw=1)
+    words = "softmax with the same heads"
+    panel.annotate(words, (370, 0), (0, -11), textcoords="offset points", fontsize=8)
+    panel.set(xlabel="update", ylabel="gain in validation loss, nats a token\n(higher is better)")
+    panel.set_title("Translation: the gain stays with heads of 4 and shrinks with heads of 32")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+# ---- the gain by head size -------------------------------------------------------------------------------------------
+
+MARKERS = "osD^vP"
+
+
+def series_of(effect: Effect) -> str:
+    """Return the words of the legend: text by task and length of training, the other tasks by name."""
+    if not effect.of.corpus:
+        return effect.of.task
+    task = effect.of.task.partition(",")[0]
+    return f"{task}, {effect.of.updates:,} updates"
+
+
+def places(found: Sequence[Effect]) -> Mapping[int, float]:
+    """Return where each effect, by its number, stands: those of one head size side by side around it."""
+    sizes = [each.of.head_size for each in found]
+    at = {}
+    for number, size in enumerate(sizes):
+        before = sizes[:number].count(size)
+        middle = (sizes.count(size) - 1) / 2
+        at[number] = size * 1.06 ** (before - middle)
+    return at
+
+
+def draw_by_head_size(folder: Path) -> Any:
+    """Draw the gain in percent of the loss against the head size: text on the left, the other tasks on the right."""
+    found = effects(folder)
+    sizes = sorted({each.of.head_size for each in found})
+    figure, axes = figures.subplots(1, 2, (4.6, 4.2))
+    text, synthetic = axes[0]
+
+    for panel, of_text in ((text, True), (synthetic, False)):
+        chosen = [each for each in found if bool(each.of.corpus) == of_text]
+        at = places(chosen)
+        names = list(dict.fromkeys(map(series_of, chosen)))
+        for (name, colour), marker in zip(figures.colours(names).items(), MARKERS):
+            mine = [number for number, each in enumerate(chosen) if series_of(each) == name]
+            percents = [chosen[number].percent for number in mine]
+            panel.errorbar(
+                [at[number] for number in mine],
+                [each.mean for each in percents],
+                bars_of(percents),
+                color=colour,
+                marker=marker,
+                ls="",
+                label=name,
+                **BARS,
+            )
+        panel.axhline(0, color=ZERO, lw=1)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(sizes, [str(size) for size in sizes])
+        panel.minorticks_off()
+        panel.set_xlim(sizes[0] / 1.35, sizes[-1] * 1.35)
+        panel.set_xlabel("size of a head")
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+
+    text.set(title="Text", ylabel="gain of Mixhead B over softmax\nwith the same heads, % of the loss")
+    # one interval of recall goes down to -209 %
+    synthetic.set(title="Synthetic tasks", ylim=(-110, 110))
+    return figure
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path) -> None:
+    """Write both pictures into the folder of the results."""
+    for name, make in {"gain_by_update": draw_along, "gain_by_head_size": draw_by_head_size}.items():
+        with figures.style():
+            make(folder).savefig(folder / f"{name}.svg", metadata={"Date": None})

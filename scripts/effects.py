@@ -1,0 +1,374 @@
+"""How much Mixhead B gains over softmax: results/comparisons.csv lists the comparisons, results/*.json have the runs.
+
+scripts/report.py prints these tables, scripts/readme_tables.py writes them into the pages.
+"""
+
+import csv
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from inference import Estimate, Summary, holm, paired, random_effects, ratio
+from provenance import ROOT
+from studies import Row, Study, from_results
+
+RESULTS = ROOT / "results"
+LEARNED = 0.1  # nats an answer; recall is learned below it, guessing has ln 64 = 4.16
+
+
+# ---- the comparisons -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of comparisons.csv: B, softmax with the same heads, and the best softmax of the same task and length."""
+
+    task: str
+    corpus: str  # empty for the tasks that are no text
+    updates: int
+    heads: str  # '4 of 32': four heads of size 32
+    study: str  # the JSON file
+    mixed: Row
+    softmax: Row
+    best: Row
+    heads_of_best: str
+    loss: str  # the metric
+    is_ratio: bool  # the loss of softmax is divided by that of B, because their difference is bimodal
+
+    @property
+    def head_size(self) -> int:
+        return int(self.heads.split(" of ")[1])
+
+
+def read_comparisons(path: Path) -> list[Comparison]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [comparison(line) for line in csv.DictReader(file)]
+
+
+def comparison(line: Mapping[str, str]) -> Comparison:
+    return Comparison(
+        task=line["task"],
+        corpus=line["corpus"],
+        updates=int(line["updates"]),
+        heads=line["heads"],
+        study=line["study"],
+        mixed=tuple(line["mixed"].split("/")),
+        softmax=tuple(line["softmax"].split("/")),
+        best=tuple(line["best"].split("/")),
+        heads_of_best=line["heads of best"],
+        loss=line["loss"],
+        is_ratio=line["scale"] == "ratio",
+    )
+
+
+def losses(study: Study, row: Row, metric: str) -> dict[int, float]:
+    """Return the loss by seed: nats a token, a byte or an answer, or the mean squared error."""
+    values = study.values(row, metric)
+    measure = study.measure(metric)
+    if measure == "perplexity":
+        return {seed: math.log(value) for seed, value in values.items()}
+    if measure.startswith("bits"):
+        return {seed: value * math.log(2) for seed, value in values.items()}
+    return values
+
+
+def paired_losses(study: Study, row: Row, base: Row, metric: str) -> list[tuple[float, float]]:
+    """Return the loss of the row and that of the base, for each seed that both have."""
+    ours = losses(study, row, metric)
+    theirs = losses(study, base, metric)
+    return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
+
+
+# ---- effects ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What the runs say about one comparison."""
+
+    of: Comparison
+    gain: Estimate  # the difference of the losses, or of their logarithms
+    percent: Estimate  # of the loss of softmax
+    error: float  # standard error of `percent`; NaN for ratios
+    over_best: Estimate | None  # in the unit of `gain`; None where softmax with the same heads is the best
+
+
+def effect(study: Study, of: Comparison) -> Effect:
+    pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
+    gain = paired(gains(pairs, of.is_ratio))
+    error = math.nan
+    if of.is_ratio:
+        percent = Estimate(percent_of(gain.mean), percent_of(gain.low), percent_of(gain.high), gain.p, gain.count)
+    else:
+        factor = 100 / statistics.fmean(theirs for _, theirs in pairs)
+        percent = gain.scaled(factor)
+        error = factor * statistics.stdev(gains(pairs, of.is_ratio)) / math.sqrt(len(pairs))
+    over_best = None
+    if of.best != of.softmax:
+        over_best = paired(gains(paired_losses(study, of.mixed, of.best, of.loss), of.is_ratio))
+    return Effect(of, gain, percent, error, over_best)
+
+
+def gains(pairs: Sequence[tuple[float, float]], is_ratio: bool) -> list[float]:
+    if is_ratio:
+        return [math.log(theirs / ours) for ours, theirs in pairs]
+    return [theirs - ours for ours, theirs in pairs]
+
+
+def percent_of(log_ratio: float) -> float:
+    """Return by how many percent the loss is lower, if the logarithm of the losses' ratio is this."""
+    return 100 * (1 - math.exp(-log_ratio))
+
+
+@functools.cache
+def study_of(name: str, folder: Path) -> Study:
+    return from_results(folder / f"{name}.json")
+
+
+def effects(folder: Path = RESULTS) -> list[Effect]:
+    """Return the effects of all comparisons whose experiment has ended."""
+    found = []
+    for of in read_comparisons(folder / "comparisons.csv"):
+        study = study_of(of.study, folder)
+        if not study.waits:
+            found.append(effect(study, of))
+    return found
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def shown(found: Estimate, decimals: int) -> str:
+    """Return '0.0284 (0.0182 to 0.0385)'."""
+    mean, low, high = (signed(value, decimals) for value in (found.mean, found.low, found.high))
+    return mean if math.isnan(found.low) else f"{mean} ({low} to {high})"
+
+
+def signed(value: float, decimals: int) -> str:
+    """Return a number without the sign of a rounded 0."""
+    return f"{value:.{decimals}f}".replace(f"-{0:.{decimals}f}", f"{0:.{decimals}f}")
+
+
+def fold(found: Estimate) -> str:
+    """Return how many times smaller a loss is, from the logarithm of the ratio: '277 times (233 to 330)'."""
+    mean, low, high = (f"{math.exp(value):.3g}" for value in (found.mean, found.low, found.high))
+    return f"{mean} times ({low} to {high})"
+
+
+def shown_gain(found: Estimate, of: Comparison) -> str:
+    return fold(found) if of.is_ratio else shown(found, 4)
+
+
+def effects_table(folder: Path = RESULTS) -> str:
+    """Return what B gains over softmax with the same heads, and over the best softmax."""
+    found = effects(folder)
+    rows = []
+    for each, p in zip(found, holm([each.gain.p for each in found])):
+        best = (
+            "the same" if each.over_best is None else f"{shown_gain(each.over_best, each.of)}, {each.of.heads_of_best}"
+        )
+        rows.append(
+            [
+                each.of.task,
+                f"{each.of.updates:,}",
+                each.of.heads,
+                str(each.gain.count),
+                shown_gain(each.gain, each.of),
+                shown(each.percent, 2 if each.of.corpus else 1),
+                f"{p:.2g}",
+                best,
+            ]
+        )
+    head = ["task", "updates", "heads", "seeds", "gain over softmax with the same heads", "of the loss, %", "p, Holm"]
+    return table([*head, "gain over the best softmax, its heads"], rows)
+
+
+def recall_table(folder: Path = RESULTS) -> str:
+    """Return how many runs have learned recall, and their mean loss."""
+    study = study_of("recall", folder)
+    rows = []
+    for of in read_comparisons(folder / "comparisons.csv"):
+        if of.study != "recall":
+            continue
+        cells = [of.task.removeprefix("recall, "), of.heads]
+        for row in (of.softmax, of.mixed, (*of.softmax[:-1], "average")):
+            values = losses(study, row, of.loss).values()
+            learned = sum(value < LEARNED for value in values)
+            cells.append(f"{learned} of {len(values)}; {statistics.fmean(values):.4f}")
+        rows.append(cells)
+    return table(["length", "heads", "softmax", "B", "`average`"], rows)
+
+
+# ---- over the rows of text -------------------------------------------------------------------------------------------
+
+
+def of_text(found: Sequence[Effect]) -> dict[str, list[Effect]]:
+    """Return the effects on text by corpus."""
+    by_corpus: dict[str, list[Effect]] = {}
+    for each in found:
+        if each.of.corpus:
+            by_corpus.setdefault(each.of.corpus, []).append(each)
+    return by_corpus
+
+
+def summarised(found: Sequence[Effect], method: str = "iterated") -> Summary:
+    return random_effects([each.percent.mean for each in found], [each.error for each in found], method)
+
+
+def summary_table(folder: Path = RESULTS) -> str:
+    """Return the gain in percent of the loss over all rows of text, by two estimators, and over the corpora."""
+    by_corpus = of_text(effects(folder))
+    text = [each for corpus in by_corpus.values() for each in corpus]
+    means = [statistics.fmean(each.percent.mean for each in corpus) for corpus in by_corpus.values()]
+    rows = []
+    for name, method in {"Paule and Mandel": "iterated", "DerSimonian and Laird": "chi2"}.items():
+        found = summarised(text, method)
+        mean = Estimate(found.mean, found.low, found.high)
+        new = f"{signed(found.new_low, 1)} to {signed(found.new_high, 1)}"
+        rows.append([f"{len(text)} rows of text, {name}", shown(mean, 1), f"{found.tau:.1f}", new])
+    rows.append(
+        [f"the means of {len(means)} corpora, t", shown(paired(means), 1), f"{statistics.stdev(means):.1f}", ""]
+    )
+    return table(["over", "gain, % of the loss", "spread of the settings (tau)", "one more setting"], rows)
+
+
+# ---- along the training ----------------------------------------------------------------------------------------------
+
+# The rows of the picture and the table; the zero line is softmax with the same heads.
+ALONG = {
+    "B, 32 heads of 4": ("32", "B", "1600"),
+    "B, 4 heads of 32": ("4", "B", "1600"),
+    "A, 4 heads of 32": ("4", "A", "1600"),
+    "`average`, 4 heads of 32": ("4", "average", "1600"),
+    "B in self-attention alone": ("4", "B self", "1600"),
+    "B in cross-attention alone": ("4", "B cross", "1600"),
+    "gate, 4 heads of 32": ("4", "gate", "1600"),
+}
+
+
+def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
+    """Return the gain in validation loss over softmax with the same heads, in nats, by update and seed."""
+    ours = validations(study, row)
+    theirs = validations(study, (row[0], "softmax", row[2]))
+    found: dict[int, dict[int, float]] = {}
+    for (update, seed), loss in sorted(ours.items()):
+        found.setdefault(update, {})[seed] = theirs[update, seed] - loss
+    return found
+
+
+def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
+    """Return the validation loss in nats by update and seed. fairseq logs bits."""
+    found = {}
+    for run in study.of(row):
+        for point in run["points"]:
+            if "valid_loss" in point:
+                found[int(point["update"]), run["seed"]] = point["valid_loss"] * math.log(2)
+    return found
+
+
+def along_table(folder: Path = RESULTS) -> str:
+    """Return the gain in validation loss at the first and the last validation of translation, and its change."""
+    study = study_of("translation", folder)
+    rows = []
+    for name, row in ALONG.items():
+        by_update = along(study, row)
+        first, last = (by_update[update] for update in (min(by_update), max(by_update)))
+        change = paired([last[seed] - first[seed] for seed in sorted(first.keys() & last.keys())])
+        early, late = (paired(list(gains.values())) for gains in (first, last))
+        rows.append([name, shown(early, 3), shown(late, 3), shown(change, 3)])
+    first, last = (f"{limit(by_update):,}" for limit in (min, max))
+    return table(["over softmax with the same heads", f"at update {first}", f"at {last}", "change"], rows)
+
+
+def bleu_table(folder: Path = RESULTS) -> str:
+    """Return the BLEU of softmax and of B, and the gain."""
+    rows = []
+    for of in read_comparisons(folder / "comparisons.csv"):
+        study = study_of(of.study, folder)
+        metric = next((name for name in study.metrics if study.measure(name) == "BLEU"), None)
+        if metric == "valid":  # older files have both; the test set comes last
+            metric = "test"
+        if metric is None or study.waits:
+            continue
+        ours, theirs = (study.values(row, metric) for row in (of.mixed, of.softmax))
+        gain = paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+        means = (f"{statistics.fmean(values.values()):.2f}" for values in (theirs, ours))
+        rows.append([of.task, f"{of.updates:,}", of.heads, str(gain.count), *means, shown(gain, 2)])
+    return table(["task", "updates", "heads", "seeds", "softmax", "B", "gain in BLEU"], rows)
+
+
+def translation_table(folder: Path = RESULTS) -> str:
+    """Return loss and BLEU of every row of translation over softmax with 4 heads, the best softmax."""
+    study = study_of("translation", folder)
+    best = ("4", "softmax", "1600")
+    rows = []
+    for row in study.rows:
+        loss = statistics.fmean(losses(study, row, "test").values())
+        bleu = statistics.fmean(study.values(row, "BLEU").values())
+        cells = [f"{row[1]}, {row[0]} heads", f"{loss:.4f}", "", f"{bleu:.2f}", ""]
+        if row != best:
+            cells[2] = shown(paired(gains(paired_losses(study, row, best, "test"), False)), 4)
+            ours, theirs = (study.values(each, "BLEU") for each in (row, best))
+            cells[4] = shown(paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]), 2)
+        rows.append(cells)
+    return table(["attention", "test loss, nats", "gain over softmax, 4 heads", "BLEU", "gain"], rows)
+
+
+def worth_in_updates(folder: Path = RESULTS) -> Estimate:
+    """Return how many percent more updates give softmax, 4 heads, the gain of B: a straight line through one point.
+
+    The point is what 75 updates beyond 1,600 gain.
+    """
+    study = study_of("translation", folder)
+    base = ("4", "softmax", "1600")
+    of_b, of_more = (
+        gains(paired_losses(study, ("4", arm, "1600"), base, "test"), False)
+        for arm in ("B", "softmax in the time of B")
+    )
+    return ratio(of_b, of_more).scaled(100 * (1675 - 1600) / 1600)
+
+
+TABLES = {
+    "effects": effects_table,
+    "BLEU": bleu_table,
+    "translation": translation_table,
+    "along the training": along_table,
+    "recall": recall_table,
+    "over all texts": summary_table,
+}
+MEANINGS = {
+    "effects": """\
+What B gains over softmax, a line for each of [comparisons.csv](comparisons.csv): paired t, intervals at 95 %.
+Gains on text are in nats, those of nearest neighbour in mean squared error. 'n times' (recall) is the loss of
+softmax divided by that of B, by a t-test of the logarithm. Holm's adjusted p is over all lines; those below 0.05
+hold together. The best softmax has the lowest loss among the numbers of heads that were run.""",
+    "BLEU": "Test set, beam 5; intervals at 95 %.",
+    "translation": "Test set after 1,600 updates, eight seeds; intervals at 95 %.",
+    "along the training": "Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.",
+    "recall": f"Runs that end below {LEARNED} nats an answer, and the mean loss.",
+    "over all texts": """\
+The lines on text as settings that each have a true gain (random effects); the intervals of the mean are Hartung and
+Knapp's. The lines share corpora, and most have three seeds, so other estimators differ.""",
+}
+
+
+def sections(folder: Path = RESULTS) -> str:
+    """Return all tables with their headings."""
+    parts = []
+    for name, make in TABLES.items():
+        heading = name[0].upper() + name[1:]
+        parts.append(f"## {heading}\n\n{MEANINGS[name]}\n\n{make(folder)}\n")
+    worth = shown(worth_in_updates(folder), 0)
+    parts.append(
+        "Softmax with 75 more updates gains, too. By a straight line through that point, the gain of B in\n"
+        f"translation with 4 heads is worth {worth} % more updates (Fieller's interval, 95 %).\n"
+    )
+    return "\n".join(parts)

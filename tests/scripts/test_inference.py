@@ -1,0 +1,117 @@
+"""The statistics of the results are those of their definitions, which are written here once more."""
+
+import math
+import statistics
+
+import inference
+import pytest
+from scipy import optimize, stats
+
+OURS = [1.86, 1.83, 1.90, 1.85, 1.79, 1.88]
+THEIRS = [1.89, 1.85, 1.91, 1.90, 1.83, 1.89]
+GAINS = [theirs - ours for ours, theirs in zip(OURS, THEIRS)]
+
+
+# ---- the paired t-test -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_a_gain_is_that_of_scipys_paired_test(level):
+    found = inference.paired(GAINS, level)
+    test = stats.ttest_rel(THEIRS, OURS)
+    interval = test.confidence_interval(level)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert found.p == pytest.approx(test.pvalue, rel=1e-9)
+
+
+def test_a_gain_is_that_of_the_formula():
+    half = stats.t.ppf(0.975, 5) * statistics.stdev(GAINS) / math.sqrt(6)
+    mean = statistics.fmean(GAINS)
+    found = inference.paired(GAINS)
+    assert (found.mean, found.low, found.high) == pytest.approx((mean, mean - half, mean + half))
+    assert found.count == 6
+
+
+@pytest.mark.parametrize("gains", [[0.1, 0.2], [0.1, 0.1, 0.1]], ids=["two seeds", "no spread"])
+def test_without_a_spread_there_is_no_interval(gains):
+    found = inference.paired(gains)
+    assert found.mean == pytest.approx(statistics.fmean(gains))
+    assert math.isnan(found.low) and math.isnan(found.high) and math.isnan(found.p)
+
+
+def test_an_estimate_in_another_unit_keeps_its_p():
+    found = inference.paired(GAINS).scaled(100)
+    assert found.mean == pytest.approx(100 * statistics.fmean(GAINS))
+    assert found.p == inference.paired(GAINS).p
+
+
+# ---- Holm ------------------------------------------------------------------------------------------------------------
+
+
+def test_holm_on_an_example_by_hand():
+    """The smallest of four p counts four times, the next three times; none counts less than one before it."""
+    assert inference.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_holm_rejects_as_the_stepwise_procedure_does():
+    p_values = [0.001, 0.012, 0.013, 0.03, 0.2]
+    rejected = []
+    for step, p in enumerate(sorted(p_values)):
+        if p > 0.05 / (len(p_values) - step):
+            break
+        rejected.append(p)
+    adjusted = inference.holm(p_values)
+    assert [p for p, holm in zip(p_values, adjusted) if holm <= 0.05] == rejected == [0.001, 0.012, 0.013]
+
+
+# ---- random effects --------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_one_precision_give_the_plain_t_interval_of_their_means():
+    """With equal errors the weights are equal, tau^2 is what the variance has beyond them, and Hartung-Knapp is t."""
+    gains = [0.2, 1.0, 1.4, 3.8]
+    found = inference.random_effects(gains, [0.5] * 4)
+    half = stats.t.ppf(0.975, 3) * statistics.stdev(gains) / 2
+    assert found.mean == pytest.approx(1.6)
+    assert (found.low, found.high) == pytest.approx((1.6 - half, 1.6 + half), rel=1e-4)
+    assert found.tau**2 == pytest.approx(statistics.variance(gains) - 0.25, rel=1e-4)
+
+
+def test_paule_and_mandels_tau_makes_the_residuals_as_large_as_their_degrees_of_freedom():
+    gains, errors = [0.2, 1.0, 1.4, 3.8, 2.5], [0.1, 0.5, 0.3, 0.6, 1.2]
+
+    def weighted(tau2):
+        weights = [1 / (error**2 + tau2) for error in errors]
+        mean = sum(w * gain for w, gain in zip(weights, gains)) / sum(weights)
+        return weights, mean, sum(w * (gain - mean) ** 2 for w, gain in zip(weights, gains))
+
+    tau2 = optimize.brentq(lambda tau2: weighted(tau2)[2] - 4, 0, 100)
+    weights, mean, residuals = weighted(tau2)
+    error = math.sqrt(residuals / 4 / sum(weights))  # Hartung and Knapp
+
+    found = inference.random_effects(gains, errors)
+    assert found.tau == pytest.approx(math.sqrt(tau2), rel=1e-3)
+    assert found.mean == pytest.approx(mean, rel=1e-3)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 4) * error, rel=1e-3)
+    assert found.new_high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * math.sqrt(tau2 + error**2), rel=1e-3)
+
+
+@pytest.mark.parametrize("method", ["iterated", "chi2"])
+def test_settings_that_agree_have_no_spread_of_their_own(method):
+    assert inference.random_effects([1.0, 1.1, 0.9], [0.5, 0.5, 0.5], method).tau == 0
+
+
+# ---- ratios ----------------------------------------------------------------------------------------------------------
+
+
+def test_fiellers_interval_ends_where_the_paired_test_has_5_percent():
+    others = [0.012, 0.016, 0.008, 0.013, 0.011, 0.014]
+    found = inference.ratio(GAINS, others)
+    assert found.mean == pytest.approx(statistics.fmean(GAINS) / statistics.fmean(others))
+    for end in (found.low, found.high):
+        assert stats.ttest_rel(GAINS, [end * other for other in others]).pvalue == pytest.approx(0.05)
+
+
+def test_a_ratio_to_what_may_be_0_is_refused():
+    with pytest.raises(ValueError, match="the divisor is not distinguished from 0"):
+        inference.ratio(GAINS, [0.1, -0.1, 0.2, -0.2, 0.1, -0.05])
