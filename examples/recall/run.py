@@ -4,6 +4,7 @@
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 sys.path.extend(str(Path(__file__).resolve().parents[2] / folder) for folder in ("examples", "."))
 
 from synthetic import Batch, Task, attention, main
+
+from mixhead_plugin.ops import attention as attend
 
 WORDS = 64  # keys, and as many values; token 0 is a blank
 WIDTH = 64
@@ -38,6 +41,55 @@ def draw(length: int, generator: torch.Generator) -> Batch:
     return tokens.scatter(1, places, keys), due.scatter(1, places, answers)
 
 
+class WideAttention(nn.Module):
+    """Causal softmax attention whose queries and keys, or values, are larger than a head.
+
+    It shows which half of the low-rank bottleneck a task feels. The size of a head says no more than
+    the number of heads.
+
+    Args:
+        heads: number of heads H
+        query_size: size of a head's queries and keys
+        value_size: size of a head's values
+    """
+
+    batch_first = True  # nn.TransformerEncoderLayer asks for these two
+    in_proj_bias = None
+
+    def __init__(self, heads: int, query_size: int, value_size: int):
+        super().__init__()
+        self.heads = heads
+        self.q_proj = nn.Linear(WIDTH, heads * query_size)
+        self.k_proj = nn.Linear(WIDTH, heads * query_size)
+        self.v_proj = nn.Linear(WIDTH, heads * value_size)
+        self.out_proj = nn.Linear(heads * value_size, WIDTH)
+
+        # Every weight starts as large as in the other contenders, whose projections are [WIDTH, WIDTH].
+        # Then scores and outputs start as large as theirs, too.
+        bound = (6 / (2 * WIDTH)) ** 0.5 * 2**-0.5
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.uniform_(projection.weight, -bound, bound)
+            nn.init.zeros_(projection.bias)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **masks: Any) -> tuple[Tensor, None]:
+        """Return the output [B, N, E] of inputs [B, N, E], and no weights. No other mask is applied."""
+        q = self.q_proj(query).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
+        k = self.k_proj(key).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dq]
+        v = self.v_proj(value).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, H, N, Dv]
+        out = attend(q, k, v, causal=True)  # [B, H, N, Dv]
+        return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def attention_of(arm: str, head_size: int) -> nn.Module:
+    """Return the attention of an arm."""
+    heads = WIDTH // head_size
+    if arm == "wide-values":
+        return WideAttention(heads, head_size, WIDTH)
+    if arm == "wide-queries":
+        return WideAttention(heads, WIDTH, head_size)
+    return attention(arm, WIDTH, heads, causal=True)
+
+
 class Model(nn.Module):
     """A causal Transformer of two layers without positions. Each token also sees the one before it.
 
@@ -51,7 +103,7 @@ class Model(nn.Module):
         layer = partial(nn.TransformerEncoderLayer, WIDTH, heads, WIDTH, 0.0, batch_first=True, norm_first=True)
         self.layers = nn.ModuleList([layer(), layer()])
         for each in self.layers:
-            each.self_attn = attention(arm, WIDTH, heads, causal=True)
+            each.self_attn = attention_of(arm, head_size)
         self.norm, self.answer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -69,7 +121,9 @@ def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"nats an answer": F.cross_entropy(scores, right), "accuracy": (scores.argmax(-1) == right).float().mean()}
 
 
-TASK = Task("recall", ("softmax", "B", "average", "uniform"), "length", 64, 300, 0.01, Model, draw, measure)
+# 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have the model's width
+ARMS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
+TASK = Task("recall", ARMS, "length", 64, 300, 0.01, Model, draw, measure)
 
 if __name__ == "__main__":
     main(TASK)

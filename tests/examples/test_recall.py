@@ -1,7 +1,9 @@
 """examples/recall draws multi-query associative recall, and a small model learns it."""
 
+import pytest
 import torch
-from recall.run import TASK, WORDS, Model, draw
+import torch.nn.functional as F
+from recall.run import TASK, WIDTH, WORDS, Model, WideAttention, attention_of, draw
 from synthetic import Setting, run
 
 
@@ -32,12 +34,39 @@ def test_small_distances_are_frequent():
     assert (found - law / law.sum()).abs().max() < 0.05
 
 
-def test_no_state_sees_the_future():
-    model = Model("B", 32, 64)
+@pytest.mark.parametrize("arm", TASK.arms)
+def test_no_state_sees_the_future(arm):
+    model = Model(arm, 32, 64)
     tokens, _ = draw(64, torch.Generator().manual_seed(1))
     changed = tokens.clone()
     changed[:, 40:] = 0
     torch.testing.assert_close(model(tokens)[:, :40], model(changed)[:, :40])
+
+
+@pytest.mark.parametrize("query_size, value_size", [(4, 4), (4, WIDTH), (WIDTH, 4)])
+def test_a_wide_attention_is_torchs_attention_with_its_projections(query_size, value_size):
+    heads = 16
+    wide = WideAttention(heads, query_size, value_size).double()
+    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    q, k, v = (
+        F.linear(x, projection.weight, projection.bias).view(2, 9, heads, size).transpose(1, 2)
+        for projection, size in (
+            (wide.q_proj, query_size),
+            (wide.k_proj, query_size),
+            (wide.v_proj, value_size),
+        )
+    )
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    expected = wide.out_proj(attended.transpose(1, 2).reshape(2, 9, heads * value_size))
+    torch.testing.assert_close(wide(x, x, x)[0], expected)
+
+
+@pytest.mark.parametrize("arm", ["wide-values", "wide-queries"])
+def test_a_wide_attention_starts_with_outputs_as_large_as_softmax_has(arm):
+    torch.manual_seed(0)
+    x = torch.randn(64, 32, WIDTH)
+    usual, wide = (float(attention_of(name, 4)(x, x, x)[0].std()) for name in ("softmax", arm))
+    assert wide / usual == pytest.approx(1, abs=0.15)
 
 
 def test_softmax_learns_and_uniform_weights_cannot(monkeypatch):

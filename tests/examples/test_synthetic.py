@@ -1,6 +1,7 @@
 """examples/synthetic.py pairs runs by seed, and its recipes run in a sweep."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -8,9 +9,10 @@ import grids
 import pytest
 import synthetic
 import torch
+from fairseq_logs import Progress
 from nearest_neighbour.run import TASK
 from recipes import EXAMPLES, ROOT
-from synthetic import Setting, run, train
+from synthetic import Setting, run, share_of_rate, train
 
 QUICK = TASK._replace(steps=2)
 
@@ -38,11 +40,73 @@ def test_the_factor_acts_on_the_mixing_alone():
     assert not torch.equal(parts[0.0]["q_proj.weight"], start)
 
 
+@pytest.mark.parametrize("steps", [2, 7, 300, 500])
+def test_the_rate_warms_up_over_a_tenth_of_the_steps_and_falls_over_the_last_fifth(steps):
+    usual = setting("B", 3)._replace(steps=steps)
+    expected = [min(1.0, 10 * (step + 1) / steps, 5 * (1 - step / steps)) for step in range(steps)]
+    assert [share_of_rate(usual, step) for step in range(steps)] == expected
+
+
+def test_the_rate_can_have_a_warm_up_and_a_decay_of_its_own():
+    constant = setting("B", 3)._replace(steps=8, warmup_steps=4, decay_steps=0)
+    assert [share_of_rate(constant, step) for step in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    falling = constant._replace(decay_steps=2)
+    assert [share_of_rate(falling, step) for step in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 0.5]
+
+
+def test_a_validation_does_not_change_the_training_that_it_watches(caplog):
+    caplog.set_level(logging.INFO)
+    watched = setting("B", 3)._replace(steps=4, valid_interval=2)
+    alone = watched._replace(valid_interval=None)
+    weights = train(QUICK, watched).state_dict()
+    for name, weight in train(QUICK, alone).state_dict().items():
+        assert torch.equal(weights[name], weight), name
+
+
+def test_a_training_ends_at_the_first_validation_loss_that_is_small_enough(caplog):
+    caplog.set_level(logging.INFO)
+    long = setting("softmax", 3, 0.03)._replace(steps=12, valid_interval=3)
+    train(QUICK, long)
+    losses = validations(caplog)
+    assert list(losses) == [3, 6, 9, 12]
+
+    caplog.clear()
+    ended = train(QUICK, long._replace(stop_at=losses[6]))
+    assert validations(caplog) == {3: losses[3], 6: losses[6]}
+    # the validation loss is that of the finished model, on the set of `evaluate --gen-subset valid`
+    measured = synthetic.evaluate(QUICK, long, ended, "valid")
+    assert measured["mean squared error"] == losses[6]
+
+
+def validations(caplog):
+    """Return the validation losses by update, as scripts/sweep.py reads them from the log."""
+    progress = Progress([])
+    for record in caplog.records:
+        line = f"2026-11-26 03:00:00,000 | {record.levelname} | {record.name} | {record.getMessage()}"
+        progress.read(line, 0.0)
+    return {point["update"]: point["valid_loss"] for point in progress.all()}
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ("--warmup-steps -1", "--warmup-steps -1: must be at least 0"),
+        ("--decay-steps -1", "--decay-steps -1: must be at least 0"),
+        ("--valid-interval 0", "--valid-interval 0: must be at least 1"),
+        ("--stop-at 0.1", "--stop-at 0.1: needs --valid-interval"),
+    ],
+)
+def test_a_schedule_that_cannot_be_meant_is_refused_in_one_line(flags, said):
+    with pytest.raises(SystemExit) as refused:
+        synthetic.main(TASK, ["train", *flags.split()])
+    assert refused.value.code == f"train: error: {said}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example, last", [("recall", "accuracy"), ("nearest_neighbour", "")])
 def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):
     content = f"""example = "{example}"\nevaluate = "--gen-subset valid {last and "--last " + last}"\n
-train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
+train = "--steps 2 --valid-interval 1 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-scale 0.1"\n"""
     (tmp_path / "toy.toml").write_text(content)
     sweep = [sys.executable, ROOT / "scripts" / "sweep.py", tmp_path / "toy.toml"]
     subprocess.run([*sweep, "--seeds", "3-3", "--out", tmp_path], check=True, timeout=300)
@@ -52,6 +116,10 @@ train = "--steps 2 --head-size 8"\n[axes.attention]\nB = "--arm B --mixing-lr-sc
     expected = run(task, Setting("B", 8, task.size, task.rate, 0.1, 2, 3))
     assert record["metrics"]["result"] == pytest.approx(expected[last or next(iter(expected))], abs=1e-6)
     assert record["measures"]["result"] == (last or next(iter(expected)))
+    assert [point["update"] for point in record["points"]] == [1, 2]
+    if not last:
+        # the loss is the endpoint's on the same set
+        assert record["points"][-1]["valid_loss"] == pytest.approx(record["metrics"]["result"], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["recall", "nearest_neighbour"])
