@@ -29,8 +29,8 @@ class MixedAttention(Assembly):
         relative_gain: the farthest distance of the `DistanceGain`, for self-attention; 0 for none
         causal: whether every call is causal, as by `is_causal`; the relative position 't5' depends on it
         impl: the implementation of `ops.attention`
-        variant: the keywords of VARIANT; a trained mixing starts as the identity, relative positions are for
-            self-attention
+        variant: the keywords of VARIANT; a trained mixing starts as the identity, or as `mixing_start` says;
+            relative positions are for self-attention
     """
 
     # torch's TransformerEncoderLayer would compute the attention itself if these were there.

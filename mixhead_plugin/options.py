@@ -75,6 +75,13 @@ class AttentionOptions(FairseqDataclass):
     )
     attention_impl: str = _flag("attention_impl", "auto", "which code computes the attention")
     value_init_scale: float = _flag("value_init_scale", 1.0, "factor on the initial weights of v_proj and out_proj")
+    mixing_start: str = _flag(
+        "mixing_start",
+        "identity",
+        "what M starts as in a new model, with --head-mixing position-independent or position-wise (its b): "
+        "random is normal with deviation 1/sqrt(H), uniform is 1/H everywhere; "
+        "a checkpoint without M still becomes the identity",
+    )
     mixing_lr_scale: float = _flag("mixing_lr_scale", 1.0, "factor on the learning rate of head, score, feature mixing")
     relative_position: str = _flag(
         "relative_position",

@@ -210,3 +210,16 @@ def test_weight_decay_spares_the_mixing():
     assert len(vectors["params"]) == 3 and len(mixing["params"]) == 3
     torch.optim.AdamW([decayed, vectors, mixing], lr=0.1).step()
     assert [group["weight_decay"] for group in (decayed, vectors, mixing)] == [0.5, 0.0, 0.0] and mixing["lr"] == 0.1
+
+
+def test_a_mixing_starts_as_it_is_asked_to_and_a_state_without_it_is_still_the_identity():
+    asked = {"head_mixing": "position-independent", "mixing_start": "uniform"}
+    uniform, torchs = torch.full((H, H), 1 / H), nn.MultiheadAttention(E, H)
+    made, (mixed,) = MixedAttention(E, H, **asked), mix(nn.ModuleList([copy.deepcopy(torchs)]), **asked)
+    for attention in (made, mixed):
+        assert torch.equal(attention.head_mixing.weight, uniform)
+        attention.load_state_dict(torchs.state_dict())
+        assert torch.equal(attention.head_mixing.weight, torch.eye(H))
+    refused = r"^mixing_start random: has no effect with head mixing low-rank; must be identity, or"
+    with pytest.raises(ValueError, match=refused):
+        MixedAttention(E, H, head_mixing="low-rank", mixing_start="random")

@@ -75,6 +75,7 @@ WRONG = [
     (SYNTHESIZER, {"synthesizer": "random", "score_mixing": "position-wise"}, "--score-mixing"),
     (SYNTHESIZER, {"feature_mixing": "heads"}, "--mixed-features"),
     (LM, {"mixed_features": "q"}, "--mixed-features"),
+    *((LM, {"mixing_start": "random", "head_mixing": name}, "--mixing-start") for name in ("none", "low-rank")),
     (LM, {**PER_LAYER, "feature_mixing": "output"}, "--heads-per-layer"),
     *((ROBERTA, {"mha_heads_to_keep": 2, "head_mixing": "none", **f}, "--mha-heads-to-keep") for f in PARTED),
     (LM, {"relative_position": "rotary", "head_dim": 3}, "--relative-position"),

@@ -3,12 +3,14 @@
 import copy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mixhead_plugin.hf.attend import FEATURES, NAME, MixedHeads
 from mixhead_plugin.hf.layouts import sites_of
 from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
+from mixhead_plugin.parts.head_mixing import own_numbers
 
 # These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
 # imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
@@ -23,7 +25,8 @@ def mix(
 
     Args:
         model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the variant
-        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax changes the outputs
+        head_mixing, variant: at least one keyword of VARIANT; another normalizer than softmax, and another mixing_start
+            than identity, change the outputs
         impl: the implementation of `ops.attention`
 
     Raises:
@@ -45,7 +48,12 @@ def mix(
 def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
     """Make every attention of `model` compute a variant, which may be the plain one."""
     sites = sites_of(model)
-    all_heads = [MixedHeads(site, model, variant, impl) for site in sites]  # before any change: one may be refused
+    all_heads = []  # before any change: one may be refused
+    with own_numbers():
+        for site in sites:
+            all_heads.append(MixedHeads(site, model, variant, impl))
+            # A part draws by the state of the generator: without this number all layers would start equal.
+            torch.rand((), device="cpu")
     memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
     for module in (module for module in model.modules() if hasattr(module, "config")):
         config: Any = copy.deepcopy(module.config, memo)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, RelativeScores
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.normalizers import sink_problem
+from mixhead_plugin.parts.head_mixing import MIXING_STARTS
 from mixhead_plugin.parts.kinds import AttentionSizes, PartError, PartKind
 from mixhead_plugin.parts.parameters import PARTS
 from mixhead_plugin.parts.relative_position import DistanceGain
@@ -18,6 +19,7 @@ VARIANT: dict[str, Collection[str]] = {
     "normalizer": NORMALIZERS,
     **PARTS,
     "mixed_features": ("qkv", "qk", "qv", "kv", "q", "k", "v"),
+    "mixing_start": MIXING_STARTS,
 }
 
 
@@ -63,6 +65,10 @@ def sizes_of(
         problem = "has no effect without feature mixing of heads or shared; must be qkv"
         raise PartError("mixed_features", variant["mixed_features"], problem)
     kind = PARTS["head_mixing"][head_mixing]
+    if variant["mixing_start"] != "identity" and not kind.starts:
+        mixings = " or ".join(name for name, other in PARTS["head_mixing"].items() if other.starts)
+        problem = f"has no effect with head mixing {head_mixing}; must be identity, or the head mixing {mixings}"
+        raise PartError("mixing_start", variant["mixing_start"], problem)
     if num_heads % kind.group != 0:
         raise PartError("num_heads", num_heads, f"must be a multiple of {kind.group} with {head_mixing} mixing")
     usual = num_heads // kind.group
@@ -70,7 +76,14 @@ def sizes_of(
         raise PartError("num_mixed_heads", mixed_heads, f"must be {usual} with {head_mixing} mixing")
     mixed_heads, value_dim = usual if mixed_heads is None else mixed_heads, head_dim * kind.group
     return AttentionSizes(
-        num_heads, head_dim, mixed_heads, value_dim, embed_dim, causal, mixed_features=variant["mixed_features"]
+        num_heads,
+        head_dim,
+        mixed_heads,
+        value_dim,
+        embed_dim,
+        causal,
+        mixed_features=variant["mixed_features"],
+        mixing_start=variant["mixing_start"],
     )
 
 
@@ -89,7 +102,8 @@ class Assembly(nn.Module):
         self.mixed_features = variant["mixed_features"] if mixes_projections(variant) else None
         for option, table in PARTS.items():
             build = table[variant[option]].build
-            square = sizes._replace(mixed_heads=sizes.num_heads)  # scores have all heads
+            # scores have all heads, and L always starts as the identity
+            square = sizes._replace(mixed_heads=sizes.num_heads, mixing_start="identity")
             part = None if build is None else build(square if option == "score_mixing" else sizes)
             setattr(self, option, part)
         self.relative_gain = DistanceGain(sizes.num_heads, relative_gain) if relative_gain else None

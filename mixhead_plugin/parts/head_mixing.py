@@ -7,7 +7,7 @@ Mixhead A is the post-softmax projection of talking-heads attention (Shazeer et 
 one. Mixhead B has a forerunner in the dynamic projections of mesh-tensorflow's talking-heads code.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -32,12 +32,38 @@ def own_numbers() -> Iterator[None]:
         yield
 
 
+def _random_start(heads: int, mixed_heads: int) -> Tensor:
+    with own_numbers():
+        # On the CPU also for other devices, so that a seed means the same M everywhere.
+        return torch.randn(heads, mixed_heads, device="cpu") * heads**-0.5
+
+
+def _uniform_start(heads: int, mixed_heads: int) -> Tensor:
+    return torch.full((heads, mixed_heads), 1 / heads)
+
+
+# What M [H, H'] starts as, by the value of --mixing-start. The paper compares the three (section 3.2), but does not say
+# how wide its random and uniform numbers are. Here `random` keeps the size of a mixed head, because the squares in a
+# column sum to about 1; `uniform` makes each mixed head the mean head, as section 4.4.2 uses the word.
+MIXING_STARTS: dict[str, Callable[[int, int], Tensor]] = {
+    "identity": torch.eye,
+    "random": _random_start,
+    "uniform": _uniform_start,
+}
+
+
 class PositionIndependentMixing(HeadMixing):
-    """Train one M for all positions (mixhead eq. 12); it starts as the identity (section 3.2)."""
+    """Train one M for all positions (mixhead eq. 12), which starts as --mixing-start says (section 3.2)."""
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.weight = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
+        self.start = sizes.mixing_start
+        self.weight = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.copy_(MIXING_STARTS[self.start](*self.weight.shape))
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.eye(*self.weight.shape)}
@@ -47,12 +73,22 @@ class PositionIndependentMixing(HeadMixing):
 
 
 class PositionWiseMixing(HeadMixing):
-    """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1); start with W = 0, b = I (section 3.2)."""
+    """Compute M_t[j, i] = q_{t,j} . W[:, i] + b[j, i] (mixhead section 3.1).
+
+    W starts as 0, and b as --mixing-start says (section 3.2).
+    """
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.query_weight = nn.Parameter(torch.zeros(sizes.head_dim, sizes.mixed_heads))  # [D, H']
-        self.bias = nn.Parameter(torch.eye(sizes.num_heads, sizes.mixed_heads))  # [H, H']
+        self.start = sizes.mixing_start
+        self.query_weight = nn.Parameter(torch.empty(sizes.head_dim, sizes.mixed_heads))  # [D, H']
+        self.bias = nn.Parameter(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.query_weight.zero_()
+            self.bias.copy_(MIXING_STARTS[self.start](*self.bias.shape))
 
     def identity(self) -> dict[str, Tensor]:
         return {"query_weight": torch.zeros(self.query_weight.shape), "bias": torch.eye(*self.bias.shape)}
@@ -118,7 +154,11 @@ class FrozenMixing(HeadMixing):
 
 
 def random_mixing(sizes: AttentionSizes) -> FrozenMixing:
-    """Return normal entries (mixhead section 4.4.2); each column is scaled to sum to 1, as a softmax row does."""
+    """Return normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
+
+    The paper's entries are normal and fixed, no more. Two changes are ours: columns are scaled, so that a mixed row of
+    weights sums to 1 as a row of softmax does; and columns whose sum is near 0 are drawn again.
+    """
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
     heads = sizes.num_heads
     matrix = torch.randn(heads, sizes.mixed_heads, dtype=torch.float64, device="cpu")
@@ -144,6 +184,7 @@ HEAD_MIXINGS = {
         "Mixhead A, mixhead eq. 12; talking heads, 2020",
         {"weight": _MATRIX},
         orthogonal=True,
+        starts=True,
     ),
     "position-wise": PartKind(
         PositionWiseMixing,
@@ -151,6 +192,7 @@ HEAD_MIXINGS = {
         "Mixhead B, mixhead section 3.1",
         {"query_weight": (Axis(1, "mixed"),), "bias": _MATRIX},
         orthogonal=True,
+        starts=True,
         reads="query",
     ),
     "low-rank": PartKind(

@@ -33,6 +33,7 @@ class AttentionSizes(NamedTuple):
     causal: bool = False
     key_heads: int = 0  # of size head_dim, where heads of queries share keys and values; 0 where they do not
     mixed_features: str = "qkv"  # which of queries, keys and values the feature mixing mixes
+    mixing_start: str = "identity"  # what the M of the head mixing starts as, one of MIXING_STARTS
 
 
 class Part(nn.Module):
@@ -61,6 +62,7 @@ class PartKind(NamedTuple):
     frozen: bool = False  # whether its tensors are buffers
     # Of mixings alone:
     orthogonal: bool = False  # whether --orthogonal-weight acts on it
+    starts: bool = False  # whether --mixing-start chooses what it starts as
     reads: str = ""  # "query": the projected query; "input": that of the attention; "" for one matrix for all positions
     group: int = 1  # source heads for each mixed head, whose values have `group` times the head size
     uncut: str = ""  # why none of its heads can be cut off; empty if they can

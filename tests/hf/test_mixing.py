@@ -136,3 +136,20 @@ def test_what_would_lose_the_mixing_or_cannot_work_is_refused(tmp_path, monkeypa
         odd(torch.ones(1, 2, dtype=torch.long))
     odd.model.encoder.layers[0].self_attn.q_proj(torch.ones(1, 24).double())
     copy.deepcopy(odd)  # neither an interrupted call nor one of a projection leaves activations behind
+
+
+@pytest.mark.parametrize(
+    "variant, tensor",
+    [
+        ({"head_mixing": "position-wise", "mixing_start": "random"}, "bias"),
+        ({"head_mixing": "low-rank"}, "left_weight"),
+    ],
+    ids=["random", "low-rank"],
+)
+def test_random_starts_of_layers_differ_and_are_saved(variant, tensor, tmp_path):
+    model = hf.mix(build("LlamaForCausalLM")[0], **variant)
+    first, second = (layer.self_attn.head_mixing.get_parameter(tensor) for layer in model.model.layers)
+    assert not torch.equal(first, second)
+    model.save_pretrained(tmp_path)
+    loaded = hf.load(tmp_path).model.layers[1].self_attn.head_mixing.get_parameter(tensor)
+    assert torch.equal(loaded, second)

@@ -163,3 +163,13 @@ def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cu
     trained, loaded = build(arch, **flags), build(arch, seed=2, **flags)
     loaded.load_state_dict(copy.deepcopy(trained.state_dict()))
     assert same(loaded, trained)
+
+
+@pytest.mark.parametrize("mixing", TRAINED)
+def test_a_checkpoint_without_a_mixing_becomes_the_identity_whatever_a_new_model_starts_as(mixing):
+    model = build(TRANSLATION, head_mixing=mixing, mixing_start="uniform").eval()
+    assert model.encoder.layers[0].self_attn.head_mixing.start == "uniform"
+    sentences, fairseqs = tokens(), build("transformer", seed=2).eval()
+    assert not torch.allclose(forward(model, sentences), forward(build("transformer").eval(), sentences))
+    model.load_state_dict(copy.deepcopy(fairseqs.state_dict()))
+    torch.testing.assert_close(forward(model, sentences), forward(fairseqs, sentences))

@@ -23,6 +23,7 @@ VALUES = {
     "attention_normalizer": (*NORMALIZERS, "Softmax", ""),
     **{option: (*table, "position_wise") for option, table in PARTS.items()},
     "mixed_features": (*VARIANT["mixed_features"], "vk"),
+    "mixing_start": (*VARIANT["mixing_start"], "ones"),
     "head_dim": (2, 4, 5, 32, 0),
     "attention_scope": (*SCOPES, "encoder-self"),
     "attention_impl": ("auto", *IMPLEMENTATIONS, "cuda"),
