@@ -14,8 +14,10 @@ if sys.version_info < (3, 11) or not importlib.util.find_spec("tqdm"):
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -47,6 +49,8 @@ def arguments(words: Sequence[str]) -> tuple[argparse.Namespace, Sequence[str]]:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help=jobs)
     kept = "skip the runs that this file of report.py --save has, of another machine say; may be repeated"
     parser.add_argument("--kept", type=Path, action="append", default=[], metavar="FILE", help=kept)
+    drawn = "run seed after seed, the points of each in an order that the seed draws"
+    parser.add_argument("--drawn-order", action="store_true", help=drawn)
     parser.add_argument("--out", type=Path, default=ROOT / "runs", help="folder of the runs (default: runs)")
     parser.add_argument("--dry-run", action="store_true", help="print fairseq's commands and run nothing")
     parser.usage = parser.format_usage().removeprefix("usage: ").strip() + " [-- FLAGS OF EVERY train.sh]"
@@ -78,6 +82,19 @@ def without_kept(todo: Sequence[Run], files: Sequence[Path]) -> list[Run]:
     left = [run for run in todo if run.evaluate and not run.evaluate.keys() <= known.get(run.digest, {}).keys()]
     needed = {before.digest for run in left for before in run.starts}
     return [run for run in todo if run in left or run.digest in needed]
+
+
+def drawn_blocks(todo: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs of each seed, in an order that the seed draws.
+
+    Then whatever changes during a sweep, such as the other work of the machine, favours no point.
+    """
+    blocks = []
+    for seed in sorted({run.seed for run in todo}):
+        block = [run for run in todo if run.seed == seed]
+        random.Random(seed).shuffle(block)
+        blocks.append(block)
+    return blocks
 
 
 def sweep(todo: Sequence[Run], runner: Runner) -> list[str]:
@@ -119,9 +136,11 @@ def main(words: Sequence[str] | None = None) -> int:
     todo = runs(replace(grid, metrics=metrics), args.seeds, args.only)
     if not todo:
         fail("--only, --seeds: choose no run of the grid")
-    todo = without_kept(todo, args.kept)
+    # drawn before any run is left out, so that the order stays the same when a sweep goes on
+    blocks = drawn_blocks(todo) if args.drawn_order else [todo]
+    blocks = [without_kept(block, args.kept) for block in blocks]
     if args.dry_run or os.environ.get("DRY_RUN"):
-        for run in todo:
+        for run in itertools.chain(*blocks):
             save = str(run.folder(args.out) / "checkpoints")
             for name, flags in (("train", run.train), *(("evaluate", flags) for flags in run.evaluate.values())):
                 if dry_run(run, name, flags, save).returncode:
@@ -132,7 +151,10 @@ def main(words: Sequence[str] | None = None) -> int:
         out.mkdir(parents=True, exist_ok=True)
         runner = Runner(out, args.jobs)
         with runner.stoppable():
-            failures = sweep(todo, runner)
+            failures = []
+            for block in blocks:
+                if not runner.stopped_by:
+                    failures += sweep(block, runner)
     except (OSError, Failure) as error:
         fail(str(error))
     if runner.stopped_by:

@@ -122,12 +122,18 @@ train = "--steps 2 --valid-interval 1 --head-size 8"\n[axes.attention]\nB = "--a
         assert record["points"][-1]["valid_loss"] == pytest.approx(record["metrics"]["result"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["recall", "nearest_neighbour"])
-def test_no_two_runs_of_the_pilots_are_the_same(name, tmp_path, monkeypatch):
-    settings, task = [], __import__(f"{name}.run", fromlist=["TASK"]).TASK
+GRIDS = [
+    path for name in ("recall", "nearest_neighbour") for path in sorted((EXAMPLES / "grids").glob(f"{name}*.toml"))
+]
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=[path.stem for path in GRIDS])
+def test_the_recipe_takes_every_run_of_a_grid_and_no_two_are_the_same(path, tmp_path, monkeypatch):
+    grid = grids.read_grid(path)
+    settings, task = [], __import__(f"{grid.example}.run", fromlist=["TASK"]).TASK
     monkeypatch.setenv("SAVE", str(tmp_path))
     monkeypatch.setattr(synthetic, "train", lambda task, setting: settings.append(setting) or torch.nn.Identity())
-    found = grids.runs(grids.read_grid(EXAMPLES / "grids" / f"{name}_pilots.toml"), [101])
+    found = grids.runs(grid, [101])
     for each in found:
         synthetic.main(task, ["train", *each.train])
     assert len(set(settings)) == len(found) and {setting.seed for setting in settings} == {101}
