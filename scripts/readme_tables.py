@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ from the tables in the code.
+"""Write the tables of README.md and docs/ from the tables in the code and from the results.
 
 A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!-- end -->`.
 """
@@ -7,6 +7,8 @@ import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
+
+import effects
 
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.modules.penalties import PENALTIES
@@ -93,7 +95,11 @@ def repairs() -> str:
 
 
 NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs)
-TABLES = {"most used flags": lambda: flags(MOST_USED), **{each.__name__: each for each in NAMED}}
+TABLES = {
+    "most used flags": lambda: flags(MOST_USED),
+    **{each.__name__: each for each in NAMED},
+    **effects.TABLES,  # of the results
+}
 
 
 def with_tables(text: str) -> str:

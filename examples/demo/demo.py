@@ -37,7 +37,7 @@ UPDATES = 300
 BEAM = 5
 SAMPLES = 5
 
-# Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/does-it-help.md, 'Stage 0', for both.
+# Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots', for both.
 FLAGS = """
     --source-lang de --target-lang en --share-all-embeddings
     --encoder-layers 2 --decoder-layers 2 --encoder-embed-dim 128 --encoder-ffn-embed-dim 512
