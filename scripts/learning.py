@@ -1,0 +1,164 @@
+"""Able, or only faster? Tables of recall_steps and nearest_neighbour_steps (docs/protocol.md).
+
+Trainings of recall end when they have learned: at the first validation loss of at most --stop-at, or
+at their last step. So what counts is the share that learned, and the steps that it took.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from effects import fold, table
+from inference import holm, paired
+from matplotlib import pyplot as plt
+from scipy import stats
+from studies import Row, Study
+
+from mixhead_plugin.analysis.figures import colours
+
+NEVER = math.inf  # the steps of a training that has not learned
+
+
+# ---- recall ----------------------------------------------------------------------------------------------------------
+
+
+def steps_taken(run: Mapping[str, Any]) -> float:
+    """Return the step of the first validation loss that is small enough; NEVER without one."""
+    enough = float(run["train"]["--stop-at"][0])
+    for point in run["points"]:
+        if point.get("valid_loss", math.inf) <= enough:
+            return int(point["update"])
+    return NEVER
+
+
+def steps(study: Study, row: Row) -> dict[int, float]:
+    """Return the steps by seed."""
+    return {run["seed"]: steps_taken(run) for run in study.of(row)}
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How many seeds learned in fewer steps than with the other attention, and the exact sign test."""
+
+    faster: int
+    slower: int
+    ties: int
+    p: float  # two-sided; 1 if all seeds are ties
+
+
+def sign_test(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Sign:
+    """Compare the steps of the seeds that both have.
+
+    A seed that learned is faster than one that never did. Two that never did are a tie, and ties say
+    nothing about which is faster, so the test leaves them out.
+    """
+    seeds = ours.keys() & theirs.keys()
+    faster = sum(ours[seed] < theirs[seed] for seed in seeds)
+    slower = sum(ours[seed] > theirs[seed] for seed in seeds)
+    if faster + slower == 0:
+        return Sign(0, 0, len(seeds), 1.0)
+    p = stats.binomtest(faster, faster + slower).pvalue
+    return Sign(faster, slower, len(seeds) - faster - slower, float(p))
+
+
+def share(learned: int, count: int) -> str:
+    """Return '3 of 12 (5 to 57 %)', with Clopper and Pearson's interval at 95 %."""
+    interval = stats.binomtest(learned, count).proportion_ci(0.95, "exact")
+    return f"{learned} of {count} ({100 * interval.low:.0f} to {100 * interval.high:.0f} %)"
+
+
+def steps_table(study: Study) -> str:
+    """Return how many seeds learned and how long it took, beside softmax with heads of the same size.
+
+    Holm's family is all comparisons of the table.
+    """
+    compared = {row: study.baseline(row) for row in study.rows}
+    tests = {
+        row: sign_test(steps(study, row), steps(study, base)) for row, base in compared.items() if base and base != row
+    }
+    adjusted = dict(zip(tests, holm([test.p for test in tests.values()]) if tests else []))
+    lines = []
+    for row in study.rows:
+        took = list(steps(study, row).values())
+        learned = [each for each in took if each != NEVER]
+        median = statistics.median(took)
+        cells = [*row, share(len(learned), len(took)), "never" if median == NEVER else f"{median:g}"]
+        if row in tests:
+            test = tests[row]
+            cells += [f"{test.faster}, {test.slower}, {test.ties}", f"{test.p:.2g}", f"{adjusted[row]:.2g}"]
+        else:
+            cells += ["", "", ""]
+        lines.append(cells)
+    head = [*study.grid.axes, "learned", "steps, median"]
+    head += [f"faster than {study.grid.baseline}, slower, tie", "p, sign test", "p, Holm"]
+    return table(head, lines)
+
+
+def draw_steps(study: Study, path: Path) -> None:
+    """Draw the share of seeds that have learned against the steps: a panel for each size of heads."""
+    groups = list(dict.fromkeys(row[:-1] for row in study.rows))
+    of = colours([row[-1] for row in study.rows])
+    last = max(int(point["update"]) for run in study.runs for point in run["points"])
+    figure, axes = plt.subplots(
+        1, len(groups), figsize=(4 * len(groups), 3.4), layout="constrained", sharey=True, squeeze=False
+    )
+    for panel, group in zip(axes[0], groups):
+        for row in study.rows:
+            if row[:-1] != group:
+                continue
+            took = list(steps(study, row).values())
+            learned = sorted(each for each in took if each != NEVER)
+            shares = [(number + 1) / len(took) for number in range(len(learned))]
+            end = shares[-1] if shares else 0
+            panel.step([0, *learned, last], [0, *shares, end], where="post", color=of[row[-1]], label=row[-1])
+        named = ", ".join(f"{axis} {label}" for axis, label in zip(study.grid.axes, group))
+        panel.set(title=named, xlabel="steps", xlim=(0, last), ylim=(0, 1.03))
+    axes[0][0].set_ylabel("share of the seeds that have learned")
+    axes[0][-1].legend(frameon=False)
+    with plt.rc_context({"svg.hashsalt": "mixhead"}):
+        figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+# ---- nearest neighbour -----------------------------------------------------------------------------------------------
+
+
+def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
+    """Return the logarithm of the base's error divided by the row's, for each seed that both have."""
+    ours = study.values(row, study.metric)
+    theirs = study.values(base, study.metric)
+    return {seed: math.log(theirs[seed] / ours[seed]) for seed in sorted(ours.keys() & theirs.keys())}
+
+
+def errors_table(study: Study) -> str:
+    """Return how many times smaller the test error is than that of softmax with heads of the same size.
+
+    The last column is the ratio after the most steps divided by that after the fewest: above 1 the gain has grown.
+    Holm's family is all ratios of the table but those of the last column.
+    """
+    found = {}
+    for row in study.rows:
+        base = study.baseline(row)
+        if base is not None and base != row:
+            found[row] = log_ratios(study, row, base)
+    estimates = {row: paired(list(ratios.values())) for row, ratios in found.items()}
+    adjusted = dict(zip(estimates, holm([each.p for each in estimates.values()])))
+
+    fewest, *_, most = study.grid.axes["steps"]
+    lines = []
+    for row, each in estimates.items():
+        change = ""
+        if row[0] == most:
+            early = found[(fewest, *row[1:])]
+            grown = [late - early[seed] for seed, late in found[row].items() if seed in early]
+            change = fold(paired(grown))
+        lines.append([*row, fold(each), f"{each.p:.2g}", f"{adjusted[row]:.2g}", change])
+    head = [*study.grid.axes, f"error of {study.grid.baseline}, divided by this one's", "p", "p, Holm"]
+    return table([*head, f"change from {fewest} steps"], lines)
+
+
+TABLES = {"recall_steps": steps_table, "nearest_neighbour_steps": errors_table}
+PICTURES = {"recall_steps": draw_steps}

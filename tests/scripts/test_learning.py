@@ -1,0 +1,152 @@
+"""The tables of 'Able, or only faster?' are those of the runs: shares, exact sign tests and ratios, by hand."""
+
+import itertools
+import math
+
+import grids
+import learning
+import pytest
+import report
+from scipy import stats
+from studies import Study
+
+GRID = {
+    "title": "Toy",
+    "example": "recall",
+    "metrics": {"test": ""},
+    "axes": {
+        "head-size": {"4": "--head-size 4", "8": "--head-size 8"},
+        "attention": {"softmax": "--arm softmax", "A": "--arm A", "B": "--arm B"},
+    },
+    "seeds": 4,
+}
+# the steps of seeds 1 to 4; None has not learned
+TOOK = {
+    ("4", "softmax"): (None, None, 100, None),
+    ("4", "A"): (75, None, 100, 50),  # two faster; a tie of never, a tie of 100
+    ("4", "B"): (25, 25, 25, 25),
+    ("8", "softmax"): (50, 50, 50, 50),
+    ("8", "A"): (75, 75, None, 75),
+    ("8", "B"): (50, 50, 50, 50),
+}
+
+
+# the axes of a row, from the last one back
+AXES = ("steps", "head-size", "attention")
+
+
+def run_of(row, seed, points=(), value=1.0):
+    return {
+        "labels": dict(zip(AXES[-len(row) :], row)),
+        "seed": seed,
+        "train": {"--stop-at": ["0.1"]},
+        "metrics": {"test": value},
+        "measures": {"test": "nats an answer"},
+        "points": list(points),
+        "versions": {},
+        "seconds": 1.0,
+    }
+
+
+def points_of(steps):
+    """Return validations every 25 steps; the last one is small enough if the run learned."""
+    last = steps or 100
+    points = [{"update": update, "tokens": 0, "valid_loss": 2.0} for update in range(25, last + 1, 25)]
+    if steps is not None:
+        points[-1]["valid_loss"] = 0.1
+    return points
+
+
+def study_of_steps(tmp_path, **changes):
+    found = [
+        run_of(row, seed, points_of(steps))
+        for row, all_steps in TOOK.items()
+        for seed, steps in enumerate(all_steps, start=1)
+    ]
+    return Study("recall_steps", grids.checked(GRID | changes, tmp_path / "toy.toml"), "toy.toml", found, {})
+
+
+def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough():
+    losses = {25: 2.0, 50: 0.1001, 75: 0.1, 100: 0.05}
+    points = [{"update": update, "valid_loss": loss} for update, loss in losses.items()]
+    assert learning.steps_taken(run_of(("4", "B"), 1, points)) == 75
+    assert learning.steps_taken(run_of(("4", "B"), 1, points[:2])) == learning.NEVER
+    assert learning.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}])) == learning.NEVER
+
+
+def exact_p(faster, slower):
+    """Return the two-sided sign test from its definition: as many sequences of signs are at least as uneven."""
+    count = faster + slower
+    signs = itertools.product((0, 1), repeat=count)
+    extreme = [each for each in signs if abs(sum(each) - count / 2) >= abs(faster - count / 2)]
+    return len(extreme) / 2**count
+
+
+@pytest.mark.parametrize("faster, slower", [(1, 0), (5, 0), (6, 1), (3, 3), (2, 7)])
+def test_the_sign_test_is_exact(faster, slower):
+    ours = dict.fromkeys(range(faster + slower), 1.0)
+    theirs = {seed: 2.0 if seed < faster else 0.5 for seed in ours}
+    found = learning.sign_test(ours, theirs)
+    assert (found.faster, found.slower, found.ties) == (faster, slower, 0)
+    assert found.p == pytest.approx(exact_p(faster, slower))
+
+
+def test_two_seeds_that_never_learned_are_a_tie_and_ties_do_not_count():
+    never = learning.NEVER
+    found = learning.sign_test({1: 50, 2: never, 3: 75, 4: never}, {1: never, 2: never, 3: 75, 4: 25, 9: 1})
+    assert found == learning.Sign(faster=1, slower=1, ties=2, p=1.0)
+    assert learning.sign_test({1: never}, {1: never}) == learning.Sign(0, 0, 1, 1.0)
+
+
+def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_same_heads(tmp_path):
+    lines = learning.steps_table(study_of_steps(tmp_path)).splitlines()
+    cells = {tuple(line.strip("| ").split(" | ")[:2]): line.strip("| ").split(" | ")[2:] for line in lines[2:]}
+    low, high = stats.beta.ppf(0.025, 1, 4), stats.beta.ppf(0.975, 2, 3)  # Clopper and Pearson, 1 of 4
+    assert cells["4", "softmax"][:2] == [f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)", "never"]
+    assert cells["4", "A"][0].startswith("3 of 4") and cells["4", "A"][1:3] == ["87.5", "2, 0, 2"]
+    assert cells["4", "B"][0].startswith("4 of 4") and cells["4", "B"][1:4] == ["25", "4, 0, 0", "0.12"]
+    assert cells["8", "A"][1:4] == ["75", "0, 4, 0", "0.12"]
+    assert cells["8", "B"][1:] == ["50", "0, 0, 4", "1", "1"]
+    assert cells["4", "B"][4] == "0.5"  # 0.125, the smallest of four
+
+
+def test_report_shows_the_table_and_the_picture_only_when_every_seed_has_ended(tmp_path):
+    ended = report.markdown(study_of_steps(tmp_path))
+    assert "| 4 | B | 4 of 4 " in ended and "gain in" not in ended
+    report.draw(study_of_steps(tmp_path), tmp_path / "steps.svg")
+    assert "share of the seeds that have learned" in (tmp_path / "steps.svg").read_text()
+    waiting = report.markdown(study_of_steps(tmp_path, seeds=5))
+    assert "4 of 5 seeds have every point" in waiting and "of 4 (" not in waiting
+
+
+def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
+    axes = {
+        "steps": {"500": "--steps 500", "2000": "--steps 2000"},
+        "head-size": {"2": "--head-size 2"},
+        "attention": {"softmax": "--arm softmax", "B": "--arm B"},
+    }
+    errors = {
+        ("500", "2", "softmax"): (0.8, 0.6, 0.7),
+        ("500", "2", "B"): (0.4, 0.3, 0.3),
+        ("2000", "2", "softmax"): (0.6, 0.5, 0.4),
+        ("2000", "2", "B"): (0.2, 0.1, 0.1),
+    }
+    found = [
+        run_of(row, seed, value=value) for row, values in errors.items() for seed, value in enumerate(values, start=1)
+    ]
+    content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 3}
+    name = "nearest_neighbour_steps"
+    study = Study(name, grids.checked(content, tmp_path / "toy.toml"), "toy.toml", found, {})
+    *_, short, long = learning.errors_table(study).splitlines()
+
+    def mean_ratio(*ratios):
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+    early, late = (2, 2, 7 / 3), (3, 5, 4)
+    assert f"| 500 | 2 | B | {mean_ratio(*early):.3g} times (" in short and short.endswith("|  |")
+    assert f"| 2000 | 2 | B | {mean_ratio(*late):.3g} times (" in long
+    grown = [b / a for a, b in zip(early, late)]
+    assert f"| {mean_ratio(*grown):.3g} times (" in long
+    test = stats.ttest_1samp([math.log(ratio) for ratio in late], 0)
+    assert f" {test.pvalue:.2g} | " in long
+    assert learning.errors_table(study) in report.markdown(study)
