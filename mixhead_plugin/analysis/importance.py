@@ -1,12 +1,13 @@
-"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1; sixteen-heads essay, fig. 4).
+"""Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1; essay, 'Systematic Head Pruning').
 
-The importance of head h is I_h, the mean over the sentences of |dL/d xi_h|, for a gate xi_h = 1 on the head.
+The essay is 'Are Sixteen Heads Really Better than One?'. The importance of head h is I_h, the mean over the sentences of
+|dL/d xi_h|, for a gate xi_h = 1 on the head.
 
 L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
 mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.
 
 To compare two sets, give --subset valid,test. The command draws the importances on one set over those on the other, and
-prints Pearson's r.
+prints Pearson's r. Figure 4 of the essay compares the scores after ablating instead: `ablate --subset valid,test`.
 
 Writes importance.{png,svg,json}, for two sets also importance-2.{png,svg} and importance-correlation.{png,svg}.
 
@@ -22,8 +23,9 @@ from fairseq.criterions import FairseqCriterion
 from fairseq.modules.checkpoint_activations import unwrap_checkpoint
 from torch import nn
 
-from mixhead_plugin.analysis import figures, heads, loading, output
-from mixhead_plugin.analysis.heads import SITES, HeadNumbers, gated, kinds, points, shown_kinds
+from mixhead_plugin.analysis import heads, loading, output
+from mixhead_plugin.analysis.correlation import correlation_figure, pearson, subsets_of
+from mixhead_plugin.analysis.heads import HeadNumbers, gated, kinds, shown_kinds
 from mixhead_plugin.analysis.loading import Loaded
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
@@ -83,12 +85,6 @@ def normalized_by_layer(weights: HeadNumbers) -> HeadNumbers:
 NORMALIZATIONS = {"none": lambda weights: weights, "layer": normalized_by_layer}
 
 
-def pearson(left: HeadNumbers, right: HeadNumbers) -> dict[str, float]:
-    """Return Pearson's r of two importances of the same heads, by kind; NaN where one of them is constant."""
-    pairs = {kind: torch.stack([points(left, kind), points(right, kind)]) for kind in shown_kinds(left)}
-    return {kind: float(torch.corrcoef(pair)[0, 1]) for kind, pair in pairs.items()}
-
-
 def add_arguments(parser: ArgumentParser) -> None:
     loading.add_arguments(parser)
     add_normalization(parser, default="none")
@@ -101,9 +97,7 @@ def add_normalization(parser: ArgumentParser, default: str) -> None:
 
 
 def run(args: Namespace) -> None:
-    subsets = args.subset.split(",")
-    if len(subsets) > 2 or len(set(subsets)) < len(subsets):
-        raise OptionError(f"--subset {args.subset}: must be one set, or two different ones")
+    subsets = subsets_of(args)
     title = "importance: mean |dL/dξ|, the change of the loss per change of a head's gate ξ"
     if args.normalize != "none":
         title = "importance: mean |dL/dξ| of a head's gate ξ, l2 norm 1 in each layer"
@@ -129,24 +123,5 @@ def run(args: Namespace) -> None:
 def weigh(args: Namespace, loaded: Loaded, subset: str) -> tuple[HeadNumbers, int]:
     loaded.model.requires_grad_(False)  # only the gates need gradients
     unwrap_checkpoint(loaded.model)
-    batches = loading.batches_from(Namespace(**{**vars(args), "subset": subset}), loaded)
+    batches = loading.batches_from(args, loaded, subset)
     return importance(loaded.model, loaded.criterion, batches, heads.attentions(loaded.model))
-
-
-def correlation_figure(shown: Mapping[str, HeadNumbers], r: Mapping[str, float], label: str) -> Any:
-    """Draw each head's importance on one set over its importance on the other; `r` is Pearson's r by kind of head."""
-    (left_label, left), (right_label, right) = shown.items()
-    with figures.style():
-        figure, axes = figures.subplots(1, len(r), (3.4, 3.2))
-        for panel, kind in zip(axes[0], r, strict=True):
-            for site, marker, colour in zip(SITES, "os^", figures.COLOURS, strict=False):
-                x, y = points(left, kind, site), points(right, kind, site)
-                if len(x):
-                    panel.plot(x, y, marker, markersize=4, alpha=0.7, color=colour, label=site)
-            both = torch.cat([points(left, kind), points(right, kind)])
-            ends = [float(both.min()), float(both.max())]
-            panel.plot(ends, ends, color="grey", linewidth=0.8, zorder=0)  # equally important on both
-            title = f"{shown_kinds(left)[kind]}: r = {r[kind]:.3f}"
-            panel.set(title=title, xlabel=f"{label} on {left_label}", ylabel=f"on {right_label}")
-            panel.legend()
-    return figure

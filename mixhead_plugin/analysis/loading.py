@@ -104,9 +104,9 @@ def load(
     return Loaded(model.eval().to(device), task, cfg, name or name_of(path), path, device, history)
 
 
-def batches_from(args: Namespace, loaded: Loaded) -> Iterator[dict[str, Any]]:
-    """Return the batches that the flags of `add_arguments` ask for."""
-    return batches(loaded, args.subset, args.max_tokens, args.batch_size, args.limit)
+def batches_from(args: Namespace, loaded: Loaded, subset: str | None = None) -> Iterator[dict[str, Any]]:
+    """Return the batches that the flags of `add_arguments` ask for, of `subset` instead of --subset if it is given."""
+    return batches(loaded, subset or args.subset, args.max_tokens, args.batch_size, args.limit)
 
 
 def batches(

@@ -73,3 +73,31 @@ def test_the_losses_are_those_of_the_model_without_the_head_s_part_of_out_proj(n
     assert second["mixed"][2] == pytest.approx(loss_without([8, 9, 10, 11]), rel=1e-5)
     alone = content["only"]["loss"][1]["mixed"][2]
     assert alone == pytest.approx(loss_without([i for i in range(16) if i not in (8, 9, 10, 11)]), rel=1e-5)
+
+
+def test_two_sets_are_compared_by_the_scores_without_each_head(numbers, lm_checkpoint, numbers_alone):
+    """Figure 4 of the sixteen-heads essay."""
+    content, out = numbers("ablate", lm_checkpoint, "--subset", "valid,test", "--limit", 2)
+    first, second = content["sets"]
+    assert (first["subset"], second["subset"]) == ("valid", "test")
+    assert first["baseline"]["loss"] != second["baseline"]["loss"]
+    for experiment in EXPERIMENTS:
+        for kind in ("source", "mixed"):
+            sets = [torch.tensor([layer[kind] for layer in each[experiment]["loss"]]) for each in (first, second)]
+            expected = torch.corrcoef(torch.stack([scores.flatten().double() for scores in sets]))[0, 1]
+            r = content["pearson"][experiment]["loss"][kind]
+            assert r == pytest.approx(float(expected), abs=1e-4)
+            words = f"{kind} heads, loss (base 2) {EXPERIMENTS[experiment]}, valid and test"
+            assert f"Pearson's r of the {words}: {r:.3f}" in out
+    usual = [f"ablate-{experiment}-loss" for experiment in EXPERIMENTS]
+    second_set = [f"{name}-2" for name in usual]
+    correlations = [f"{name}-correlation" for name in usual]
+    assert numbers_alone == [*usual, *second_set, *correlations]
+
+
+def test_more_than_two_sets_are_refused(analysis, lm_checkpoint):
+    for subset in ("valid,test,train", "valid,valid"):
+        status, _, errors = analysis("ablate", lm_checkpoint, "--subset", subset)
+        message = f"--subset {subset}: must be one set, or two different ones"
+        assert status == 1
+        assert errors.endswith(f"error: {message}\n")

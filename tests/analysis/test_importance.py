@@ -6,8 +6,9 @@ import pytest
 import torch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 
+from mixhead_plugin.analysis.correlation import pearson
 from mixhead_plugin.analysis.heads import all_heads, attentions, gated
-from mixhead_plugin.analysis.importance import importance, normalized_by_layer, pearson, sentence_gradients, weigh
+from mixhead_plugin.analysis.importance import importance, normalized_by_layer, sentence_gradients, weigh
 from mixhead_plugin.analysis.loading import batches, load
 from mixhead_plugin.modules.attention import HeadGates
 from tests.analysis.test_prune import WEIGHTS
