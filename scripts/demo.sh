@@ -4,5 +4,15 @@ set -euo pipefail
 
 if [[ ${DATA-} ]]; then DATA=$(realpath -- "$DATA"); fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Setting up takes minutes, so --help and a wrong flag answer before. Without a Python, setup.sh says what it needs.
+python=${PYTHON:-python3}
+if command -v -- "$python" >/dev/null; then
+    "$python" examples/demo/demo_flags.py "$@"
+    for argument in "$@"; do
+        if [[ $argument == -h || $argument == --help ]]; then exit; fi
+    done
+fi
+
 ./scripts/setup.sh
 exec .venv/bin/python examples/demo/demo.py "$@"

@@ -3,6 +3,7 @@
 A table stands between `<!-- NAME -->`, where NAME is a key of TABLES, and `<!-- end -->`.
 """
 
+import argparse
 import inspect
 import re
 from dataclasses import fields
@@ -109,5 +110,6 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for document in DOCUMENTS:
         document.write_text(with_tables(document.read_text(encoding="utf-8")), encoding="utf-8")

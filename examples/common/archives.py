@@ -232,7 +232,11 @@ def _spend(limit: int, size: int) -> int:
 
 def _unpack_tar(path: Path, folder: Path, wanted: Callable[[str], bool] | None, limit: int) -> int:
     number = 0
-    with tarfile.open(path) as archive:
+    try:
+        opened = tarfile.open(path)
+    except tarfile.ReadError:  # its text has a line for each compression that was tried
+        raise Refused("is no tar archive, or damaged at its beginning") from None
+    with opened as archive:
         for member in archive:
             limit = _spend(limit, member.size)  # files that are skipped are decompressed, too
             if not (member.isreg() or member.isdir()):

@@ -10,7 +10,9 @@ def failing(program: str) -> Callable[[str], NoReturn]:
 
     def fail(message: str) -> NoReturn:
         close_bars()
-        print(f"{program}: error: {message}", file=sys.stderr)
+        # Texts of other libraries may have several lines.
+        line = " ".join(message.splitlines())
+        print(f"{program}: error: {line}", file=sys.stderr)
         sys.exit(1)
 
     return fail

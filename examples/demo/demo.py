@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import sacrebleu
 import sentencepiece
+from demo_flags import UPDATES, read_flags
 from tqdm import tqdm
 
 from mixhead_plugin.analysis import figures
@@ -33,7 +34,6 @@ RUNNING: list[subprocess.Popen] = []
 # Otherwise fairseq leaves out the last sentences of every set, those that fill no multiple of 8.
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 METRIC = "sacreBLEU"
-UPDATES = 300
 BEAM = 5
 SAMPLES = 5
 
@@ -265,19 +265,12 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/demo.sh", description=__doc__)
-    parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each model (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=2000, help="sentencepiece pieces (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="a new folder for all output (default: runs/demo/..., emptied)")
-    parser.add_argument("--seed", type=int, default=1, help="of all random choices (default: %(default)s)")
-    args = parser.parse_args()
+    args = read_flags()
     if args.folder is None:
         folder = ROOT / "runs" / "demo" / "translation"
         shutil.rmtree(folder, ignore_errors=True)
     else:
         folder = args.folder.absolute()
-        if folder.exists():
-            fail(f"--folder {args.folder}: is there already")
     for part in ("text", "subwords"):
         (folder / part).mkdir(parents=True)
     start = time.monotonic()

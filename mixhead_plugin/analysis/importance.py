@@ -1,7 +1,7 @@
 """Weigh every head by one backward pass per batch (Michel et al. 2019, section 4.1; essay, 'Systematic Head Pruning').
 
-The essay is 'Are Sixteen Heads Really Better than One?'. The importance of head h is I_h, the mean over the sentences of
-|dL/d xi_h|, for a gate xi_h = 1 on the head.
+The essay is 'Are Sixteen Heads Really Better than One?'. The importance of head h is I_h, the mean over the sentences
+of |dL/d xi_h|, for a gate xi_h = 1 on the head.
 
 L is the loss that the model was trained with, summed over a sentence (over a window, for language models). Where heads
 mix, the weights of source heads are mixed, and the outputs of mixed heads go to out_proj; both kinds are weighed.

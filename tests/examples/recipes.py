@@ -113,5 +113,6 @@ def refused_here(capsys, function, *arguments):
     with pytest.raises(SystemExit) as ended:
         function(*arguments)
     assert ended.value.code == 1
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("prepare: error: "))
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("prepare: error: ")
     return line.removeprefix("prepare: error: ")

@@ -109,13 +109,14 @@ def test_a_single_compressed_file_is_unpacked_to_its_name(name, compress, tmp_pa
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("harm", ["empty", "cut", "damaged"])
+@pytest.mark.parametrize("harm", ["empty", "cut", "damaged", "garbage"])
 def test_a_broken_archive_is_refused_by_name(name, harm, tmp_path, capsys):
     path = make(tmp_path / name, FILES)
     content = path.read_bytes()
     middle = len(content) // 2
     damaged = bytes(byte ^ 0x55 for byte in content[middle : middle + 40])
     broken = {"empty": b"", "cut": content[:-5], "damaged": content[:middle] + damaged + content[middle + 40 :]}
+    broken["garbage"] = random.Random(1).randbytes(3000)
     path.write_bytes(broken[harm])
     assert refused_here(capsys, unpack, path, tmp_path / "out").startswith(f"{path}: ")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo"
+SET_UP = "#!/usr/bin/env bash\necho set up\nexit 7\n"
 
 
 def run(*arguments, data=None):
@@ -59,3 +60,25 @@ def test_text_that_does_not_fit_is_refused_in_one_line(text, tmp_path):
     result = run("--folder", tmp_path / "out", data=text)
     assert result.returncode != 0 and len(result.stderr.splitlines()) == 1
     assert result.stderr.endswith("test.de has 1 lines, test.en 21; they must match\n")
+
+
+@pytest.mark.parametrize(
+    "words, status, said",
+    [
+        (["--help"], 0, "usage: scripts/demo.sh"),
+        (["--zzz"], 2, "error: unrecognized arguments: --zzz"),
+        (["--updates", "0"], 2, "error: argument --updates: 0: must be a whole number of at least 1"),
+        (["--folder", "examples"], 2, "error: argument --folder: examples: is there already; must be a new folder"),
+        ([], 7, "set up"),
+    ],
+    ids=["help", "unknown flag", "wrong number", "folder in use", "no flag"],
+)
+def test_its_flags_are_read_before_anything_is_installed(words, status, said, tmp_path):
+    for name, text in (("demo.sh", (DEMO.parents[1] / "scripts" / "demo.sh").read_text()), ("setup.sh", SET_UP)):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        (tmp_path / "scripts" / name).write_text(text)
+        (tmp_path / "scripts" / name).chmod(0o755)
+    (tmp_path / "examples").symlink_to(DEMO.parent)
+    result = subprocess.run([tmp_path / "scripts" / "demo.sh", *words], capture_output=True, text=True)
+    assert result.returncode == status
+    assert said in result.stdout + result.stderr
