@@ -230,13 +230,16 @@ def _spend(limit: int, size: int) -> int:
     return limit - size
 
 
-def _unpack_tar(path: Path, folder: Path, wanted: Callable[[str], bool] | None, limit: int) -> int:
-    number = 0
+def _open_tar(path: Path) -> tarfile.TarFile:
     try:
-        opened = tarfile.open(path)
+        return tarfile.open(path)
     except tarfile.ReadError:  # its text has a line for each compression that was tried
         raise Refused("is no tar archive, or damaged at its beginning") from None
-    with opened as archive:
+
+
+def _unpack_tar(path: Path, folder: Path, wanted: Callable[[str], bool] | None, limit: int) -> int:
+    number = 0
+    with _open_tar(path) as archive:
         for member in archive:
             limit = _spend(limit, member.size)  # files that are skipped are decompressed, too
             if not (member.isreg() or member.isdir()):
