@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fairseq.data import Dictionary, FastaDataset
+from fairseq.data import Dictionary, FastaDataset, MaskTokensDataset
 from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
 
 from mixhead_plugin.errors import OptionError
@@ -142,18 +142,39 @@ def test_every_command_calls_the_check(reader, translation_data, text_data, requ
     assert not list(tmp_path.glob("save/*.pt"))
 
 
-@pytest.mark.parametrize(
-    "content, expected",
-    [(b"", "has no symbols"), (b"hund 5\nkatze -1\n", "has a count below 0")],
-    ids=["empty", "below 0"],
-)
-def test_a_dictionary_that_fairseq_takes_is_refused(content, expected, tmp_path):
+WRONG_DICTIONARIES = {
+    "empty": (b"", "has no symbols; must have a line '<symbol> <count>' for each"),
+    "a blank line": (b"hund 5\n\nkatze 1\n", "line 2 is ''; must be '<symbol> <count>'"),
+    "no count": (b"hund 5\nkatze\n", "line 2 is 'katze'; must be '<symbol> <count>'"),
+    "a word as the count": (b"hund five\n", "line 1 is 'hund'; must be '<symbol> <count>'"),
+    "a symbol twice": (
+        b"hund 5\nkatze 1\nhund 2\n",
+        "line 3 has the symbol 'hund' again; must be left out, or end with #fairseq:overwrite",
+    ),
+    "Latin-1": (b"h\xfcte 5\n", "is not in UTF-8; must be the file that fairseq-preprocess wrote"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_DICTIONARIES)
+def test_a_dictionary_that_cannot_be_right_is_refused_in_one_line(kind, tmp_path):
+    content, expected = WRONG_DICTIONARIES[kind]
     path = tmp_path / "dict.de.txt"
     path.write_bytes(content)
-    with pytest.raises(OptionError, match=rf"^{re.escape(str(path))}: {expected}"):
+    with pytest.raises(OptionError) as error:
         Dictionary.load(str(path))
-    path.write_bytes(b"hund 5\nkatze 0\n")
-    assert len(Dictionary.load(str(path))) == 6
+    assert str(error.value) == f"{path}: {expected}"
+
+
+def test_counts_below_0_are_refused_only_where_they_are_used(tmp_path):
+    """sentencepiece's vocabulary of BPE has them; a maintainer of fairseq calls such dictionaries right."""
+    path = tmp_path / "dict.de.txt"
+    path.write_bytes(b"hund 0\nkatze -1\n")
+    words = Dictionary.load(str(path))
+    assert len(words) == 6
+    settings = {"pad_idx": words.pad(), "mask_idx": words.add_symbol("<mask>")}
+    MaskTokensDataset([], words, **settings)
+    with pytest.raises(OptionError, match=r"^--freq-weighted-replacement: draws tokens by their counts, but"):
+        MaskTokensDataset([], words, freq_weighted_replacement=True, **settings)
 
 
 def test_a_fasta_file_is_indexed_without_a_shell(tmp_path, monkeypatch):
