@@ -8,6 +8,7 @@ alone changes nothing: `mixhead_plugin.ops` needs torch alone.
 import os
 import sys
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 __version__ = "0.2.0.dev0"
 
@@ -17,6 +18,8 @@ if sys.version_info < (3, 11):  # noqa: UP036 (a --user-dir is imported without 
 
 def register() -> None:
     """Register the architectures and criteria with fairseq, and apply the repairs that MIXHEAD_REPAIRS names."""
+    if __name__ != "mixhead_plugin":
+        _refuse_other_name()
     from mixhead_plugin import errors, repairs
 
     if _user_dirs():  # a command
@@ -28,6 +31,17 @@ def register() -> None:
 def register_names() -> None:
     """Register the architectures and criteria alone."""
     from mixhead_plugin import criterions, models  # noqa: F401 (each registers its names when imported)
+
+
+def _refuse_other_name() -> NoReturn:
+    """Refuse a --user-dir that links to this folder, or copies it, under another name: modules import by this one."""
+    from . import errors
+
+    errors.end_in_one_line()
+    given = next((path for path in _user_dirs() if os.path.basename(path) == __name__), __name__)
+    folder = os.path.dirname(os.path.realpath(__file__))
+    remedy = f"must be {folder}" if os.path.basename(folder) == "mixhead_plugin" else "must have this name"
+    raise errors.OptionError(f"--user-dir {given}: is a folder of another name than mixhead_plugin; {remedy}")
 
 
 def _user_dirs() -> Iterable[str]:

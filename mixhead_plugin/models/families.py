@@ -1,6 +1,6 @@
 """Share flags, the loading of checkpoints, and the registration in every family among all models."""
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from functools import partial
@@ -9,18 +9,24 @@ from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model, register_model_architecture
+from omegaconf import DictConfig, OmegaConf
 
+from mixhead_plugin.errors import OptionError, unknown_field
 from mixhead_plugin.modules.checkpoint import check_checkpoint
 from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionSite, as_namespace, check, complete
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
 Preset = Callable[[Any], None]
 
+# Fields of `model` in YAML that are no flags of the model: names, and what a model reads that has no task beside it.
+BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
+
 
 class FamilyModel(BaseFairseqModel):
     """A mixin before fairseq's model class; a model has one class for all families and architectures."""
 
     config: ClassVar[type[AttentionOptions]]  # all flags of the model
+    presets: ClassVar[dict[str, Preset]] = {}  # of all architectures, by their names with the family
     by_dataclass: ClassVar[bool] = False  # True if fairseq configures the model by `config`, not by a Namespace
     # The flags of the model's sizes; {side} is encoder or decoder.
     embed_flag: ClassVar[str] = "--{side}-embed-dim"
@@ -54,6 +60,27 @@ class FamilyModel(BaseFairseqModel):
         cls.check_args(args)
         return args
 
+    def check_training(self, cfg: Any, criterion: Any) -> None:
+        """Refuse, before a training, its whole config or its criterion; repairs/before_training.py calls this.
+
+        A model that is loaded to be used is not checked: older checkpoints may have what is refused here.
+        """
+        if OmegaConf.is_config(cfg.model) and not self.by_dataclass:
+            self._refuse_unknown_fields(cfg.model)
+
+    @classmethod
+    def _refuse_unknown_fields(cls, given: DictConfig) -> None:
+        """Refuse a field of `model` in a YAML file that nothing reads; fairseq checks only those of dataclasses."""
+        parser = ArgumentParser(allow_abbrev=False)
+        cls.add_args(parser)
+        preset = Namespace()
+        cls.presets.get(given._name, lambda args: None)(preset)
+        known = {action.dest for action in parser._actions} | vars(preset).keys() | BESIDE_FLAGS
+        known |= {each.name for each in fields(cls.config)}
+        for name in given:
+            if name not in known:
+                raise OptionError(unknown_field("model", name, known))
+
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None
     ) -> Any:
@@ -70,6 +97,7 @@ def register_families(model: type[FamilyModel], name: str, architectures: dict[s
         config = _config(model, f"{family}_{name}", family, architectures[name]) if model.by_dataclass else None
         register_model(f"{family}_{name}", dataclass=config)(model)
         for arch, architecture in architectures.items():
+            model.presets[f"{family}_{arch}"] = architecture
             function = partial(_prepare, model, family, architecture)
             if model.by_dataclass and arch == name:
                 ARCH_CONFIG_REGISTRY[f"{family}_{arch}"] = function  # fairseq has registered one that does nothing

@@ -1,14 +1,24 @@
 """Encoder-decoder Transformer: architectures `<family>_transformer*`."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
+    LabelSmoothedCrossEntropyCriterionWithAlignment,
+)
 from fairseq.models import transformer as upstream
 
+from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.families import FamilyModel
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.layers import MixheadDecoder, MixheadEncoder
 from mixhead_plugin.options import AttentionOptions, AttentionSite, refuse_relative
+
+logger = logging.getLogger(__name__)
+
+# The values of --attention-normalizer whose weights are positive and sum to 1.
+DISTRIBUTIONS = ("softmax", "sigsoftmax")
 
 
 @dataclass
@@ -34,6 +44,34 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
         super().check_args(args)
         if getattr(args, "cross_self_attention", False) and args.attention_scope not in ("encoder", "cross"):
             refuse_relative(args, "with --cross-self-attention: the distance to the source is not defined")
+
+    def check_training(self, cfg: Any, criterion: Any) -> None:
+        super().check_training(cfg, criterion)
+        problem = self.weights_problem()
+        if problem and isinstance(criterion, LabelSmoothedCrossEntropyCriterionWithAlignment):
+            raise OptionError(
+                f"--criterion {cfg.criterion._name}: takes the logarithm of the weights of encoder-decoder attention, "
+                f"but {problem}; must be another criterion, or used with --attention-scope self"
+            )
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Get ready to translate; fairseq's commands and hub call this with the whole config."""
+        super().prepare_for_inference_(cfg)
+        shown, problem = getattr(cfg.generation, "print_alignment", None), self.weights_problem()
+        if shown and problem:
+            logger.warning(f"--print-alignment {shown}: {problem}; they are no probabilities")
+
+    def weights_problem(self) -> str:
+        """Return why the weights of encoder-decoder attention are no positive distribution, or an empty string."""
+        for module in self.decoder.modules():
+            if isinstance(module, MixheadAttention) and module.encoder_decoder_attention:
+                if module.kinds["head_mixing"] not in ("none", "average"):
+                    return f"--head-mixing {module.kinds['head_mixing']} mixes them, so they may be below 0 or above 1"
+                if module.normalizer not in DISTRIBUTIONS:
+                    return f"--attention-normalizer {module.normalizer} gives weights that may be 0, or not sum to 1"
+                if module.attention_sink is not None:
+                    return f"--attention-sink {module.kinds['attention_sink']} takes a part of them away"
+        return ""
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> "TransformerModel":

@@ -17,13 +17,13 @@ GROUPS = {
 }
 # The files of each group. If two replace the same function, the later one in this list runs first.
 _NAMES = {
-    "required": "safe_globals numpy_long truncated_bptt learning_rate",
+    "required": "safe_globals numpy_long truncated_bptt learning_rate before_training",
     "data": """
         checkpoint_files checksums atomic_checkpoints save_dir one_training diverged_models binarized_data fasta_index
-        dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch signals validation_threads nan_detector
-        orphaned_workers
+        dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch next_training signals validation_threads
+        nan_detector orphaned_workers
     """,
-    "trap": "restore_file wrong_names no_worker torchrun_workers longer_inputs",
+    "trap": "restore_file wrong_names dropped_scales no_worker torchrun_workers longer_inputs",
 }
 # A file may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"
@@ -69,20 +69,42 @@ def apply(groups: Iterable[str] = tuple(GROUPS)) -> None:
 def chosen(words: str = "") -> list[str]:
     """Return the repairs that `words`, else MIXHEAD_REPAIRS, name: `all`, or groups and names separated by commas.
 
-    The group `required` is always among them: without it fairseq cannot load the plugin's own checkpoints.
+    A minus leaves one out: `-save_dir` and `all,-save_dir` are all but this one. The group `required` is always chosen:
+    without it fairseq cannot load the plugin's own checkpoints.
     """
     given = [word.strip() for word in (words or os.environ.get("MIXHEAD_REPAIRS") or "all").split(",")]
     known = ["all", *GROUPS, *REPAIRS]
     for word in given:
-        if word not in known:
-            raise OptionError(f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}")
-    return [name for name, repair in REPAIRS.items() if {"all", repair.group, name}.intersection([*given, "required"])]
+        if word.removeprefix("-") not in known:
+            raise OptionError(
+                f"MIXHEAD_REPAIRS {word!r}: must be one or several of {', '.join(known)}; "
+                "a minus in front leaves one out"
+            )
+        if word.startswith("-") and _group(word.removeprefix("-")) == "required":
+            raise OptionError(f"MIXHEAD_REPAIRS {word!r}: the group required cannot be left out")
+    left_out = {word.removeprefix("-") for word in given if word.startswith("-")}
+    wanted = {word for word in given if not word.startswith("-")} or {"all"}
+
+    def covers(words: set[str], name: str) -> bool:
+        return not words.isdisjoint({"all", REPAIRS[name].group, name})
+
+    return [
+        name
+        for name, repair in REPAIRS.items()
+        if repair.group == "required" or (covers(wanted, name) and not covers(left_out, name))
+    ]
+
+
+def _group(word: str) -> str:
+    """Return the group that a word of MIXHEAD_REPAIRS belongs to: of a repair its own, else the word."""
+    return REPAIRS[word].group if word in REPAIRS else word
 
 
 def table() -> str:
     """Return the table of all repairs as text; MIXHEAD_REPAIRS marks those that it leaves out."""
     on = chosen()
     lines = ["MIXHEAD_REPAIRS chooses: all (the default), or groups and names separated by commas.", ""]
+    lines[1:1] = ["A minus leaves one out: MIXHEAD_REPAIRS=-save_dir is all but this one."]
     for group, meaning in GROUPS.items():
         lines += [f"{group}: {meaning}", ""]
         for name, repair in REPAIRS.items():

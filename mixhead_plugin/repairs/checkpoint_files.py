@@ -68,12 +68,51 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
         refused = error.__context__  # fairseq replaces each error of a model's `load_state_dict` by its own
         if isinstance(refused, CheckpointError):
             raise OptionError(f"{filename}: {refused}") from error
-        if difference := re.search(r"(size mismatch for|Missing key|Unexpected key).*", str(refused)):
-            text = textwrap.shorten(difference[0], 200, placeholder=" ...")
-            raise OptionError(f"{filename}: is of another model; --arch and sizes must be the same: {text}") from error
+        if problem := mismatch(str(refused)):
+            raise OptionError(f"{filename}: {problem}") from error
         if re.search(r"please reset the optimizer|parameter group", str(error)):
-            raise OptionError(f"{filename}: its optimizer is another one: {error}") from error
+            # fairseq asks to reset the optimizer where the loss is another one, too.
+            part = "criterion" if str(error).startswith("Criterion") else "optimizer"
+            raise OptionError(f"{filename}: its {part} is another one: {error}") from error
         raise
+
+
+@replaces(checkpoint_utils, "load_model_ensemble_and_task")
+def _load_models(original, filenames: list[str], *args, **kwargs):
+    try:
+        return original(filenames, *args, **kwargs)
+    except RuntimeError as error:
+        if problem := mismatch(str(error)):
+            raise OptionError(f"{':'.join(filenames)}: {problem}") from error
+        raise
+    except OSError as error:
+        found = re.fullmatch(r"Model file not found: (.*)", str(error))
+        if found is None:
+            raise
+        raise FileNotFoundError(f"{found[1]}: no such file; must be a checkpoint") from error
+
+
+# In torch's list of differences: the name of a tensor, its shape in the checkpoint, and in the model.
+_SHAPE = r"torch\.Size\(\[([\d, ]*)\]\)"
+_OTHER_SIZE = re.compile(rf"size mismatch for (\S+): copying a param with shape {_SHAPE} .*? is {_SHAPE}")
+# Tensors with a row for each symbol of a dictionary.
+_BY_SYMBOL = ("embed_tokens.weight", "output_projection.weight", "lm_head.weight", "lm_head.bias")
+
+
+def mismatch(text: str) -> str:
+    """Return in a few words which tensors do not fit the model, from torch's list; empty if `text` is none."""
+    for name, shape, own_shape in _OTHER_SIZE.findall(text):
+        sizes, own_sizes = shape.split(", "), own_shape.split(", ")
+        if name.endswith(_BY_SYMBOL) and sizes[1:] == own_sizes[1:]:
+            return (
+                f"its dictionary is another one: the dictionary has {own_sizes[0]} symbols, the checkpoint's "
+                f"{sizes[0]} ({name}); must be the data folder that it was trained with"
+            )
+    difference = re.search(r"(size mismatch for|Missing key|Unexpected key).*", text)
+    if difference is None:
+        return ""
+    shortened = textwrap.shorten(difference[0], 200, placeholder=" ...")
+    return f"is of another model; --arch and sizes must be the same: {shortened}"
 
 
 def check_state(path: str, state: Any) -> None:

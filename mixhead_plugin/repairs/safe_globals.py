@@ -1,7 +1,7 @@
 """Allow the plain classes of fairseq's checkpoints in torch's safe loader; anything else is still refused.
 
-Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of RoBERTa and of
---eval-bleu hold other classes: fairseq cannot load them.
+Since version 2.6, torch loads only tensors and plain containers. Checkpoints of translation, of RoBERTa, of --eval-bleu
+and of fairseq 0.9 hold other classes: fairseq cannot load them.
 """
 
 from argparse import Namespace
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.distributed.utils import _TensorPlaceholder
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import DictConfig, ListConfig
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
@@ -24,7 +25,9 @@ CLASSES += [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode]
 CLASSES += [_ARRAYS.scalar, _ARRAYS._reconstruct, np.ndarray, np.dtype]  # the BLEU of --eval-bleu is NumPy's number
 CLASSES += [type(np.dtype(np.float64)), type(np.dtype(np.int64))]
 CLASSES += [_TensorPlaceholder]  # takes a tensor's place while the first worker sends a checkpoint to the others
+# fairseq 0.9 and older pickled its meters, plain numbers, under the module's former name. Newer ones ignore them.
+FORMER = [(meter, f"fairseq.meters.{meter.__name__}") for meter in (AverageMeter, StopwatchMeter, TimeMeter)]
 
 
 def apply() -> None:
-    torch.serialization.add_safe_globals(CLASSES)
+    torch.serialization.add_safe_globals([*CLASSES, *FORMER])

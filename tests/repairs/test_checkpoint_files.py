@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from fairseq import checkpoint_utils
+from fairseq.logging.meters import AverageMeter, StopwatchMeter, TimeMeter
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, check_state, is_arithmetic
+from mixhead_plugin.repairs.checkpoint_files import EVALUATED, check_finite, check_state, is_arithmetic, mismatch
 from mixhead_plugin.repairs.checksums import check_records
 from mixhead_plugin.repairs.one_training import NAME
 from tests.commands import PLUGIN, SIZES, TRAINING, refusal
@@ -122,8 +123,61 @@ def test_a_good_checkpoint_and_one_with_arithmetic_load(translation_checkpoint, 
 
 
 def test_a_missing_file_is_not_called_damaged(tmp_path):
+    path = str(tmp_path / "none.pt")
     with pytest.raises(FileNotFoundError):
-        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "none.pt"))
+        checkpoint_utils.load_checkpoint_to_cpu(path)
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(path)}: no such file; must be a checkpoint$"):
+        checkpoint_utils.load_model_ensemble([path])
+
+
+@pytest.mark.parametrize("meter", [AverageMeter, StopwatchMeter, TimeMeter])
+def test_the_meters_of_fairseq_0_9_load(meter, translation_checkpoint, tmp_path, monkeypatch):
+    """Its checkpoints hold them, pickled under the module's former name; fairseq itself no longer reads them."""
+    monkeypatch.setattr(meter, "__module__", "fairseq.meters")
+    counted = meter()
+    counted.__dict__["count"] = 7
+    state = torch.load(translation_checkpoint, weights_only=True)
+    state["extra_state"]["train_meters"] = {"train_loss": counted}
+    torch.save(state, tmp_path / "old.pt")
+    loaded = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "old.pt"))
+    assert loaded["extra_state"]["train_meters"]["train_loss"].count == 7
+
+
+def differences(*lines):
+    """Return torch's list of the tensors that do not fit a model."""
+    sizes = "size mismatch for {}: copying a param with shape torch.Size({}) from checkpoint, "
+    sizes += "the shape in current model is torch.Size({})."
+    listed = [line if isinstance(line, str) else sizes.format(*line) for line in lines]
+    return "\n\t".join(["Error(s) in loading state_dict for TransformerModel:", *listed])
+
+
+WIDER = ("encoder.layers.0.fc1.weight", [24, 16], [40, 16])
+MODEL = "is of another model; --arch and sizes must be the same: "
+
+
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        (
+            [WIDER, ("encoder.embed_tokens.weight", [29, 16], [31, 16])],
+            "its dictionary is another one: the dictionary has 31 symbols, the checkpoint's 29 "
+            "(encoder.embed_tokens.weight); must be the data folder that it was trained with",
+        ),
+        (
+            [("encoder.lm_head.bias", [29], [31])],
+            "its dictionary is another one: the dictionary has 31 symbols, the checkpoint's 29 "
+            "(encoder.lm_head.bias); must be the data folder that it was trained with",
+        ),
+        ([("encoder.embed_tokens.weight", [29, 16], [31, 8])], f"{MODEL}size mismatch for encoder.embed_tokens.weight"),
+        ([WIDER], f"{MODEL}size mismatch for encoder.layers.0.fc1.weight: copying a param with shape"),
+        (['Missing key(s) in state_dict: "a", "b".'], f'{MODEL}Missing key(s) in state_dict: "a", "b".'),
+        (["CUDA out of memory"], ""),
+    ],
+    ids=["dictionary", "roberta's", "dictionary and width", "width", "missing", "something else"],
+)
+def test_tensors_that_do_not_fit_say_what_is_another(lines, expected):
+    found = mismatch(differences(*lines))
+    assert found.startswith(expected) and bool(found) == bool(expected)
 
 
 USE = ["--user-dir", PLUGIN, "--cpu"]

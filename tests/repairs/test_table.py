@@ -16,8 +16,8 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
-REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate"}
-TRAPS = {"restore_file", "wrong_names", "no_worker", "torchrun_workers", "longer_inputs"}
+REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate", "before_training"}
+TRAPS = {"restore_file", "wrong_names", "dropped_scales", "no_worker", "torchrun_workers", "longer_inputs"}
 
 
 def test_groups():
@@ -33,13 +33,18 @@ def test_groups():
         ("required, trap", REQUIRED | TRAPS),
         ("required,save_dir", REQUIRED | {"save_dir"}),
         ("save_dir", REQUIRED | {"save_dir"}),
+        ("-save_dir", set(REPAIRS) - {"save_dir"}),
+        ("all, -save_dir, -trap", set(REPAIRS) - {"save_dir"} - TRAPS),
+        ("trap, -restore_file", REQUIRED | TRAPS - {"restore_file"}),
     ],
 )
 def test_choosing(words, expected):
     assert set(chosen(words)) == expected
 
 
-@pytest.mark.parametrize("words", ["al", "required,savedir", "required,,trap"])
+@pytest.mark.parametrize(
+    "words", ["al", "required,savedir", "required,,trap", "-savedir", "-required", "-safe_globals"]
+)
 def test_an_unknown_name_is_refused(words):
     with pytest.raises(OptionError, match=r"^MIXHEAD_REPAIRS "):
         chosen(words)

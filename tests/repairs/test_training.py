@@ -135,6 +135,38 @@ def test_a_frozen_mixing_that_is_nan_is_neither_loaded_nor_saved(tmp_path):
         checkpoint_utils.save_checkpoint(SimpleNamespace(no_save=False, save_dir=str(tmp_path)), trainer, None, None)
 
 
+def trainer_that_saves(saved):
+    """Return a trainer that appends the names of its checkpoints to `saved`."""
+    trainer = MagicMock(is_fsdp=False, model=torch.nn.Linear(1, 1), checkpoint_suffix="", data_parallel_rank=0)
+    trainer.save_checkpoint.side_effect = lambda path, _: saved.append(Path(path).name)
+    trainer.load_checkpoint.return_value = None
+    return trainer
+
+
+def test_a_worse_training_in_the_same_process_has_its_own_best_checkpoint(tmp_path, monkeypatch):
+    """Hydra's multirun trains one job after the other; each loads its checkpoint first."""
+    monkeypatch.setattr(PathManager, "copy", lambda *_, **__: True)
+    train.should_stop_early.num_runs = 3
+    flags = {
+        "write_checkpoints_asynchronously": False,
+        "maximize_best_checkpoint_metric": False,
+        "no_save": False,
+        "best_checkpoint_metric": "loss",
+    }
+    flags |= {"no_epoch_checkpoints": True, "save_interval_updates": 0, "keep_best_checkpoints": 0}
+    flags |= {"no_last_checkpoints": False, "keep_interval_updates": -1, "keep_last_epochs": -1}
+    for job, loss in (("first", 1.0), ("second", 2.0)):
+        saved = []
+        trainer = trainer_that_saves(saved)
+        epochs = MagicMock(epoch=1)
+        epochs.end_of_epoch.return_value = True
+        cfg = config(tmp_path / job, **flags)
+        checkpoint_utils.load_checkpoint(cfg, trainer)
+        assert not hasattr(train.should_stop_early, "num_runs")
+        checkpoint_utils.save_checkpoint(cfg, trainer, epochs, loss)
+        assert saved == ["checkpoint_best.pt"], job  # the others are copies of the first
+
+
 def test_a_validation_that_is_nan_is_not_the_best(tmp_path, monkeypatch):
     for maximize, losses in ((False, [NAN, 3.0, NAN, 4.0]), (True, [NAN, 3.0, NAN, 2.0])):
         monkeypatch.delattr(checkpoint_utils.save_checkpoint, "best", raising=False)

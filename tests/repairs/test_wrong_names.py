@@ -32,6 +32,10 @@ MODEL = "is of another model; --arch and sizes must be the same:"
 OTHER = {
     "width": (["--encoder-ffn-embed-dim=40"], f"{MODEL} size mismatch"),
     "optimizer": (["--optimizer", "nag"], "its optimizer is another one: Optimizer does not match; please reset"),
+    "criterion": (
+        ["--criterion", "label_smoothed_cross_entropy"],
+        "its criterion is another one: Criterion does not match; please reset",
+    ),
     "fairseq's": (["--arch", "transformer"], f"{MODEL} Unexpected key"),
     "depth": (["--decoder-layers", "3"], f"{MODEL} Missing key"),
 }

@@ -1,0 +1,132 @@
+"""Before a training, a model refuses a config or a criterion that would not train what was asked for."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
+    LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
+)
+from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.models.architectures import ARCHITECTURES
+from mixhead_plugin.repairs.dropped_scales import SCALES
+from tests.helpers import build
+
+PLAIN = {"head_mixing": "none"}
+
+
+def begin(model, criterion=CrossEntropyCriterion, **fields):
+    """Begin to train a model with these fields of `model`; fairseq's own part of Trainer would need a whole config."""
+    cfg = OmegaConf.create({"model": {"_name": "mixhead_transformer", **fields}, "criterion": {"_name": "loss"}})
+    Trainer(cfg, None, model, criterion.__new__(criterion))
+
+
+class Begun(Exception):
+    """Nothing was refused."""
+
+
+@pytest.fixture(autouse=True)
+def fairseqs_part(monkeypatch):
+    def begun(model):
+        raise Begun
+
+    monkeypatch.setattr("fairseq.trainer._catalog_shared_params", begun)  # the first that fairseq does
+
+
+# ---- fields of YAML --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, refused",
+    [
+        ({"head_mixng": "average"}, "model.head_mixng: unknown; did you mean head_mixing?"),
+        ({"attention_scop": "self"}, "model.attention_scop: unknown; did you mean attention_scope?"),
+        ({"xyzzy": 1}, "model.xyzzy: unknown; must be left out"),
+    ],
+)
+@pytest.mark.parametrize("arch", ["mixhead_transformer", "mixhead_roberta_base"])
+def test_a_field_that_nothing_reads_is_refused_by_name(arch, fields, refused):
+    with pytest.raises(OptionError) as error:
+        begin(build(arch), _name=arch, **fields)
+    assert str(error.value).partition(" or ")[0].rstrip("?") == refused.rstrip("?")
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ARCHITECTURES.items() if not entry.model.by_dataclass])
+def test_the_fields_that_fairseq_itself_adds_are_known(name):
+    cfg = OmegaConf.create({"_name": f"mixhead_{name}", "tokens_per_sample": 32})
+    ARCH_CONFIG_REGISTRY[cfg._name](cfg)  # as fairseq's build_model completes the fields of a YAML file
+    ARCHITECTURES[name].model._refuse_unknown_fields(cfg)
+
+
+# ---- flags that fairseq drops ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm", "mixhead_transformer_lm"])
+def test_a_scale_that_fairseqs_language_model_drops_is_refused(arch):
+    for option in SCALES:
+        with pytest.raises(OptionError) as error:
+            begin(build(arch), **{option: True})
+        assert str(error.value) == (
+            f"--{option.replace('_', '-')}: must be left out, fairseq's transformer_lm drops it without a word, and "
+            "the plugin's computes with it"
+        )
+    with pytest.raises(Begun):
+        begin(build(arch), **dict.fromkeys(SCALES, False))
+
+
+# ---- who reads attention weights -------------------------------------------------------------------------------------
+
+NO_DISTRIBUTION = [
+    ({}, "--head-mixing position-wise mixes them, so they may be below 0 or above 1"),
+    ({"head_mixing": "random"}, "--head-mixing random mixes them, so they may be below 0 or above 1"),
+    (
+        {**PLAIN, "attention_normalizer": "entmax15"},
+        "--attention-normalizer entmax15 gives weights that may be 0, or not sum to 1",
+    ),
+    ({**PLAIN, "attention_sink": "learned"}, "--attention-sink learned takes a part of them away"),
+]
+DISTRIBUTION = [
+    PLAIN,
+    {"attention_scope": "self"},
+    {"attention_scope": "encoder", "attention_normalizer": "relu2"},
+    {"head_mixing": "average"},
+    {**PLAIN, "attention_normalizer": "sigsoftmax", "score_mixing": "position-wise"},
+]
+
+
+@pytest.mark.parametrize("flags, problem", NO_DISTRIBUTION)
+def test_guided_alignment_gets_a_distribution_or_is_refused(flags, problem):
+    with pytest.raises(OptionError) as error:
+        begin(build("mixhead_transformer", **flags), Alignment)
+    assert str(error.value) == (
+        "--criterion loss: takes the logarithm of the weights of encoder-decoder attention, but "
+        f"{problem}; must be another criterion, or used with --attention-scope self"
+    )
+
+
+@pytest.mark.parametrize("flags", DISTRIBUTION)
+def test_guided_alignment_of_a_distribution_begins(flags):
+    with pytest.raises(Begun):
+        begin(build("mixhead_transformer", **flags), Alignment)
+
+
+def printed_alignment(caplog, shown, **flags):
+    model = build("mixhead_transformer", **flags)
+    with caplog.at_level(logging.WARNING):
+        model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(print_alignment=shown)))
+    return [record.message for record in caplog.records]
+
+
+def test_printed_weights_that_are_no_probabilities_are_warned_of(caplog):
+    said = printed_alignment(caplog, "soft")
+    assert said == [f"--print-alignment soft: {NO_DISTRIBUTION[0][1]}; they are no probabilities"]
+
+
+@pytest.mark.parametrize("shown, flags", [("soft", {"attention_scope": "self"}), (None, {}), (False, {})])
+def test_other_translations_are_not_warned_of(shown, flags, caplog):
+    assert printed_alignment(caplog, shown, **flags) == []
