@@ -28,8 +28,8 @@ from typing import Any
 
 import effect_figures
 import effects
-import learning
 import matplotlib
+import planned
 from grids import fail
 from inference import Estimate
 from matplotlib import pyplot as plt
@@ -84,7 +84,7 @@ def median(ratios: Sequence[float]) -> str:
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     hidden = study.waits
-    own_table = learning.TABLES.get(study.name)
+    own_table = planned.TABLES.get(study.name)
     compared = not hidden and own_table is None and any(study.baseline(row) for row in study.rows)
     metrics = study.metrics
     gained = study.metrics if study.grid.seeds else [study.metric]  # a planned experiment has all its metrics compared
@@ -144,8 +144,8 @@ def facts(study: Study) -> str:
 @matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
 def draw(study: Study, path: Path) -> None:
     """Draw the metric of each row, the gains with their intervals, and the training curves, if any."""
-    if study.name in learning.PICTURES:
-        learning.PICTURES[study.name](study, path)
+    if study.name in planned.PICTURES:
+        planned.PICTURES[study.name](study, path)
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}

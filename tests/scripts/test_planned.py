@@ -1,10 +1,11 @@
-"""The tables of 'Able, or only faster?' are those of the runs: shares, exact sign tests and ratios, by hand."""
+"""The tables of the planned experiments are those of the runs: shares, sign tests, ratios and changes, by hand."""
 
 import itertools
 import math
+import statistics
 
 import grids
-import learning
+import planned
 import pytest
 import report
 from scipy import stats
@@ -69,9 +70,9 @@ def study_of_steps(tmp_path, **changes):
 def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough():
     losses = {25: 2.0, 50: 0.1001, 75: 0.1, 100: 0.05}
     points = [{"update": update, "valid_loss": loss} for update, loss in losses.items()]
-    assert learning.steps_taken(run_of(("4", "B"), 1, points)) == 75
-    assert learning.steps_taken(run_of(("4", "B"), 1, points[:2])) == learning.NEVER
-    assert learning.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}])) == learning.NEVER
+    assert planned.steps_taken(run_of(("4", "B"), 1, points)) == 75
+    assert planned.steps_taken(run_of(("4", "B"), 1, points[:2])) == planned.NEVER
+    assert planned.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}])) == planned.NEVER
 
 
 def exact_p(faster, slower):
@@ -86,20 +87,20 @@ def exact_p(faster, slower):
 def test_the_sign_test_is_exact(faster, slower):
     ours = dict.fromkeys(range(faster + slower), 1.0)
     theirs = {seed: 2.0 if seed < faster else 0.5 for seed in ours}
-    found = learning.sign_test(ours, theirs)
+    found = planned.sign_test(ours, theirs)
     assert (found.faster, found.slower, found.ties) == (faster, slower, 0)
     assert found.p == pytest.approx(exact_p(faster, slower))
 
 
 def test_two_seeds_that_never_learned_are_a_tie_and_ties_do_not_count():
-    never = learning.NEVER
-    found = learning.sign_test({1: 50, 2: never, 3: 75, 4: never}, {1: never, 2: never, 3: 75, 4: 25, 9: 1})
-    assert found == learning.Sign(faster=1, slower=1, ties=2, p=1.0)
-    assert learning.sign_test({1: never}, {1: never}) == learning.Sign(0, 0, 1, 1.0)
+    never = planned.NEVER
+    found = planned.sign_test({1: 50, 2: never, 3: 75, 4: never}, {1: never, 2: never, 3: 75, 4: 25, 9: 1})
+    assert found == planned.Sign(faster=1, slower=1, ties=2, p=1.0)
+    assert planned.sign_test({1: never}, {1: never}) == planned.Sign(0, 0, 1, 1.0)
 
 
 def test_the_table_has_shares_medians_and_the_comparison_with_softmax_of_the_same_heads(tmp_path):
-    lines = learning.steps_table(study_of_steps(tmp_path)).splitlines()
+    lines = planned.steps_table(study_of_steps(tmp_path)).splitlines()
     cells = {tuple(line.strip("| ").split(" | ")[:2]): line.strip("| ").split(" | ")[2:] for line in lines[2:]}
     low, high = stats.beta.ppf(0.025, 1, 4), stats.beta.ppf(0.975, 2, 3)  # Clopper and Pearson, 1 of 4
     assert cells["4", "softmax"][:2] == [f"1 of 4 ({100 * low:.0f} to {100 * high:.0f} %)", "never"]
@@ -137,7 +138,7 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 3}
     name = "nearest_neighbour_steps"
     study = Study(name, grids.checked(content, tmp_path / "toy.toml"), "toy.toml", found, {})
-    *_, short, long = learning.errors_table(study).splitlines()
+    *_, short, long = planned.errors_table(study).splitlines()
 
     def mean_ratio(*ratios):
         return math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -149,4 +150,54 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     assert f"| {mean_ratio(*grown):.3g} times (" in long
     test = stats.ttest_1samp([math.log(ratio) for ratio in late], 0)
     assert f" {test.pvalue:.2g} | " in long
-    assert learning.errors_table(study) in report.markdown(study)
+    assert planned.errors_table(study) in report.markdown(study)
+
+
+def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of_heads(tmp_path):
+    content = {
+        "title": "Toy",
+        "example": "multi30k_de_en",
+        "metrics": {"test": "--score-reference", "BLEU": ""},
+        "axes": {
+            "heads": {"4": "--heads 4", "32": "--heads 32"},
+            "attention": {"softmax": "--head-mixing none", "B": "--head-mixing position-wise"},
+            "length": {"1600": "--max-update 1600", "6400": "--max-update 6400"},
+        },
+        "seeds": 3,
+    }
+    gains = {
+        ("4", "1600"): (0.05, 0.06, 0.04),
+        ("4", "6400"): (0.01, 0.03, 0.02),
+        ("32", "1600"): (0.08, 0.07, 0.09),
+        ("32", "6400"): (0.08, 0.09, 0.08),
+    }
+    found = []
+    for (heads, length), by_seed in gains.items():
+        for seed, gain in enumerate(by_seed, start=41):
+            for arm in ("softmax", "B"):
+                mine = gain if arm == "B" else 0.0
+                run = run_of((heads, arm, length), seed)
+                run["labels"] = {"heads": heads, "attention": arm, "length": length}
+                run["metrics"] = {"test": 2 + seed / 100 - mine, "BLEU": 30 + seed / 10 + 10 * mine}
+                run["measures"] = {"test": "nats a token", "BLEU": "BLEU"}
+                found.append(run)
+    study = Study("translation_long", grids.checked(content, tmp_path / "toy.toml"), "toy.toml", found, {})
+    four, thirty_two = planned.lasting_table(study).splitlines()[2:]
+
+    def interval(values, decimals):
+        test = stats.ttest_1samp(values, 0).confidence_interval()
+        mean = statistics.fmean(values)
+        return f"{mean:.{decimals}f} ({test.low:.{decimals}f} to {test.high:.{decimals}f})"
+
+    change = [late - early for early, late in zip(gains["4", "1600"], gains["4", "6400"])]
+    other = [late - early for early, late in zip(gains["32", "1600"], gains["32", "6400"])]
+    p, other_p = (stats.ttest_1samp(values, 0).pvalue for values in (change, other))
+    assert p < other_p and 2 * p < 1
+    assert four == (
+        f"| 4 | 3 | {interval(gains['4', '1600'], 4)} | {interval(gains['4', '6400'], 4)} "
+        f"| {interval(change, 4)} | {p:.2g} | {2 * p:.2g} "
+        f"| {interval([10 * gain for gain in gains['4', '1600']], 2)} "
+        f"| {interval([10 * gain for gain in gains['4', '6400']], 2)} |"
+    )
+    assert f"| {interval(other, 4)} | {other_p:.2g} | {max(2 * p, other_p):.2g} |" in thirty_two
+    assert four in report.markdown(study)

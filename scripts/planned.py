@@ -1,7 +1,7 @@
-"""Able, or only faster? Tables of recall_steps and nearest_neighbour_steps (docs/protocol.md).
+"""The tables of the experiments that docs/protocol.md registered, one for each file of results.
 
-Trainings of recall end when they have learned: at the first validation loss of at most --stop-at, or
-at their last step. So what counts is the share that learned, and the steps that it took.
+- recall_steps, nearest_neighbour_steps: 'Able, or only faster?'
+- translation_long: 'Does it last?'
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from effects import fold, table
+from effects import fold, shown, table
 from inference import holm, paired
 from matplotlib import pyplot as plt
 from scipy import stats
@@ -22,7 +22,11 @@ from mixhead_plugin.analysis.figures import colours
 NEVER = math.inf  # the steps of a training that has not learned
 
 
-# ---- recall ----------------------------------------------------------------------------------------------------------
+# ---- recall: the share that learned, and the steps that it took ----------------------------------
+
+
+# Trainings of this grid end when they have learned: at the first validation loss of at most --stop-at,
+# or at their last step.
 
 
 def steps_taken(run: Mapping[str, Any]) -> float:
@@ -123,7 +127,7 @@ def draw_steps(study: Study, path: Path) -> None:
     plt.close(figure)
 
 
-# ---- nearest neighbour -----------------------------------------------------------------------------------------------
+# ---- nearest neighbour: ratios of the errors -----------------------------------------------------
 
 
 def log_ratios(study: Study, row: Row, base: Row) -> dict[int, float]:
@@ -160,5 +164,50 @@ def errors_table(study: Study) -> str:
     return table([*head, f"change from {fewest} steps"], lines)
 
 
-TABLES = {"recall_steps": steps_table, "nearest_neighbour_steps": errors_table}
+# ---- translation: what becomes of the gain -------------------------------------------------------
+
+
+def gains_by_seed(study: Study, row: Row, metric: str) -> dict[int, float]:
+    """Return the gain over softmax with the same heads and updates; above 0 the row is better."""
+    ours = study.values(row, metric)
+    theirs = study.values(study.baseline(row), metric)
+    both = sorted(ours.keys() & theirs.keys())
+    return {seed: study.difference(ours[seed], theirs[seed], metric) for seed in both}
+
+
+def lasting_table(study: Study) -> str:
+    """Return the gain of B after fewer and after more updates, and its change: the primary endpoint.
+
+    Holm's family is the changes, one for each number of heads.
+    """
+    early, late = ("1600", "6400")
+    heads = list(study.grid.axes["heads"])
+    gains = {}
+    for number in heads:
+        for length in (early, late):
+            for metric in ("test", "BLEU"):
+                gains[number, length, metric] = gains_by_seed(study, (number, "B", length), metric)
+    changes = {}
+    for number in heads:
+        before = gains[number, early, "test"]
+        after = gains[number, late, "test"]
+        changes[number] = paired([after[seed] - before[seed] for seed in after if seed in before])
+    adjusted = dict(zip(heads, holm([each.p for each in changes.values()])))
+
+    lines = []
+    for number, change in changes.items():
+        cells = [number, str(change.count)]
+        cells += [shown(paired(list(gains[number, length, "test"].values())), 4) for length in (early, late)]
+        cells += [shown(change, 4), f"{change.p:.2g}", f"{adjusted[number]:.2g}"]
+        cells += [shown(paired(list(gains[number, length, "BLEU"].values())), 2) for length in (early, late)]
+        lines.append(cells)
+    head = ["heads", "seeds", "gain of B at 1,600, nats", "at 6,400", "change", "p", "p, Holm"]
+    return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
+
+
+TABLES = {
+    "recall_steps": steps_table,
+    "nearest_neighbour_steps": errors_table,
+    "translation_long": lasting_table,
+}
 PICTURES = {"recall_steps": draw_steps}
