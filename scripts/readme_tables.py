@@ -20,8 +20,6 @@ from mixhead_plugin.repairs import GROUPS, REPAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The flags that README.md shows; docs/flags.md has all.
-MOST_USED = ("head_mixing", "attention_normalizer", "head_dim", "attention_scope", "attention_impl", "mixing_lr_scale")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -29,11 +27,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def flags(names: tuple[str, ...] = OPTION_NAMES) -> str:
+def flags() -> str:
     """Return what each flag sets, its values and its default, as its help says them."""
     helps = {option.name: option.metadata.get("help", "") for option in fields(AttentionOptions)}
     rows = []
-    for name in names:
+    for name in OPTION_NAMES:
         text, _, default = helps[name].removesuffix(")").rpartition(" (default: ")
         text, _, values = text.partition("; one of ")
         rows.append([f"`{option_name(name)}`", text, values, default])
@@ -97,7 +95,6 @@ def repairs() -> str:
 
 NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs)
 TABLES = {
-    "most used flags": lambda: flags(MOST_USED),
     **{each.__name__: each for each in NAMED},
     **effects.TABLES,  # of the results
 }

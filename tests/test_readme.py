@@ -1,17 +1,32 @@
-"""README.md and docs/ agree with the code; test_documents.py checks their commands, links and programs."""
+"""README.md says what is true: its programs run and print what it shows, its commands are commands.
 
+test_documents.py parses the commands of fairseq, of `mixhead` and of the scripts, of README.md too, and follows the links.
+"""
+
+import contextlib
+import io
+import os
 import re
+import tomllib
 
 import bert
+import pytest
 import readme_tables
+import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from mixhead_plugin.options import FAMILIES
+from tests.test_documents import ROOT
 
 bert.register()  # registers the plugin, too
 
+README = (ROOT / "README.md").read_text()
 TEXT = "\n".join(path.read_text() for path in readme_tables.DOCUMENTS)
+
+# A program, and what it prints: the next block.
+PROGRAMS = re.findall(r"(?ms)^```python\n(.*?)^```$.*?^```text\n(.*?)^```$", README)
+COMMANDS = [line for block in re.findall(r"(?ms)^```bash\n(.*?)^```$", README) for line in block.splitlines()]
 
 
 def test_the_tables_are_those_of_the_code():
@@ -35,3 +50,64 @@ def test_every_architecture_that_is_named_is_registered():
     named = set(re.findall(pattern, TEXT))
     assert len(named) >= 4
     assert named <= set(ARCH_MODEL_REGISTRY)
+
+
+def save_small_sentence_encoder(folder):
+    """Save a random BERT with MiniLM's 6 layers of 12 heads, and a tokenizer that knows the words of README.md."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(re.findall(r"[a-z]+|[.?]", README.lower())))]
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(words))
+    BertTokenizerFast(vocab_file=str(vocabulary)).save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = dict(num_hidden_layers=6, num_attention_heads=12, hidden_size=48, intermediate_size=96)
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+
+
+def without_numbers(text):
+    return re.sub(r"\d[\d,.]*(e[+-]\d+)?", "#", text)
+
+
+@pytest.mark.parametrize(("program", "printed"), PROGRAMS, ids=["transformers", "torch"])
+def test_a_program_prints_what_stands_below_it(program, printed, tmp_path, monkeypatch):
+    """The numbers of the pretrained model need 83 MB from the network: here a random model has other ones."""
+    monkeypatch.chdir(tmp_path)
+    is_pretrained = "all-MiniLM-L6-v2" in program
+    if is_pretrained:
+        save_small_sentence_encoder(tmp_path / "all-MiniLM-L6-v2")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(program, {"__name__": "README"})
+    assert without_numbers(out.getvalue()) == without_numbers(printed)
+    difference = float(re.search(r"differ by (\S+)", out.getvalue())[1])
+    assert difference < 1e-6
+    if not is_pretrained:  # nothing but rounding depends on the machine
+        rounding = r"\de-\d\d"
+        assert re.sub(rounding, "", out.getvalue()) == re.sub(rounding, "", printed)
+
+
+def test_every_program_shows_what_it_prints():
+    assert len(PROGRAMS) == README.count("```python")
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pip install")])
+def test_pip_gets_what_there_is(command):
+    target = command.split("#")[0].split()[-1].strip('"')
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if target.startswith("."):
+        extra = target[1:].strip("[]")
+        assert extra in {"", *project["optional-dependencies"]}
+    else:
+        assert re.fullmatch(r"[\w-]+==[\d.]+", target), "must be at one version"
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("scripts/")])
+def test_a_script_is_there_to_be_started(command):
+    assert os.access(ROOT / command.split()[0], os.X_OK)
+
+
+def test_nothing_but_the_address_is_left_to_fill_in():
+    known = re.compile(r"pip install|scripts/|fairseq-generate|python |git clone ADDRESS\S* mixhead && cd mixhead$| {4}--")
+    assert [line for line in COMMANDS if not known.match(line)] == []
