@@ -61,9 +61,12 @@ def _length(weights: Tensor, out: Tensor | None) -> Tensor:
 
 @torch.jit.unused
 def exporting() -> bool:
-    """Return whether `torch.export` traces, whose programs must not depend on the sizes of the example."""
+    """Return whether torch records a program, which must not depend on the sizes of the example or on our operators.
+
+    `torch.export` does, and `torch.jit.trace`, by which the classic exporter to ONNX works.
+    """
     is_exporting = getattr(torch.compiler, "is_exporting", None)  # torch 2.6 may lack it
-    return is_exporting is not None and is_exporting()
+    return torch.jit.is_tracing() or (is_exporting is not None and is_exporting())
 
 
 def _short(scores: Tensor) -> bool:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from collections import defaultdict
 from contextlib import nullcontext
 from functools import partial
@@ -368,3 +369,19 @@ def test_the_package_works_without_fairseq_and_triton_and_says_so():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert result.stdout.strip() == "needs the package triton, which is not installed", result.stderr
+
+
+def test_a_traced_program_has_only_operations_of_torch_and_serves_other_sizes():
+    """The classic exporter to ONNX traces, and knows no operator of ours."""
+
+    def call(query, key, value, mixing):
+        return attention(query, key, value, mixing=mixing)
+
+    mixing = torch.eye(2) + 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)  # checks of shapes are not in the program
+        warnings.simplefilter("ignore", DeprecationWarning)
+        traced = torch.jit.trace(call, (*torch.randn(3, 1, 2, 40, 4), mixing))
+    assert "mixhead_plugin::" not in str(traced.inlined_graph)
+    longer = (*torch.randn(3, 3, 2, 70, 4), mixing)
+    torch.testing.assert_close(traced(*longer), call(*longer))
