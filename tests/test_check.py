@@ -6,14 +6,16 @@ import pytest
 import torch
 
 from mixhead_plugin import __main__, check
-from mixhead_plugin.ops import NORMALIZERS, api
+from mixhead_plugin.ops import NORMALIZERS, accuracy, api
+from mixhead_plugin.ops.accuracy import Variant
 
 
 @pytest.fixture
 def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
-    monkeypatch.setattr(check, "DRAWS", 2)
+    monkeypatch.setattr(accuracy, "DRAWS", 2)
+    monkeypatch.setattr(accuracy, "ROWS", 16)  # two draws of 8 heads
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):
@@ -41,10 +43,41 @@ def test_a_wrong_result_is_named_and_is_the_exit_status(report, monkeypatch):
     assert status == 1 and text.count("WRONG: ") == 12 and "12 of 24 variants are wrong" in text
 
 
-@pytest.mark.parametrize("flag, value", [("--device", "abacus"), ("--heads", "0"), ("--head-dim", "-1")])
-def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, report):
-    with pytest.raises(SystemExit, match=rf"^mixhead check: {flag} {value}: .*$"):
+@pytest.mark.parametrize(
+    "flag, value, problem",
+    [
+        ("--device", "abacus", ".*"),
+        ("--heads", "0", "must be at least 1"),
+        ("--head-dim", "-1", "must be at least 1"),
+        ("--heads", "100000", "must be at most 256, because .*"),
+        ("--head-dim", "100000", "must be at most 1024, because .*"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_in_one_line(flag, value, problem, report):
+    with pytest.raises(SystemExit, match=rf"^mixhead check: {flag} {value}: {problem}$"):
         report(flag, value)
+
+
+FEW_NUMBERS = [  # a few huge terms of exp(s), or quotients of small numbers, make nearly all of the error
+    ("unnormalized", 1, 1, torch.float32),
+    ("unnormalized", 8, 2, torch.float16),
+    ("swish-l2", 2, 2, torch.float32),
+    ("softpick", 8, 2, torch.float32),
+]
+
+
+@pytest.mark.parametrize("normalizer, heads, head_dim, dtype", FEW_NUMBERS)
+def test_heads_of_few_numbers_are_right(normalizer, heads, head_dim, dtype):
+    mixing = {"mixing_dim": 2, "mixing": dtype}
+    variant = Variant(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True)
+    assert check.judge(variant)["fault"] == ""
+
+
+def test_a_draw_in_which_the_formula_is_not_finite_is_left_out():
+    """In one of these draws the formula is NaN: the rounded weights of entmax do not sum to 1."""
+    fields = {"mixing_dim": 4, "mixing": torch.bfloat16, "sink": True, "causal": True}
+    row = check.judge(Variant("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields))
+    assert row["fault"] == "" and 0 < row["error"] < 1
 
 
 def test_the_speed_of_every_mixing_is_measured(monkeypatch):

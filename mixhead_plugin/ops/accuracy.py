@@ -1,6 +1,6 @@
 """Say how far an implementation may be from the exact result: twice as far as the formula in the same dtype."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,8 +17,11 @@ Problem = tuple[AttentionInputs, Tensor]  # a call and the gradient of its outpu
 Layout = tuple[tuple[int, bool], ...]  # the dimensions from the innermost on; is the stride a multiple of 16?
 # Numbers of queries and keys, and p of dropout. A tile has fewer. triton compiles multiples of 16 in another way.
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
-DRAWS, NUMBERS = 9, 100  # the fewest draws of a trial, and the fewest numbers of a result in them all
-FEW, PART = 5, 16  # the fewest draws that judge a part; its positions, as in the smallest tile
+DRAWS = 9  # the fewest draws of a trial
+MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in some
+ROWS = 100  # the fewest rows of a result in all draws
+FEW = 5  # the fewest draws that judge a part as sharply as a whole result
+PART = 16  # positions of a part, as in the smallest tile
 
 
 class Variant(NamedTuple):
@@ -45,9 +48,9 @@ class Variant(NamedTuple):
 
 
 def enough_draws(variant: Variant) -> int:
-    """Return how often a trial draws: a sink has few numbers, and so has one M of few heads."""
-    in_mixing = variant.heads * (variant.mixed_heads or variant.heads) if variant.mixing_dim == 2 else NUMBERS
-    return max(DRAWS, -(-NUMBERS // (variant.heads if variant.sink else in_mixing)))
+    """Return how often a trial draws: a sink has one row for each head, and so has an M or L for all queries."""
+    shared = variant.sink or 2 in (variant.mixing_dim, variant.score_mixing_dim)
+    return max(DRAWS, -(-ROWS // variant.heads)) if shared else DRAWS
 
 
 def variant_of(inputs: AttentionInputs) -> Variant:
@@ -157,8 +160,23 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
     return inputs.with_tensors({name: tensor.double() for name, tensor in inputs.given().items()})
 
 
-def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results) -> Results:
-    """Return sums for each part of each result: the squares of its errors and of the formula's, and how many numbers.
+class Errors(NamedTuple):
+    """What one draw says about one result, summed over each row: [B, H, N] or, of a tensor for all positions, [N].
+
+    A row holds the numbers of one position of one head; of M by query, those of one position.
+    """
+
+    found: Tensor  # sum of the squared errors
+    formula: Tensor  # the same of the formula in the same dtype
+    fourth: Tensor  # sum of the squares of both squared errors' sum: tells whether few numbers make all of it
+    numbers: Tensor  # how many
+
+
+Draw = dict[str, Errors]  # by result
+
+
+def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results) -> Draw:
+    """Return the errors of each result, and those of the formula.
 
     `kept` holds the factors of dropout on the weights, [B, H', Nq, Nk], or 1.
     """
@@ -166,38 +184,109 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     def formula(call: AttentionInputs) -> Tensor:
         return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
 
-    sums, by_formula = {}, results(formula, inputs, d_out)
+    draw = {}
+    by_formula = results(formula, inputs, d_out)
     for name, right in results(formula, in_float64(inputs), d_out.double()).items():
-        terms = torch.stack([found[name] - right, by_formula[name] - right, torch.ones_like(right)]).square()
-        if right.dim() == 4:  # a part: PART positions of a head and batch element, or the rest of them
-            terms = terms.flatten(3)[:, :, None] if name.endswith("mixing") else terms  # M: [B, Nq, H, H']
-            parts = terms.tensor_split(tuple(range(PART, terms.shape[3], PART)), 3)
-            terms = torch.stack([part.sum((3, 4)) for part in parts], 3)
-        sums[name] = terms.flatten(1) if right.dim() == 4 else terms.flatten(1).sum(1, keepdim=True)  # [3, parts]
-    return sums
+        error = (found[name] - right).square()
+        formulas = (by_formula[name] - right).square()
+        terms = torch.stack([error, formulas, (error + formulas).square(), torch.ones_like(right)])
+        if right.dim() == 4 and name.endswith("mixing"):  # M by query: [B, Nq, H, H']
+            terms = terms.flatten(3)[:, :, None]
+        if right.dim() > 1:  # a sink has one number for each head, so each is a row
+            terms = terms.sum(-1)
+        draw[name] = Errors(*terms)
+    return draw
 
 
-def shares(draws: Sequence[Results]) -> dict[str, float]:
+def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
+    """Return `enough` draws, from `draw(0)` on, in which the formula is finite.
+
+    Rounded scores can make 0 / 0 or infinity of the formula. Such a draw tells nothing about an implementation.
+    Fewer come back if the formula is seldom finite.
+    """
+    draws: list[Draw] = []
+    for nth in range(MOST_DRAWS * enough):
+        drawn = draw(nth)
+        if all(bool(errors.formula.isfinite().all()) for errors in drawn.values()):
+            draws.append(drawn)
+        if len(draws) == enough:
+            break
+    return draws
+
+
+def shares(draws: Sequence[Draw]) -> dict[str, float]:
     """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is wrong.
 
-    An error is a root mean square. Over all draws that of a result may be twice the formula's in the same dtype; so may
-    that of each part in their median, and 16 times that in fewer than FEW draws: a part's errors are not independent.
-    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)); if few, they may differ by 7 such factors.
+    An error may be twice that of the formula in the same dtype. Each of two statistics must say so, for the whole result
+    and for each part, PART positions of a head:
+
+    - the root mean square over all draws, for a part its median over them. It sees a single wrong number. Where few
+      numbers make nearly all of it, as those of exp(s) without a denominator, chance decides, so more is allowed.
+    - the median over all rows and draws of a row's error beside the formula's. No large number moves it.
     """
+    # A part's errors are not independent of one another: few draws say less than their numbers promise.
+    careless = 1.0 if len(draws) >= FEW else 16.0
     found = {}
     for name in draws[0]:
-        sums = torch.stack([draw[name] for draw in draws])  # [draws, 3, parts]
-        whole = sums.sum((0, 2), keepdim=True).expand(len(draws), 3, 1)
-        errors, by_formula, numbers = torch.cat([whole, sums], 2).unbind(1)
-        allowed = torch.exp(7 * numbers.rsqrt()).clamp(min=2) * (by_formula / numbers).sqrt() + 1e-38  # not 0
-        allowed[:, 1:] *= 1 if len(draws) >= FEW else 16
-        by_draw = torch.where(allowed.isfinite(), (errors / numbers).sqrt() / allowed, torch.nan)
-        found[name] = float(by_draw.median(0).values.max())
+        errors = Errors(*(torch.stack(terms) for terms in zip(*(draw[name] for draw in draws))))  # [draws, ...]
+        whole = Errors(*(terms.sum() for terms in errors))
+        every = [_mean_square_share(whole), _typical_share(errors.found.flatten(), errors.formula.flatten())]
+        for part in _parts(errors):
+            by_draw = Errors(*(terms.sum(2) for terms in part))  # [draws, B * H]
+            every.append(_mean_square_share(by_draw).median(0).values.max() / careless)
+            rows = (terms.transpose(0, 1).flatten(1) for terms in (part.found, part.formula))  # [B * H, draws * rows]
+            every.append(_typical_share(*rows).max() / careless)
+        found[name] = float(torch.stack(every).max())
     return found
 
 
-def fault_in(draws: Sequence[Results], most: float = 1.0) -> str:
+def _parts(errors: Errors) -> Iterator[Errors]:
+    """Yield the errors of one stretch of PART positions after the other, [draws, B * H, rows]."""
+    if errors.found.dim() == 2:  # a tensor for all positions is one part
+        yield Errors(*(terms[:, None] for terms in errors))
+        return
+    starts = tuple(range(PART, errors.found.shape[3], PART))
+    stretches = zip(*(terms.flatten(1, 2).tensor_split(starts, 2) for terms in errors))
+    for stretch in stretches:
+        yield Errors(*stretch)
+
+
+def _mean_square_share(errors: Errors) -> Tensor:
+    """Return the root mean square of the errors as a share of what is allowed, for each of the sums."""
+    # How many numbers make the sum of squares: 1 where one of them is nearly all of it, and n where they come from
+    # one normal distribution, in which the mean of the fourth powers is 3 times the squared mean of the squares.
+    both = errors.found + errors.formula
+    makers = (3 * both.square() / errors.fourth - 2).nan_to_num(1.0).clamp(min=1)
+    ratio = errors.found.sqrt() / (errors.formula.sqrt() + 1e-38)  # 0 / 0 is right
+    return ratio / _allowed(torch.minimum(makers, errors.numbers))
+
+
+def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
+    """Return the median quotient of two errors of a row as a share of what is allowed; sums of squares [..., rows].
+
+    From fewer than 100 rows a lower quantile is returned. For rows of one number the quotient is that of two numbers of
+    a normal distribution, above 2 in 30 of 100 rows, and so the quantile is by chance above 2 once in 100,000 times.
+    """
+    ratio = (found / formula).sqrt()  # NaN in rows without any error, as hidden ones; they say nothing
+    told = (~ratio.isnan()).sum(-1, keepdim=True)
+    quantile = (0.7 - 2 * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
+    place = (quantile * (told - 1).clamp(min=0)).long()
+    sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values
+    return sorted_ratio.gather(-1, place).where(told > 0, 0.0)[..., 0] / 2
+
+
+def _allowed(numbers: Tensor) -> Tensor:
+    """Return how many times the formula's error is allowed, from so many numbers.
+
+    The ratio of two errors of n numbers varies by exp(1 / sqrt(n)). If few, they may differ by 7 such factors.
+    """
+    return torch.exp(7 * numbers.rsqrt()).clamp(min=2)
+
+
+def fault_in(draws: Sequence[Draw], most: float = 1.0) -> str:
     """Return which result is wrong and by how much, or an empty string; `most` is a factor on what is allowed."""
+    if not draws:
+        return "cannot be judged: the formula in the same dtype was finite in no draw"
     for name, share in shares(draws).items():
         if not share <= most:  # NaN too
             what = "the output" if name == "output" else f"the gradient of {name}"

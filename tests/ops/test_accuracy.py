@@ -48,31 +48,35 @@ MASKS = [
 ]
 
 
-def some_variant(chosen):
-    masks, normalizer = chosen.choice(MASKS), chosen.choice(triton.NORMALIZERS)
+KERNELS = {"normalizers": triton.NORMALIZERS, "head_dims": (16, 32, 64)}  # what a GPU computes most
+SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}  # few huge numbers make nearly all of the error
+
+
+def some_variant(chosen, normalizers, head_dims):
+    masks, normalizer = chosen.choice(MASKS), chosen.choice(normalizers)
     normalizer = normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
-    heads, size, dims = chosen.choice([1, 2, 4, 8]), chosen.choice([16, 32, 64]), chosen.choice([0, 2, 4])
+    heads, size, dims = chosen.choice([1, 2, 4, 8]), chosen.choice(head_dims), chosen.choice([0, 2, 4])
     dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
     mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
     return Variant(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
 
 
 def draws_of(variant, implementation, sizes, seed, spoil=None):
-    draws = []
-    for draw in range(seed, seed + accuracy.enough_draws(variant)):
-        inputs, d_out = sample_call(variant, *sizes, nth=draw)
+    def draw(nth):
+        inputs, d_out = sample_call(variant, *sizes, nth=seed + nth)
         found = results(implementation, inputs, d_out)
         if spoil:
             spoil(found, results(formula, accuracy.in_float64(inputs), d_out.double()))
-        draws.append(compare(inputs, d_out, torch.ones(1), found))
-    return draws
+        return compare(inputs, d_out, torch.ones(1), found)
+
+    return accuracy.finite_draws(draw, accuracy.enough_draws(variant))
 
 
-def alarms(trials, seed=0):
+def alarms(trials, kind, seed=0):
     """Return how often right implementations are refused, by all draws or by one of them, and their largest share."""
     chosen, refused, largest = random.Random(seed), [], 0.0
     for _ in range(trials):
-        variant, sizes = some_variant(chosen), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        variant, sizes = some_variant(chosen, **kind), chosen.choice([(37, 35), (48, 48), (75, 70)])
         name = chosen.choice([*RIGHT][: 4 if variant.dtype == torch.float32 else 3])
         draws = draws_of(variant, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
@@ -81,14 +85,16 @@ def alarms(trials, seed=0):
     return refused, largest
 
 
-def test_right_implementations_pass():
-    assert alarms(12)[0] == []
+@pytest.mark.parametrize("kind", [KERNELS, SMALL], ids=["kernels", "small"])
+def test_right_implementations_pass(kind):
+    assert alarms(8, kind)[0] == []
 
 
 @pytest.mark.slow
-def test_there_is_no_false_alarm():
-    refused, largest = alarms(250)
-    assert refused == [] and largest < 0.9
+@pytest.mark.parametrize("kind", [KERNELS, SMALL], ids=["kernels", "small"])
+def test_there_is_no_false_alarm(kind):
+    refused, largest = alarms(250, kind)
+    assert refused == [] and largest < 0.95
 
 
 def scaled(factor, name, where=...):
@@ -119,11 +125,11 @@ def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
     assert found.startswith(f"{what} is wrong by 1.")
 
 
-def missed(trials, seed=0):
+def missed(trials, kind, seed=0):
     """Return the faults of three times the error, in a tile or a whole result, that are not noticed."""
     chosen, found = random.Random(seed), []
     for _ in range(trials):
-        variant, sizes = some_variant(chosen), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        variant, sizes = some_variant(chosen, **kind), chosen.choice([(37, 35), (48, 48), (75, 70)])
         way = in_another_order if variant.dtype == torch.float32 else formula
         names = ["output", "query", "key", "value"] + ["sink"] * variant.sink + ["mixing"] * (variant.mixing_dim > 0)
         name, first = chosen.choice(names), chosen.randrange(0, min(sizes), 16)  # the rest, too
@@ -137,7 +143,7 @@ def missed(trials, seed=0):
 
 @pytest.mark.slow
 def test_three_times_the_error_is_noticed_in_any_variant():
-    assert missed(100) == []
+    assert missed(100, KERNELS) == []
 
 
 @pytest.mark.parametrize("draws", [1, accuracy.DRAWS])

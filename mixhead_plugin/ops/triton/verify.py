@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mixhead_plugin.ops.accuracy import SIZES, Variant, compare, enough_draws, fault_in, sample_call, variant_of
+from mixhead_plugin.ops.accuracy import (
+    SIZES,
+    Draw,
+    Variant,
+    compare,
+    enough_draws,
+    fault_in,
+    finite_draws,
+    sample_call,
+    variant_of,
+)
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import tuning
 from mixhead_plugin.ops.triton.operators import Call, allows_tf32
@@ -78,19 +88,22 @@ def _try(variant: Variant) -> str:
 
 def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
     """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
-    draws, kept = [], torch.ones(1, device=variant.device)
-    for nth in range(enough_draws(variant) if variant.device.type == "cuda" else 1):
-        inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
-        if inputs.dropout_p > 0 and nth == 0:  # the others drop the same
-            kept = _kept(inputs, candidate)
-            if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
-                return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
-            kept = kept / (1 - inputs.dropout_p)
+    kept = torch.ones(1, device=variant.device)
+    inputs, _ = sample_call(variant, *sizes)
+    if inputs.dropout_p > 0:  # all draws drop the same
+        kept = _kept(inputs, candidate)
+        if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
+            return f"dropout keeps {share:.2f} of the weights, not {1 - inputs.dropout_p}"
+        kept = kept / (1 - inputs.dropout_p)
+
+    def draw(nth: int) -> Draw:
+        inputs, d_out = sample_call(variant, *sizes, nth=nth)
         call = Call(inputs, candidate)
         out, rows = call.forward()
         found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
-        draws.append(compare(inputs, d_out, kept, found))
-    return fault_in(draws)
+        return compare(inputs, d_out, kept, found)
+
+    return fault_in(finite_draws(draw, enough_draws(variant) if variant.device.type == "cuda" else 1))
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
