@@ -217,8 +217,8 @@ def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
 def shares(draws: Sequence[Draw]) -> dict[str, float]:
     """Return the error of each result as a share of what is allowed: at most 1 is right, NaN is wrong.
 
-    An error may be twice that of the formula in the same dtype. Each of two statistics must say so, for the whole result
-    and for each part, PART positions of a head:
+    An error may be twice that of the formula in the same dtype. Each of two statistics must say so, for the whole
+    result and for each part, PART positions of a head:
 
     - the root mean square over all draws, for a part its median over them. It sees a single wrong number. Where few
       numbers make nearly all of it, as those of exp(s) without a denominator, chance decides, so more is allowed.

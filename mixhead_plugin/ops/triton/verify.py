@@ -97,7 +97,7 @@ def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
         kept = kept / (1 - inputs.dropout_p)
 
     def draw(nth: int) -> Draw:
-        inputs, d_out = sample_call(variant, *sizes, nth=nth)
+        inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
         call = Call(inputs, candidate)
         out, rows = call.forward()
         found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
