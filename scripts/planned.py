@@ -1,4 +1,4 @@
-"""The tables of the experiments that docs/protocol.md registered, one for each file of results.
+"""The tables of the experiments that docs/protocol.md registered, one for each grid.
 
 - recall_steps, nearest_neighbour_steps: 'Able, or only faster?'
 - translation_long: 'Does it last?'
@@ -205,6 +205,7 @@ def lasting_table(study: Study) -> str:
     return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
 
 
+# by the name of the grid
 TABLES = {
     "recall_steps": steps_table,
     "nearest_neighbour_steps": errors_table,

@@ -84,7 +84,7 @@ def median(ratios: Sequence[float]) -> str:
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     hidden = study.waits
-    own_table = planned.TABLES.get(study.name)
+    own_table = planned.TABLES.get(Path(study.source).stem)
     compared = not hidden and own_table is None and any(study.baseline(row) for row in study.rows)
     metrics = study.metrics
     gained = study.metrics if study.grid.seeds else [study.metric]  # a planned experiment has all its metrics compared
@@ -144,8 +144,9 @@ def facts(study: Study) -> str:
 @matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
 def draw(study: Study, path: Path) -> None:
     """Draw the metric of each row, the gains with their intervals, and the training curves, if any."""
-    if study.name in planned.PICTURES:
-        planned.PICTURES[study.name](study, path)
+    own_picture = planned.PICTURES.get(Path(study.source).stem)
+    if own_picture is not None:
+        own_picture(study, path)
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}
@@ -166,7 +167,7 @@ def draw(study: Study, path: Path) -> None:
         for row in rows:
             if points := curve(study, row, name):
                 panel.plot(*zip(*points), color=of[study.variant(row)], ls=styles[group(study, row)])
-        panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel="validation loss, bits")
+        panel.set(xlabel=name.replace("_", " ").replace("cpu", "CPU"), ylabel=f"validation loss, {study.loss_unit}")
     handles = [plt.Line2D([], [], color=colour, marker="o", ls="", label=name) for name, colour in of.items()]
     if curves and len(styles) > 1:
         handles += [plt.Line2D([], [], color="grey", ls=style, label=name) for name, style in styles.items()]

@@ -79,6 +79,17 @@ class Study:
         """Return True while a point of the grid lacks one of the planned seeds: nobody looks at results before."""
         return self.grid.seeds > 0 and self.whole_seeds < self.grid.seeds
 
+    @property
+    def loss_unit(self) -> str:
+        """Return the unit of the validation losses in the points of the runs.
+
+        fairseq logs bits. Recipes that train without fairseq, whose runs have none of its flags, log the unit of their
+        endpoint.
+        """
+        if any(run.get("flags") for run in self.runs):
+            return "bits"
+        return self.measure(self.metric)
+
     def of(self, row: Row) -> list[Mapping[str, Any]]:
         return [run for run in self.runs if tuple(run["labels"].values()) == row]
 

@@ -1,5 +1,6 @@
 """The tables of the planned experiments are those of the runs: shares, sign tests, ratios and changes, by hand."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -58,13 +59,18 @@ def points_of(steps):
     return points
 
 
+def study_of(grid, content, found, tmp_path):
+    """Return the study of a grid's saved runs. The file of results has another name, as that of pilots may have."""
+    return Study("saved", grids.checked(content, tmp_path / "toy.toml"), f"examples/grids/{grid}.toml", found, {})
+
+
 def study_of_steps(tmp_path, **changes):
     found = [
         run_of(row, seed, points_of(steps))
         for row, all_steps in TOOK.items()
         for seed, steps in enumerate(all_steps, start=1)
     ]
-    return Study("recall_steps", grids.checked(GRID | changes, tmp_path / "toy.toml"), "toy.toml", found, {})
+    return study_of("recall_steps", GRID | changes, found, tmp_path)
 
 
 def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough():
@@ -73,6 +79,13 @@ def test_the_steps_are_those_of_the_first_validation_loss_that_is_small_enough()
     assert planned.steps_taken(run_of(("4", "B"), 1, points)) == 75
     assert planned.steps_taken(run_of(("4", "B"), 1, points[:2])) == planned.NEVER
     assert planned.steps_taken(run_of(("4", "B"), 1, [{"update": 100, "train_loss": 0.0}])) == planned.NEVER
+
+
+def test_a_recipe_without_fairseq_has_validation_losses_in_the_unit_of_its_endpoint(tmp_path):
+    study = study_of_steps(tmp_path)
+    assert study.loss_unit == "nats an answer"
+    of_fairseq = [run | {"flags": {"--arch": ["mixhead_transformer"]}} for run in study.runs]
+    assert dataclasses.replace(study, runs=of_fairseq).loss_unit == "bits"
 
 
 def exact_p(faster, slower):
@@ -136,8 +149,7 @@ def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
         run_of(row, seed, value=value) for row, values in errors.items() for seed, value in enumerate(values, start=1)
     ]
     content = GRID | {"axes": axes, "example": "nearest_neighbour", "seeds": 3}
-    name = "nearest_neighbour_steps"
-    study = Study(name, grids.checked(content, tmp_path / "toy.toml"), "toy.toml", found, {})
+    study = study_of("nearest_neighbour_steps", content, found, tmp_path)
     *_, short, long = planned.errors_table(study).splitlines()
 
     def mean_ratio(*ratios):
@@ -181,7 +193,7 @@ def test_a_change_of_a_gain_is_paired_by_seed_and_holms_family_is_the_numbers_of
                 run["metrics"] = {"test": 2 + seed / 100 - mine, "BLEU": 30 + seed / 10 + 10 * mine}
                 run["measures"] = {"test": "nats a token", "BLEU": "BLEU"}
                 found.append(run)
-    study = Study("translation_long", grids.checked(content, tmp_path / "toy.toml"), "toy.toml", found, {})
+    study = study_of("translation_long", content, found, tmp_path)
     four, thirty_two = planned.lasting_table(study).splitlines()[2:]
 
     def interval(values, decimals):
