@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grids import fail
 from inference import Estimate, Summary, holm, paired, random_effects, ratio
 from provenance import ROOT
 from studies import Row, Study, from_results
@@ -43,9 +44,18 @@ class Comparison:
         return int(self.heads.split(" of ")[1])
 
 
+COLUMNS = "task corpus updates heads study mixed softmax best heads-of-best loss scale".split()
+
+
 def read_comparisons(path: Path) -> list[Comparison]:
     with path.open(encoding="utf-8", newline="") as file:
-        return [comparison(line) for line in csv.DictReader(file)]
+        lines = csv.DictReader(file)
+        if lines.fieldnames != COLUMNS:
+            fail(f"{path}: its first line must be {','.join(COLUMNS)}")
+        try:
+            return [comparison(line) for line in lines]
+        except (AttributeError, ValueError) as error:  # a line with too few columns, a number that is none
+            fail(f"{path}, line {lines.line_num}: {error}")
 
 
 def comparison(line: Mapping[str, str]) -> Comparison:
@@ -58,7 +68,7 @@ def comparison(line: Mapping[str, str]) -> Comparison:
         mixed=tuple(line["mixed"].split("/")),
         softmax=tuple(line["softmax"].split("/")),
         best=tuple(line["best"].split("/")),
-        heads_of_best=line["heads of best"],
+        heads_of_best=line["heads-of-best"],
         loss=line["loss"],
         is_ratio=line["scale"] == "ratio",
     )
@@ -82,6 +92,14 @@ def paired_losses(study: Study, row: Row, base: Row, metric: str) -> list[tuple[
     return [(ours[seed], theirs[seed]) for seed in sorted(ours.keys() & theirs.keys())]
 
 
+def gains(study: Study, row: Row, base: Row, metric: str, is_ratio: bool = False) -> list[float]:
+    """Return how much lower the loss of the row is, or the logarithm of the losses' ratio, seed by seed."""
+    pairs = paired_losses(study, row, base, metric)
+    if is_ratio:
+        return [math.log(theirs / ours) for ours, theirs in pairs]
+    return [theirs - ours for ours, theirs in pairs]
+
+
 # ---- effects ---------------------------------------------------------------------------------------------------------
 
 
@@ -97,25 +115,20 @@ class Effect:
 
 
 def effect(study: Study, of: Comparison) -> Effect:
-    pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
-    gain = paired(gains(pairs, of.is_ratio))
+    by_seed = gains(study, of.mixed, of.softmax, of.loss, of.is_ratio)
+    gain = paired(by_seed)
     error = math.nan
     if of.is_ratio:
         percent = Estimate(percent_of(gain.mean), percent_of(gain.low), percent_of(gain.high), gain.p, gain.count)
     else:
+        pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
         factor = 100 / statistics.fmean(theirs for _, theirs in pairs)
         percent = gain.scaled(factor)
-        error = factor * statistics.stdev(gains(pairs, of.is_ratio)) / math.sqrt(len(pairs))
+        error = factor * statistics.stdev(by_seed) / math.sqrt(len(by_seed))
     over_best = None
     if of.best != of.softmax:
-        over_best = paired(gains(paired_losses(study, of.mixed, of.best, of.loss), of.is_ratio))
+        over_best = paired(gains(study, of.mixed, of.best, of.loss, of.is_ratio))
     return Effect(of, gain, percent, error, over_best)
-
-
-def gains(pairs: Sequence[tuple[float, float]], is_ratio: bool) -> list[float]:
-    if is_ratio:
-        return [math.log(theirs / ours) for ours, theirs in pairs]
-    return [theirs - ours for ours, theirs in pairs]
 
 
 def percent_of(log_ratio: float) -> float:
@@ -133,6 +146,9 @@ def effects(folder: Path = RESULTS) -> list[Effect]:
     found = []
     for of in read_comparisons(folder / "comparisons.csv"):
         study = study_of(of.study, folder)
+        for row in (of.mixed, of.softmax, of.best):
+            if row not in study.rows:
+                fail(f"comparisons.csv: {of.study}.json has no run of {'/'.join(row)}")
         if not study.waits:
             found.append(effect(study, of))
     return found
@@ -277,15 +293,32 @@ def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
 def along_table(folder: Path = RESULTS) -> str:
     """Return the gain in validation loss at the first and the last validation of translation, and its change."""
     study = study_of("translation", folder)
+    updates = sorted({update for update, _ in validations(study, ALONG["B, 4 heads of 32"])})
+    first, last = updates[0], updates[-1]
     rows = []
     for name, row in ALONG.items():
         by_update = along(study, row)
-        first, last = (by_update[update] for update in (min(by_update), max(by_update)))
-        change = paired([last[seed] - first[seed] for seed in sorted(first.keys() & last.keys())])
-        early, late = (paired(list(gains.values())) for gains in (first, last))
-        rows.append([name, shown(early, 3), shown(late, 3), shown(change, 3)])
-    first, last = (f"{limit(by_update):,}" for limit in (min, max))
-    return table(["over softmax with the same heads", f"at update {first}", f"at {last}", "change"], rows)
+        early = by_update[first]
+        late = by_update[last]
+        change = paired([late[seed] - early[seed] for seed in early])
+        cells = [paired(list(early.values())), paired(list(late.values())), change]
+        rows.append([name, *(shown(cell, 3) for cell in cells)])
+    return table(["over softmax with the same heads", f"at update {first:,}", f"at {last:,}", "change"], rows)
+
+
+# ---- BLEU, time, and what else stands beside the loss ----------------------------------------------------------------
+
+
+def bleu_metric(study: Study) -> str | None:
+    """Return the metric that is the BLEU of the test set; older files have that of the validation set, too."""
+    names = [name for name in study.metrics if study.measure(name) == "BLEU"]
+    return "test" if "test" in names else next(iter(names), None)
+
+
+def bleu_gain(study: Study, row: Row, base: Row, metric: str) -> Estimate:
+    ours = study.values(row, metric)
+    theirs = study.values(base, metric)
+    return paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
 def bleu_table(folder: Path = RESULTS) -> str:
@@ -293,15 +326,13 @@ def bleu_table(folder: Path = RESULTS) -> str:
     rows = []
     for of in read_comparisons(folder / "comparisons.csv"):
         study = study_of(of.study, folder)
-        metric = next((name for name in study.metrics if study.measure(name) == "BLEU"), None)
-        if metric == "valid":  # older files have both; the test set comes last
-            metric = "test"
+        metric = bleu_metric(study)
         if metric is None or study.waits:
             continue
-        ours, theirs = (study.values(row, metric) for row in (of.mixed, of.softmax))
-        gain = paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
-        means = (f"{statistics.fmean(values.values()):.2f}" for values in (theirs, ours))
-        rows.append([of.task, f"{of.updates:,}", of.heads, str(gain.count), *means, shown(gain, 2)])
+        gain = bleu_gain(study, of.mixed, of.softmax, metric)
+        means = [statistics.fmean(study.values(row, metric).values()) for row in (of.softmax, of.mixed)]
+        cells = [of.task, f"{of.updates:,}", of.heads, str(gain.count)]
+        rows.append([*cells, *(f"{mean:.2f}" for mean in means), shown(gain, 2)])
     return table(["task", "updates", "heads", "seeds", "softmax", "B", "gain in BLEU"], rows)
 
 
@@ -324,29 +355,27 @@ def translation_table(folder: Path = RESULTS) -> str:
     best = ("4", "softmax", "1600")
     rows = []
     for row in sorted(study.rows, key=lambda row: (int(row[0]), list(ATTENTIONS).index(row[1]))):
+        heads, attention, _ = row
         loss = statistics.fmean(losses(study, row, "test").values())
         bleu = statistics.fmean(study.values(row, "BLEU").values())
-        cells = [f"{ATTENTIONS[row[1]]}, {row[0]} heads", f"{loss:.4f}", "", f"{bleu:.2f}", ""]
+        gain = more_bleu = ""
         if row != best:
-            cells[2] = shown(paired(gains(paired_losses(study, row, best, "test"), False)), 4)
-            ours, theirs = (study.values(each, "BLEU") for each in (row, best))
-            cells[4] = shown(paired([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]), 2)
-        rows.append(cells)
+            gain = shown(paired(gains(study, row, best, "test")), 4)
+            more_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
+        rows.append([f"{ATTENTIONS[attention]}, {heads} heads", f"{loss:.4f}", gain, f"{bleu:.2f}", more_bleu])
     return table(["attention", "test loss, nats", "gain over softmax, 4 heads", "BLEU", "gain"], rows)
 
 
 def worth_in_updates(folder: Path = RESULTS) -> Estimate:
-    """Return how many percent more updates give softmax, 4 heads, the gain of B: a straight line through one point.
+    """Return how many percent more updates would give softmax, 4 heads, the gain of B.
 
-    The point is what 75 updates beyond 1,600 gain.
+    This is a straight line through one point: what the 75 updates beyond 1,600 gain.
     """
     study = study_of("translation", folder)
     base = ("4", "softmax", "1600")
-    of_b, of_more = (
-        gains(paired_losses(study, ("4", arm, "1600"), base, "test"), False)
-        for arm in ("B", "softmax in the time of B")
-    )
-    return ratio(of_b, of_more).scaled(100 * (1675 - 1600) / 1600)
+    of_b = gains(study, ("4", "B", "1600"), base, "test")
+    of_more = gains(study, ("4", "softmax in the time of B", "1600"), base, "test")
+    return ratio(of_b, of_more).scaled(100 * 75 / 1600)
 
 
 def time_table(folder: Path = RESULTS) -> str:

@@ -97,6 +97,30 @@ def test_no_comparison_stands_twice():
     assert len({(each.study, each.mixed) for each in COMPARISONS}) == len(COMPARISONS)
 
 
+LIST = (effects.RESULTS / "comparisons.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            LIST.replace("corpus", "text", 1),
+            "its first line must be task,corpus,updates,heads,study,mixed,softmax,best,",
+        ),
+        (LIST.replace("1600", "many", 1), "line 2: invalid literal for int() with base 10: 'many'"),
+        (LIST.replace("4/B/1600", "4/C/1600"), "comparisons.csv: translation.json has no run of 4/C/1600"),
+    ],
+    ids=["columns", "updates", "row"],
+)
+def test_a_wrong_list_is_refused_in_one_line(text, said, tmp_path, capsys):
+    (tmp_path / "comparisons.csv").write_text(text)
+    for path in effects.RESULTS.glob("*.json"):
+        (tmp_path / path.name).symlink_to(path)
+    with pytest.raises(SystemExit):
+        effects.effects(tmp_path)
+    assert said in capsys.readouterr().err
+
+
 def test_an_experiment_that_has_not_ended_is_left_out(monkeypatch):
     ended = effects.study_of
 
