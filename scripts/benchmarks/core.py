@@ -4,17 +4,15 @@ import ctypes
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.measure import Case, resident
-from mixhead_plugin.ops.accuracy import compare, fault_in, formula_weights, results
+from benchmarks.opponents import OPPONENTS, Attend
+from mixhead_plugin.ops.accuracy import compare, fault_in, results
 from mixhead_plugin.ops.api import attend
 from mixhead_plugin.ops.inputs import AttentionInputs
 
@@ -25,13 +23,15 @@ VARIANTS = [("softmax", ""), ("softmax", "A"), ("softmax", "B"), ("sigsoftmax", 
 class Core(NamedTuple):
     """A contender: a kind of attention, and the code that computes it."""
 
-    provider: str  # mask, is_causal, flash: torch's; formula; an implementation of the plugin
+    provider: str  # a key of OPPONENTS, or an implementation of the plugin
     normalizer: str = "softmax"
     mixing: str = ""  # or A, B
+    causal: bool = True
 
     @property
     def name(self) -> str:
-        return f"{self.provider}: {f'Mixhead {self.mixing}' if self.mixing else self.normalizer}"
+        kind = f"Mixhead {self.mixing}" if self.mixing else self.normalizer
+        return f"{self.provider}: {kind}" + ("" if self.causal else ", not causal")
 
 
 def cores(device: str, dtype: str, dropout_p: float) -> list[Core]:
@@ -57,47 +57,65 @@ class Inputs:
         self.tensors = {name: t.to(**own).requires_grad_() for name, t in tensors.items()}
         self.d_output = tensor(b, h, n, d).to(**own)
         self.future = torch.full((n, n), float("-inf"), **own).triu(1)
+        self.functions: dict[Core, Attend] = {}
 
     def call(self, core: Core, dropout_p: float) -> AttentionInputs:
-        mixing = self.tensors[core.mixing] if core.mixing else None
-        own = {name: self.tensors[name] for name in ("query", "key", "value")} | {"mixing": mixing}
-        size = self.tensors["query"].shape[3]
-        return AttentionInputs(**own, normalizer=core.normalizer, causal=True, dropout_p=dropout_p, scale=size**-0.5)
+        tensors = {name: self.tensors[name] for name in ("query", "key", "value")}
+        by_mask = core.provider == "mask"
+        return AttentionInputs(
+            **tensors,
+            mixing=self.tensors[core.mixing] if core.mixing else None,
+            attn_mask=self.future if by_mask else None,
+            normalizer=core.normalizer,
+            causal=core.causal and not by_mask,
+            dropout_p=dropout_p,
+            scale=self.tensors["query"].shape[3] ** -0.5,
+        )
 
     def attend(self, core: Core, call: AttentionInputs) -> Tensor:
-        query, key, value = call[:3]
-        if core.provider == "formula":
-            return formula_weights(call) @ value
-        if core.provider == "mask":
-            return F.scaled_dot_product_attention(query, key, value, self.future, call.dropout_p)
-        if core.provider in ("is_causal", "flash"):
-            with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if core.provider == "flash" else nullcontext():
-                return F.scaled_dot_product_attention(query, key, value, None, call.dropout_p, is_causal=True)
-        return attend(call, core.provider)
+        if core.provider not in OPPONENTS:
+            return attend(call, core.provider)
+        if core not in self.functions:
+            self.functions[core] = OPPONENTS[core.provider].make()
+        return self.functions[core](call)
+
+    def forward(self, core: Core, dropout_p: float) -> Tensor:
+        """Return the output alone."""
+        call = self.call(core, dropout_p)
+        # Without gradients in the inputs, too: FlexAttention asks them, and has no backward pass on a CPU.
+        call = call.with_tensors({name: tensor.detach() for name, tensor in call.given().items()})
+        with torch.no_grad():
+            return self.attend(core, call)
 
     def run(self, core: Core, dropout_p: float, d_output: Tensor) -> dict[str, Tensor]:
         """Return the output and the gradients."""
         return results(functools.partial(self.attend, core), self.call(core, dropout_p), d_output)
 
-    def check(self, core: Core) -> None:
-        """Run at full size without dropout; compare the first and the last sentence with the formula in float64.
+    def fault(self, core: Core) -> str:
+        """Return what a contender computes wrongly, or an empty string.
 
+        It runs at full size without dropout. The first and the last sentence are compared with the formula in float64.
         The other sentences get no gradient: theirs must be 0, and the gradient of a shared mixing is known.
         """
         chosen = sorted({0, len(self.d_output) - 1})
+        call = self.call(core, 0.0)
         d_output = torch.zeros_like(self.d_output)
         d_output[chosen] = self.d_output[chosen]
-        found, call = self.run(core, 0.0, d_output), self.call(core, 0.0)
+        if core.provider in OPPONENTS and OPPONENTS[core.provider].forward_only:
+            # Only the output is judged: the gradients of the formula stand where this contender has none.
+            found = self.run(core._replace(provider="formula"), 0.0, d_output)
+            found["output"] = self.forward(core, 0.0)
+        else:
+            found = self.run(core, 0.0, d_output)
         if any(t[1:-1].any() for name, t in found.items() if name != "output" and t.dim() == 4):
-            sys.exit(f"{core.name}: a gradient comes from another sentence; nothing is timed")
+            return "a gradient comes from another sentence"
 
         def some(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
             return {name: t[chosen] if t.dim() == 4 else t for name, t in tensors.items()}
 
         kept = torch.ones(1, device=d_output.device)
         draw = compare(call.with_tensors(some(call.given())), d_output[chosen], kept, some(found))
-        if fault := fault_in([draw], most=2.0):  # torch's own attention rounds more often than the formula
-            sys.exit(f"{core.name}: {fault}; nothing is timed")
+        return fault_in([draw], most=2.0)  # torch's own attention rounds more often than the formula
 
 
 def title(size: Size, dropout_p: float) -> str:
@@ -108,7 +126,8 @@ def cases(size: Size, device: str, dtype: str, dropout_p: float) -> Iterator[Cas
     """Yield the checked contenders of one size, without dropout and with it."""
     inputs = Inputs(size, device, dtype)
     for core in cores(device, dtype, 0.0):
-        inputs.check(core)
+        if fault := inputs.fault(core):
+            sys.exit(f"{core.name}: {fault}; nothing is timed")
     for p in dict.fromkeys([0.0, dropout_p]):
         chosen = cores(device, dtype, p)
         contenders = {core.name: functools.partial(inputs.run, core, p, inputs.d_output) for core in chosen}

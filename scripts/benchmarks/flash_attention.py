@@ -8,7 +8,11 @@ import torch
 import triton
 import triton.language as tl
 
+from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.rows import LOG2E
+
+PASSES = ("fwd", "bwd_dq", "bwd_dkv")
 
 
 @triton.jit
@@ -72,17 +76,63 @@ def dkv_kernel(q, k, v, d_o, lse, delta, d_k, d_v, scale, n, D: tl.constexpr, BM
     tl.store(tile_at(d_v, i_h, first, n, D, BN), b_dv.to(b_k.dtype))
 
 
-def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
-    """Launch all passes by `start`; return O and the gradients of q, k and v, [1, H, N, D]."""
-    narrow = q.shape[3]  # tensor cores need 16
-    q, k, v, d_o = (torch.nn.functional.pad(x, (0, max(0, 16 - narrow))) for x in (q, k, v, d_o))
+def forward(q, k, v, scale: float, tile, start) -> tuple:
+    """Launch the forward pass by `start`; return O and log2 of the sum of each row.
+
+    Queries, keys and values are [1, H, N, D]; D is at least 16.
+    """
     _, heads, n, size = q.shape
-    o, d_q, d_k, d_v = (torch.empty_like(q) for _ in range(4))
-    lse, delta = torch.empty(heads, n), torch.empty(heads, n)
-    fwd, dq, dkv = tiles
-    start(forward_kernel, heads * n // fwd.BM, (q, k, v, o, lse, scale, n, size, fwd.BM, fwd.BN), fwd)
+    o, lse = torch.empty_like(q), torch.empty(heads, n, device=q.device)
+    start(forward_kernel, heads * n // tile.BM, (q, k, v, o, lse, scale, n, size, tile.BM, tile.BN), tile)
+    return o, lse
+
+
+def backward(q, k, v, o, lse, d_o, scale: float, tiles, start) -> list:
+    """Launch the passes for delta, dQ, and dK and dV by `start`; return the gradients of q, k and v."""
+    _, heads, n, size = q.shape
+    d_q, d_k, d_v = (torch.empty_like(q) for _ in range(3))
+    delta, (dq, dkv) = torch.empty(heads, n, device=q.device), tiles
     start(delta_kernel, heads * n // dq.BM, (o, d_o, delta, n, size, dq.BM), dq)
     given = q, k, v, d_o, lse, delta
     start(dq_kernel, heads * n // dq.BM, (*given, d_q, scale, n, size, dq.BM, dq.BN), dq)
     start(dkv_kernel, heads * n // dkv.BN, (*given, d_k, d_v, scale, n, size, dkv.BM, dkv.BN), dkv)
-    return [x[..., :narrow] for x in (o, d_q, d_k, d_v)]
+    return [d_q, d_k, d_v]
+
+
+def run(q, k, v, d_o, scale: float, tiles: list, start) -> list:
+    """Launch all passes by `start`; return O and the gradients of q, k and v, [1, H, N, D]."""
+    narrow = q.shape[3]
+    q, k, v, d_o = map(wide, (q, k, v, d_o))
+    o, lse = forward(q, k, v, scale, tiles[0], start)
+    return [x[..., :narrow] for x in (o, *backward(q, k, v, o, lse, d_o, scale, tiles[1:], start))]
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Return x [..., D] with zeros up to D = 16, which tensor cores need."""
+    return torch.nn.functional.pad(x, (0, max(0, 16 - x.shape[3]))).contiguous()
+
+
+class Attention(torch.autograd.Function):
+    """The passes as an operation of torch, for queries, keys and values [B, H, N, D] of one length."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, scale):
+        ctx.shape, ctx.scale = q.shape, scale
+        q, k, v = (wide(x).flatten(0, 1)[None] for x in (q, k, v))  # [1, B * H, N, D]
+        sizes = (q.shape[1], q.shape[3], q.element_size())
+        tiles = [tuning.tiles_for(f"flash_{name}_kernel", *sizes)[0] for name in PASSES]
+        ctx.tiles = [tile._replace(BM=min(tile.BM, q.shape[2]), BN=min(tile.BN, q.shape[2])) for tile in tiles]
+        o, lse = forward(q, k, v, scale, ctx.tiles[0], operators.start)
+        ctx.save_for_backward(q, k, v, o, lse)
+        return o[..., : ctx.shape[3]].reshape(ctx.shape)
+
+    @staticmethod
+    def backward(ctx, d_o):
+        d_o = wide(d_o).flatten(0, 1)[None]
+        grads = backward(*ctx.saved_tensors, d_o, ctx.scale, ctx.tiles[1:], operators.start)
+        return (*(grad[..., : ctx.shape[3]].reshape(ctx.shape) for grad in grads), None)
+
+
+def attend(call: AttentionInputs) -> torch.Tensor:
+    """Compute a call without mask, mixing and dropout."""
+    return Attention.apply(*call[:3], call.scale)

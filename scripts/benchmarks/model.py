@@ -54,15 +54,23 @@ def dictionary_of(words: int) -> Dictionary:
     return dictionary
 
 
-def batch_of(dictionary: Dictionary, sentences: int, length: int) -> dict[str, Any]:
+def batch_of(dictionary: Dictionary, sentences: int, length: int, seed: int = 1) -> dict[str, Any]:
     """Return a batch of words drawn by Zipf's law; an adaptive softmax is faster for frequent words."""
     ranks = torch.arange(1, len(dictionary) - dictionary.nspecial + 1, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     drawn = torch.multinomial(1 / ranks, sentences * (length + 1), replacement=True, generator=generator)
     drawn = dictionary.nspecial + drawn.view(sentences, length + 1)
     source = {"src_tokens": drawn[:, :-1].contiguous(), "src_lengths": torch.full((sentences,), length)}
     counts = {"id": torch.arange(sentences), "nsentences": sentences, "ntokens": sentences * length}
     return {**counts, "net_input": source, "target": drawn[:, 1:].contiguous()}
+
+
+def trainer_of(name: str, arch: str, dictionary: Dictionary, length: int, device: str, dtype: str) -> Trainer:
+    """Return fairseq's trainer of a language model of a variant; all start from the same weights."""
+    cfg = config(name, arch, f"--criterion cross_entropy --tokens-per-sample {length}", device, dtype)
+    torch.manual_seed(1)
+    task = LanguageModelingTask(cfg.task, dictionary)
+    return Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
 
 
 def case(arch: str, vocabulary: int, batch: int, length: int, device: str, dtype: str) -> Case:

@@ -155,9 +155,9 @@ class Call:
         return tuning.run((name, self.key), tiles, launch, self.query.device)
 
 
-def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> None:
-    """Launch a kernel; all launches pass here."""
-    kernel[(programs,)](*arguments, num_warps=tile.warps, num_stages=tile.stages)
+def start(kernel: Any, programs: int, arguments: tuple[Any, ...], tile: Tile) -> Any:
+    """Launch a kernel and return what triton compiled, if it did; all launches pass here."""
+    return kernel[(programs,)](*arguments, num_warps=tile.warps, num_stages=tile.stages)
 
 
 def with_tile(constants: Constants, tile: Tile) -> Constants:

@@ -1,0 +1,166 @@
+"""Try everything on this machine's GPU in six minutes: scripts/gpu_report.sh."""
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, whichever one is installed
+
+import torch
+from benchmarks import gpu, steps
+
+ROOT = Path(__file__).resolve().parents[1]
+Report = dict[str, Any]
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu_report.sh",
+        description="Try the kernels on this machine's GPU: numbers, speed, registers, tests and a training.",
+    )
+    names = ", ".join(gpu.PARTS)
+    usual = [name for name, part in gpu.PARTS.items() if not part.asked]
+    asked = " and ".join(name for name, part in gpu.PARTS.items() if part.asked)
+    only = f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
+    parser.add_argument("--only", nargs="+", metavar="PART", default=usual, help=only)
+    parser.add_argument("--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder (default: results/gpu)")
+    quick = "a rehearsal: tiny sizes; with TRITON_INTERPRET=1 it needs no GPU, and its figures mean nothing"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    args = parser.parse_args(words)
+    if unknown := sorted(set(args.only) - set(gpu.PARTS)):
+        parser.error(f"--only {' '.join(unknown)}: parts are {names}")
+    if args.seconds <= 0:
+        parser.error(f"--seconds {args.seconds:g}: must be above 0")
+    return args
+
+
+def device_of_this_machine() -> str:
+    """Return "cuda", or "cpu" where triton interprets its kernels; end where there is neither."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    sys.exit(
+        f"gpu_report.sh: {sys.executable} with torch {torch.__version__} sees no GPU; name another Python by PYTHON=, "
+        "or rehearse with TRITON_INTERPRET=1 and --quick"
+    )
+
+
+def file_name(device: str) -> str:
+    """Return the name of the report's files without an ending: that of the GPU."""
+    name = torch.cuda.get_device_name() if device == "cuda" else "interpreter"
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def run_part(name: str, settings: gpu.Settings, seconds: float, log: Path) -> Report:
+    """Return the rows of a part, and for each step that is not complete the reason."""
+    part = gpu.PARTS[name]
+    report: Report = {"title": part.title, "rows": [], "faults": {}, "steps": {}}
+    if part.needs and importlib.util.find_spec(part.needs) is None:
+        return report | {"left_out": f"needs {part.needs}, which is not installed"}
+    began = time.monotonic()
+    listed = part.steps(settings)
+    events = steps.run(
+        functools.partial(part.run, settings),
+        listed,
+        log,
+        workers=gpu.cores() if part.parallel and not settings.quick else 1,
+        seconds=seconds,
+        limit=seconds if settings.quick else part.limit,
+    )
+    for event in events:
+        if event.row is not None:
+            report["rows"].append(event.row)
+            continue
+        report["steps"][event.step] = round(event.seconds, 1)
+        if event.fault:
+            report["faults"][event.step] = event.fault
+    report["seconds"] = round(time.monotonic() - began, 1)
+    return report
+
+
+def as_text(parts: dict[str, Report]) -> str:
+    """Return the report as a page of tables."""
+    lines = [
+        "# Report of a GPU",
+        "",
+        "Made by `scripts/gpu_report.sh`. Times are in milliseconds where nothing is said.",
+    ]
+    for name, part in parts.items():
+        lines += ["", f"## {part['title']}", ""]
+        if "left_out" in part:
+            lines.append(f"Left out: {part['left_out']}.")
+            continue
+        lines.append(f"`{name}`, {part['seconds']:g} s, {len(part['rows'])} rows")
+        lines += ["", *table(part["rows"])] if part["rows"] else []
+        lines += ["", *(f"- {step}: {fault}" for step, fault in part["faults"].items())] if part["faults"] else []
+    return "\n".join([*lines, ""])
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    return lines + ["| " + " | ".join(cell(row.get(column, "")) for column in columns) + " |" for row in rows]
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def summary(part: Report) -> str:
+    """Return one line on a part for the screen."""
+    if "left_out" in part:
+        return f"left out: {part['left_out']}"
+    wrong = sum(bool(row.get("fault")) or row.get("outcome") == "failed" for row in part["rows"])
+    incomplete = len(part["faults"])
+    return f"{len(part['rows'])} rows, {wrong} with a fault, {incomplete} steps not complete, {part['seconds']:g} s"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Write the report; return 1 if something is wrong or not complete."""
+    args = parse(words)
+    device = device_of_this_machine()
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / file_name(device)
+    # Compiled code goes where nothing was compiled before, so that the seconds of a first use are true.
+    made = Path(tempfile.mkdtemp(prefix="gpu_report"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
+    settings = gpu.Settings(device, args.quick, made / "compiled")
+    # Many processes compile beside each other already.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
+    log = path.with_suffix(".log").resolve()
+    log.write_text("")
+    parts: dict[str, Report] = {}
+    deadline = time.monotonic() + args.seconds
+    for name in gpu.PARTS:
+        if name not in args.only:
+            continue
+        left = deadline - time.monotonic()
+        # A rehearsal shows every part to its end, however slow the interpreter is.
+        seconds = left if args.quick else min(left, gpu.PARTS[name].seconds)
+        parts[name] = run_part(name, settings, seconds, log)
+        path.with_suffix(".json").write_text(json.dumps({"quick": args.quick, "parts": parts}, indent=1))
+        path.with_suffix(".md").write_text(as_text(parts))
+        print(f"{name:10} {summary(parts[name])}", flush=True)
+    shutil.rmtree(made, ignore_errors=True)
+    print(f"wrote {path}.json, .md and .log")
+    wrong = any(row.get("fault") or row.get("outcome") == "failed" for part in parts.values() for row in part["rows"])
+    return int(wrong or any(part["faults"] for part in parts.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

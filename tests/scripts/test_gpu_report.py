@@ -1,0 +1,94 @@
+"""scripts/gpu_report.sh, rehearsed without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_report
+import pytest
+from benchmarks import gpu
+
+from mixhead_plugin.ops import triton
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+SETTINGS = gpu.Settings("cuda", False, Path("compiled"))
+
+
+def test_the_variants_that_are_timed_are_checked_first_and_then_every_pair():
+    names = list(gpu.named_variants(SETTINGS))
+    assert names[: len(gpu.TIMED)] == [" / ".join(row) for row in gpu.TIMED]
+    rows = [name.split(" / ") for name in names]
+    for normalizer in triton.NORMALIZERS:
+        for mixing in gpu.machine_check.MIXINGS:
+            assert any(row[1:3] == [normalizer, mixing] for row in rows)
+
+
+def test_pairs_cover_every_pair_that_occurs():
+    rows = [(a, b, c) for a in "12" for b in "34" for c in "567" if (a, c) != ("1", "7")]
+    chosen = gpu.pairs(rows)
+    assert {pair for row in chosen for pair in gpu.pairs_of(row)} == {
+        pair for row in rows for pair in gpu.pairs_of(row)
+    }
+    assert len(chosen) < len(rows)
+
+
+def test_every_timing_has_a_contender_of_each_kind():
+    for step in gpu.TIMINGS:
+        batch, heads, length, head_dim = map(int, step.split()[0].split("x"))
+        timing = gpu.Timing((batch, heads, length, head_dim), *step.split()[1:2], float(step.split()[2]), ())
+        names = {contender.name for contender in gpu.contenders(SETTINGS, timing)}
+        assert {"triton: Mixhead A", "triton: Mixhead B", "loop 256: Mixhead B"} <= names
+
+
+REFUSED = {
+    "part": (["--only", "core", "cor"], "--only cor: parts are machine, check, "),
+    "seconds": (["--seconds", "0"], "--seconds 0: must be above 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_wrong_flag_is_refused(case, capsys):
+    words, message = REFUSED[case]
+    with pytest.raises(SystemExit):
+        gpu_report.parse(words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_machine_without_a_gpu_is_told_in_one_line(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match=r"^gpu_report.sh: .* sees no GPU; .*$"):
+        gpu_report.main([])
+
+
+def test_a_part_that_lacks_a_package_is_left_out_with_a_word(monkeypatch, tmp_path):
+    part = gpu.PARTS["training"]._replace(needs="no_such_package")
+    monkeypatch.setitem(gpu.PARTS, "training", part)
+    found = gpu_report.run_part("training", SETTINGS, 1.0, tmp_path / "log")
+    assert found["left_out"] == "needs no_such_package, which is not installed"
+    assert "Left out: needs no_such_package" in gpu_report.as_text({"training": found})
+
+
+def test_a_table_has_every_column_and_empty_cells():
+    assert gpu_report.table([{"a": 1.23456}, {"b": "x|y"}]) == ["| a | b |", "|---|---|", "| 1.23 |  |", "|  | x\\|y |"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(gpu_report.importlib.util.find_spec("triton") is None, reason="needs the package triton")
+def test_every_part_runs_in_the_interpreter(tmp_path):
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHON": sys.executable}
+    command = [ROOT / "scripts/gpu_report.sh", "--quick", "--only", *gpu.PARTS, "--out", tmp_path, "--seconds", "900"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / "interpreter.json").read_text())
+    assert report["quick"] and report["parts"].keys() == gpu.PARTS.keys()
+    for name, part in report["parts"].items():
+        assert name == "tile_compile" or part["rows"], name
+    page = (tmp_path / "interpreter.md").read_text()
+    assert all(f"## {part.title}" in page for part in gpu.PARTS.values())
+    core = {row["name"] for row in report["parts"]["core"]["rows"]}
+    assert "FlashAttention-2 in triton: softmax, not causal" in core and "triton: Mixhead B" in core

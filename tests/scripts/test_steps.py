@@ -1,0 +1,46 @@
+"""The steps of a report run in processes of their own; whatever one does, the others run to their end."""
+
+import os
+import time
+
+import pytest
+from benchmarks import steps
+
+
+def act(step):
+    yield {"begun": step}
+    if step == "fails":
+        raise ValueError("a reason\nand more")
+    if step == "dies":
+        os._exit(7)
+    if step == "hangs":
+        time.sleep(60)
+    yield {"done": step}
+
+
+def ends(names, tmp_path, **limits):
+    """Return the rows, and the fault of each step."""
+    limits = {"workers": 1, "seconds": 100.0, "limit": 50.0, **limits}
+    events = list(steps.run(act, names, tmp_path / "log", **limits))
+    return [event.row for event in events if event.row], {e.step: e.fault for e in events if e.row is None}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_step_that_fails_or_dies_leaves_its_rows_and_the_other_steps(workers, tmp_path):
+    rows, faults = ends(["fails", "dies", "works"], tmp_path, workers=workers)
+    assert faults == {"fails": "ValueError: a reason", "dies": "its process ended with exit status 7", "works": ""}
+    assert {"begun": "fails"} in rows and {"begun": "dies"} in rows and {"done": "works"} in rows
+    assert "and more" in (tmp_path / "log").read_text()  # the whole error
+
+
+def test_a_step_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(steps, "START", 4.0)
+    rows, faults = ends(["hangs", "works"], tmp_path, limit=1.0)
+    assert faults == {"hangs": "did not end within 1 s", "works": ""}
+    assert {"begun": "hangs"} in rows and {"done": "works"} in rows
+
+
+def test_steps_beyond_the_time_are_named(tmp_path):
+    _, faults = ends(["hangs", "works"], tmp_path, seconds=3.0)
+    over = "the time of this part was over"
+    assert faults == {"hangs": over, "works": f"not begun: {over}"}
