@@ -212,9 +212,8 @@ def report(results: list[Result]) -> None:
             f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
         )
     updates = results[0].validation[-1][0]
-    early = "too few to judge a model" if updates < UPDATES else "early in training"
-    print(f"\nThis is one seed after {updates} updates, {early}. It shows that all works, not how good Mixhead is.")
-    print("docs/does-it-help.md says what several seeds of a larger text showed.")
+    print(f"\nThis shows that everything works. It does not show how good Mixhead is, because it is one seed after")
+    print(f"{updates} updates, and a lead so early in training can disappear. docs/does-it-help.md has several seeds.")
 
 
 def record(results: list[Result], args: argparse.Namespace, folder: Path) -> None:
