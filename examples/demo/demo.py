@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import sacrebleu
 import sentencepiece
-from demo_flags import UPDATES, read_flags
+from demo_flags import read_flags
 from tqdm import tqdm
 
 from mixhead_plugin.analysis import figures
@@ -212,7 +212,7 @@ def report(results: list[Result]) -> None:
             f"{r.train_seconds:>8.0f} s {r.score_seconds:>10.0f} s"
         )
     updates = results[0].validation[-1][0]
-    print(f"\nThis shows that everything works. It does not show how good Mixhead is, because it is one seed after")
+    print("\nThis shows that everything works. It does not show how good Mixhead is, because it is one seed after")
     print(f"{updates} updates, and a lead so early in training can disappear. docs/does-it-help.md has several seeds.")
 
 
