@@ -20,7 +20,7 @@ def bars_of(found: Sequence[Estimate]) -> list[list[float]]:
     return [below, above]
 
 
-# ---- the gain along the training -------------------------------------------------------------------------------------
+# ---- the gain along the training -----------------------------------------------------------------
 
 # The rows of ALONG that are drawn: their words, colour, line and marker.
 CURVES = {
@@ -43,7 +43,8 @@ def draw_along(folder: Path) -> Any:
         # the bars of one update stand beside each other
         at = [update + 12 * (number - 1.5) for update in by_update]
         means = [each.mean for each in found]
-        panel.errorbar(at, means, bars_of(found), color=colour, ls=line, marker=marker, label=label, **BARS)
+        look = {"color": colour, "ls": line, "marker": marker, **BARS}
+        panel.errorbar(at, means, bars_of(found), label=label, **look)
 
     panel.axhline(0, color=ZERO, lw=1)
     words = "softmax with the same heads"
@@ -54,13 +55,13 @@ def draw_along(folder: Path) -> Any:
     return figure
 
 
-# ---- the gain by head size -------------------------------------------------------------------------------------------
+# ---- the gain by head size -----------------------------------------------------------------------
 
 MARKERS = "osD^vP"
 
 
 def series_of(effect: Effect) -> str:
-    """Return the words of the legend: text by task and length of training, the other tasks by name."""
+    """Return the words of the legend: text by task and updates, the other tasks by name."""
     if not effect.of.corpus:
         return effect.of.task
     task = effect.of.task.partition(",")[0]
@@ -68,7 +69,7 @@ def series_of(effect: Effect) -> str:
 
 
 def places(found: Sequence[Effect]) -> Mapping[int, float]:
-    """Return where each effect, by its number, stands: those of one head size side by side around it."""
+    """Return where each effect stands, by its number: those of one head size side by side."""
     sizes = [each.of.head_size for each in found]
     at = {}
     for number, size in enumerate(sizes):
@@ -79,7 +80,10 @@ def places(found: Sequence[Effect]) -> Mapping[int, float]:
 
 
 def draw_by_head_size(folder: Path) -> Any:
-    """Draw the gain in percent of the loss against the head size: text on the left, the other tasks on the right."""
+    """Draw the gain in percent of the loss against the head size.
+
+    Text is on the left, the synthetic tasks are on the right.
+    """
     found = effects(folder)
     sizes = sorted({each.of.head_size for each in found})
     figure, axes = figures.subplots(1, 2, (4.6, 4.2))
@@ -110,17 +114,19 @@ def draw_by_head_size(folder: Path) -> Any:
         panel.set_xlabel("size of a head")
         panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
 
-    text.set(title="Text", ylabel="gain of Mixhead B over softmax\nwith the same heads, % of the loss")
+    text.set_title("Text")
+    text.set_ylabel("gain of Mixhead B over softmax\nwith the same heads, % of the loss")
     # one interval of recall goes down to -209 %
     synthetic.set(title="Synthetic tasks", ylim=(-110, 110))
     return figure
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- both ----------------------------------------------------------------------------------------
 
 
 def draw(folder: Path) -> None:
     """Write both pictures into the folder of the results."""
-    for name, make in {"gain_by_update": draw_along, "gain_by_head_size": draw_by_head_size}.items():
+    pictures = {"gain_by_update": draw_along, "gain_by_head_size": draw_by_head_size}
+    for name, make in pictures.items():
         with figures.style():
             make(folder).savefig(folder / f"{name}.svg", metadata={"Date": None})

@@ -1,4 +1,6 @@
-"""How much Mixhead B gains over softmax: results/comparisons.csv lists the comparisons, results/*.json have the runs.
+"""How much Mixhead B gains over softmax.
+
+results/comparisons.csv lists the comparisons, results/*.json have the runs.
 
 scripts/report.py prints these tables, scripts/readme_tables.py writes them into the pages.
 """
@@ -20,12 +22,15 @@ RESULTS = ROOT / "results"
 LEARNED = 0.1  # nats an answer; recall is learned below it, guessing has ln 64 = 4.16
 
 
-# ---- the comparisons -------------------------------------------------------------------------------------------------
+# ---- the comparisons -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of comparisons.csv: B, softmax with the same heads, and the best softmax of the same task and length."""
+    """One line of comparisons.csv: B, softmax with the same heads, and the best softmax.
+
+    All three have the same task and the same number of updates.
+    """
 
     task: str
     corpus: str  # empty for the tasks that are no text
@@ -37,7 +42,7 @@ class Comparison:
     best: Row
     heads_of_best: str
     loss: str  # the metric
-    is_ratio: bool  # the loss of softmax is divided by that of B, because their difference is bimodal
+    is_ratio: bool  # compare by the ratio of the losses, where their difference is bimodal
 
     @property
     def head_size(self) -> int:
@@ -54,7 +59,7 @@ def read_comparisons(path: Path) -> list[Comparison]:
             fail(f"{path}: its first line must be {','.join(COLUMNS)}")
         try:
             return [comparison(line) for line in lines]
-        except (AttributeError, ValueError) as error:  # a line with too few columns, a number that is none
+        except (AttributeError, ValueError) as error:  # too few columns; a number that is none
             fail(f"{path}, line {lines.line_num}: {error}")
 
 
@@ -93,14 +98,14 @@ def paired_losses(study: Study, row: Row, base: Row, metric: str) -> list[tuple[
 
 
 def gains(study: Study, row: Row, base: Row, metric: str, is_ratio: bool = False) -> list[float]:
-    """Return how much lower the loss of the row is, or the logarithm of the losses' ratio, seed by seed."""
+    """Return how much lower the loss of the row is by seed, or the logarithm of the ratio."""
     pairs = paired_losses(study, row, base, metric)
     if is_ratio:
         return [math.log(theirs / ours) for ours, theirs in pairs]
     return [theirs - ours for ours, theirs in pairs]
 
 
-# ---- effects ---------------------------------------------------------------------------------------------------------
+# ---- effects -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,8 @@ class Effect:
     gain: Estimate  # the difference of the losses, or of their logarithms
     percent: Estimate  # of the loss of softmax
     error: float  # standard error of `percent`; NaN for ratios
-    over_best: Estimate | None  # in the unit of `gain`; None where softmax with the same heads is the best
+    # over the best softmax, in the unit of `gain`; None where it has the same heads
+    over_best: Estimate | None
 
 
 def effect(study: Study, of: Comparison) -> Effect:
@@ -119,7 +125,8 @@ def effect(study: Study, of: Comparison) -> Effect:
     gain = paired(by_seed)
     error = math.nan
     if of.is_ratio:
-        percent = Estimate(percent_of(gain.mean), percent_of(gain.low), percent_of(gain.high), gain.p, gain.count)
+        ends = (percent_of(gain.mean), percent_of(gain.low), percent_of(gain.high))
+        percent = Estimate(*ends, gain.p, gain.count)
     else:
         pairs = paired_losses(study, of.mixed, of.softmax, of.loss)
         factor = 100 / statistics.fmean(theirs for _, theirs in pairs)
@@ -132,7 +139,7 @@ def effect(study: Study, of: Comparison) -> Effect:
 
 
 def percent_of(log_ratio: float) -> float:
-    """Return by how many percent the loss is lower, if the logarithm of the losses' ratio is this."""
+    """Return by how many percent the loss is lower, from a log ratio."""
     return 100 * (1 - math.exp(-log_ratio))
 
 
@@ -154,7 +161,7 @@ def effects(folder: Path = RESULTS) -> list[Effect]:
     return found
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -174,7 +181,7 @@ def signed(value: float, decimals: int) -> str:
 
 
 def fold(found: Estimate) -> str:
-    """Return how many times smaller a loss is, from the logarithm of the ratio: '277 times (233 to 330)'."""
+    """Return how many times smaller a loss is, from a log ratio: '277 times (233 to 330)'."""
     mean, low, high = (f"{math.exp(value):.3g}" for value in (found.mean, found.low, found.high))
     return f"{mean} times ({low} to {high})"
 
@@ -188,9 +195,9 @@ def effects_table(folder: Path = RESULTS) -> str:
     found = effects(folder)
     rows = []
     for each, p in zip(found, holm([each.gain.p for each in found])):
-        best = (
-            "the same" if each.over_best is None else f"{shown_gain(each.over_best, each.of)}, {each.of.heads_of_best}"
-        )
+        best = "the same"
+        if each.over_best is not None:
+            best = f"{shown_gain(each.over_best, each.of)}, {each.of.heads_of_best}"
         rows.append(
             [
                 each.of.task,
@@ -203,8 +210,9 @@ def effects_table(folder: Path = RESULTS) -> str:
                 best,
             ]
         )
-    head = ["task", "updates", "heads", "seeds", "gain over softmax with the same heads", "of the loss, %", "p, Holm"]
-    return table([*head, "gain over the best softmax, its heads"], rows)
+    head = ["task", "updates", "heads", "seeds", "gain over softmax with the same heads"]
+    head += ["of the loss, %", "p, Holm", "gain over the best softmax, its heads"]
+    return table(head, rows)
 
 
 def recall_table(folder: Path = RESULTS) -> str:
@@ -223,7 +231,7 @@ def recall_table(folder: Path = RESULTS) -> str:
     return table(["length", "heads", "softmax", "B", "`average`"], rows)
 
 
-# ---- over the rows of text -------------------------------------------------------------------------------------------
+# ---- over the rows of text -----------------------------------------------------------------------
 
 
 def of_text(found: Sequence[Effect]) -> dict[str, list[Effect]]:
@@ -236,27 +244,29 @@ def of_text(found: Sequence[Effect]) -> dict[str, list[Effect]]:
 
 
 def summarised(found: Sequence[Effect], method: str = "iterated") -> Summary:
-    return random_effects([each.percent.mean for each in found], [each.error for each in found], method)
+    means = [each.percent.mean for each in found]
+    errors = [each.error for each in found]
+    return random_effects(means, errors, method)
 
 
 def summary_table(folder: Path = RESULTS) -> str:
-    """Return the gain in percent of the loss over all rows of text, by two estimators, and over the corpora."""
+    """Return the gain over all rows of text by two estimators, and over the corpora's means."""
     by_corpus = of_text(effects(folder))
     text = [each for corpus in by_corpus.values() for each in corpus]
-    means = [statistics.fmean(each.percent.mean for each in corpus) for corpus in by_corpus.values()]
+    means = [statistics.fmean(each.percent.mean for each in mine) for mine in by_corpus.values()]
     rows = []
     for name, method in {"Paule and Mandel": "iterated", "DerSimonian and Laird": "chi2"}.items():
         found = summarised(text, method)
         mean = Estimate(found.mean, found.low, found.high)
         new = f"{signed(found.new_low, 1)} to {signed(found.new_high, 1)}"
         rows.append([f"{len(text)} rows of text, {name}", shown(mean, 1), f"{found.tau:.1f}", new])
-    rows.append(
-        [f"the means of {len(means)} corpora, t", shown(paired(means), 1), f"{statistics.stdev(means):.1f}", ""]
-    )
-    return table(["over", "gain, % of the loss", "spread of the settings (tau)", "one more setting"], rows)
+    spread = f"{statistics.stdev(means):.1f}"
+    rows.append([f"the means of {len(means)} corpora, t", shown(paired(means), 1), spread, ""])
+    head = ["over", "gain, % of the loss", "spread of the settings (tau)", "one more setting"]
+    return table(head, rows)
 
 
-# ---- along the training ----------------------------------------------------------------------------------------------
+# ---- along the training --------------------------------------------------------------------------
 
 # The rows of the picture and the table; the zero line is softmax with the same heads.
 ALONG = {
@@ -271,7 +281,7 @@ ALONG = {
 
 
 def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
-    """Return the gain in validation loss over softmax with the same heads, in nats, by update and seed."""
+    """Return the gain in validation loss over softmax with the same heads, by update and seed."""
     ours = validations(study, row)
     theirs = validations(study, (row[0], "softmax", row[2]))
     found: dict[int, dict[int, float]] = {}
@@ -291,7 +301,7 @@ def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
 
 
 def along_table(folder: Path = RESULTS) -> str:
-    """Return the gain in validation loss at the first and the last validation of translation, and its change."""
+    """Return the gain in validation loss at the first and the last validation, and its change."""
     study = study_of("translation", folder)
     updates = sorted({update for update, _ in validations(study, ALONG["B, 4 heads of 32"])})
     first, last = updates[0], updates[-1]
@@ -303,14 +313,17 @@ def along_table(folder: Path = RESULTS) -> str:
         change = paired([late[seed] - early[seed] for seed in early])
         cells = [paired(list(early.values())), paired(list(late.values())), change]
         rows.append([name, *(shown(cell, 3) for cell in cells)])
-    return table(["over softmax with the same heads", f"at update {first:,}", f"at {last:,}", "change"], rows)
+    head = ["over softmax with the same heads", f"at update {first:,}", f"at {last:,}", "change"]
+    return table(head, rows)
 
 
-# ---- BLEU, time, and what else stands beside the loss ----------------------------------------------------------------
+# ---- BLEU, time, and what else stands beside the loss --------------------------------------------
 
 
 def bleu_metric(study: Study) -> str | None:
-    """Return the metric that is the BLEU of the test set; older files have that of the validation set, too."""
+    """Return the metric that is the BLEU of the test set, because older files also have that of
+    the validation set; None without any.
+    """
     names = [name for name in study.metrics if study.measure(name) == "BLEU"]
     return "test" if "test" in names else next(iter(names), None)
 
@@ -330,9 +343,10 @@ def bleu_table(folder: Path = RESULTS) -> str:
         if metric is None or study.waits:
             continue
         gain = bleu_gain(study, of.mixed, of.softmax, metric)
-        means = [statistics.fmean(study.values(row, metric).values()) for row in (of.softmax, of.mixed)]
         cells = [of.task, f"{of.updates:,}", of.heads, str(gain.count)]
-        rows.append([*cells, *(f"{mean:.2f}" for mean in means), shown(gain, 2)])
+        for row in (of.softmax, of.mixed):
+            cells.append(f"{statistics.fmean(study.values(row, metric).values()):.2f}")
+        rows.append([*cells, shown(gain, 2)])
     return table(["task", "updates", "heads", "seeds", "softmax", "B", "gain in BLEU"], rows)
 
 
@@ -350,7 +364,7 @@ ATTENTIONS = {
 
 
 def translation_table(folder: Path = RESULTS) -> str:
-    """Return loss and BLEU of every row of translation over softmax with 4 heads, the best softmax."""
+    """Return loss and BLEU of every row of translation, beside softmax with 4 heads, the best."""
     study = study_of("translation", folder)
     best = ("4", "softmax", "1600")
     rows = []
@@ -362,8 +376,10 @@ def translation_table(folder: Path = RESULTS) -> str:
         if row != best:
             gain = shown(paired(gains(study, row, best, "test")), 4)
             more_bleu = shown(bleu_gain(study, row, best, "BLEU"), 2)
-        rows.append([f"{ATTENTIONS[attention]}, {heads} heads", f"{loss:.4f}", gain, f"{bleu:.2f}", more_bleu])
-    return table(["attention", "test loss, nats", "gain over softmax, 4 heads", "BLEU", "gain"], rows)
+        name = f"{ATTENTIONS[attention]}, {heads} heads"
+        rows.append([name, f"{loss:.4f}", gain, f"{bleu:.2f}", more_bleu])
+    head = ["attention", "test loss, nats", "gain over softmax, 4 heads", "BLEU", "gain"]
+    return table(head, rows)
 
 
 def worth_in_updates(folder: Path = RESULTS) -> Estimate:
@@ -379,14 +395,15 @@ def worth_in_updates(folder: Path = RESULTS) -> Estimate:
 
 
 def time_table(folder: Path = RESULTS) -> str:
-    """Return the CPU time of the updates with B divided by that of softmax with the same heads, where runs have it."""
+    """Return the CPU time of the updates with B divided by that of softmax with the same heads."""
     rows = []
     for of in read_comparisons(folder / "comparisons.csv"):
         study = study_of(of.study, folder)
         ratios = study.time_ratios(of.mixed, of.softmax)
         if ratios and not study.waits:
-            shown_ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            rows.append([of.task, f"{of.updates:,}", of.heads, shown_ratio])
+            middle = statistics.median(ratios)
+            ratio_and_range = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            rows.append([of.task, f"{of.updates:,}", of.heads, ratio_and_range])
     return table(["task", "updates", "heads", "time of B, softmax with the same heads has 1"], rows)
 
 
@@ -401,18 +418,22 @@ TABLES = {
 }
 MEANINGS = {
     "effects": """\
-What B gains over softmax, a line for each of [comparisons.csv](comparisons.csv): paired t, intervals at 95 %.
-Gains on text are in nats, those of nearest neighbour in mean squared error. 'n times' (recall) is the loss of
-softmax divided by that of B, by a t-test of the logarithm. Holm's adjusted p is over all lines; those below 0.05
-hold together. The best softmax has the lowest loss among the numbers of heads that were run.""",
+What B gains over softmax, a line for each of [comparisons.csv](comparisons.csv): paired t,
+intervals at 95 %. Gains on text are in nats, those of nearest neighbour in mean squared error.
+'n times' (recall) is the loss of softmax divided by that of B, by a t-test of the logarithm.
+Holm's adjusted p is over all lines; those below 0.05 hold together. The best softmax has the
+lowest loss among the numbers of heads that were run.""",
     "BLEU": "Test set, beam 5; intervals at 95 %.",
     "translation": "Test set after 1,600 updates, eight seeds; intervals at 95 %.",
-    "along the training": "Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.",
+    "along the training": """\
+Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.""",
     "recall": f"Runs that end below {LEARNED} nats an answer, and the mean loss.",
     "over all texts": """\
-The lines on text as settings that each have a true gain (random effects); the intervals of the mean are Hartung and
-Knapp's. The lines share corpora, and most have three seeds, so other estimators differ.""",
-    "training time": "CPU time of the updates, median over the seeds and its range, on busy machines.",
+The lines on text as settings that each have a true gain (random effects); the intervals of the
+mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other
+estimators differ.""",
+    "training time": """\
+CPU time of the updates, median over the seeds and its range, on busy machines.""",
 }
 
 
@@ -424,7 +445,7 @@ def sections(folder: Path = RESULTS) -> str:
         parts.append(f"## {heading}\n\n{MEANINGS[name]}\n\n{make(folder)}\n")
     worth = shown(worth_in_updates(folder), 0)
     parts.append(
-        "Softmax with 75 more updates gains, too. By a straight line through that point, the gain of B in\n"
-        f"translation with 4 heads is worth {worth} % more updates (Fieller's interval, 95 %).\n"
+        "Softmax with 75 more updates gains, too. By a straight line through that point, the gain\n"
+        f"of B in translation with 4 heads is worth {worth} % more updates (95 %, Fieller).\n"
     )
     return "\n".join(parts)

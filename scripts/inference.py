@@ -26,7 +26,8 @@ class Estimate:
 
     def scaled(self, factor: float) -> "Estimate":
         """Return the estimate in another unit; `factor` is above 0."""
-        return Estimate(self.mean * factor, self.low * factor, self.high * factor, self.p, self.count)
+        ends = (self.mean * factor, self.low * factor, self.high * factor)
+        return Estimate(*ends, self.p, self.count)
 
 
 def paired(gains: Sequence[float], level: float = 0.95) -> Estimate:
@@ -51,7 +52,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What several settings have in common, if each has a true gain of its own around a common mean."""
+    """What settings have in common, if each has a true gain of its own around a common mean."""
 
     mean: float
     low: float
@@ -62,7 +63,11 @@ class Summary:
     count: int
 
 
-def random_effects(gains: Sequence[float], errors: Sequence[float], method: str = "iterated") -> Summary:
+def random_effects(
+    gains: Sequence[float],
+    errors: Sequence[float],
+    method: str = "iterated",
+) -> Summary:
     """Return the random-effects summary of gains with their standard errors, intervals at 95 %.
 
     `method` estimates tau: "iterated" is Paule and Mandel's, "chi2" DerSimonian and Laird's. The
@@ -71,7 +76,8 @@ def random_effects(gains: Sequence[float], errors: Sequence[float], method: str 
     """
     found = combine_effects(np.array(gains), np.array(errors) ** 2, method_re=method)
 
-    # statsmodels lets DerSimonian and Laird's tau fall below 0, where the settings differ less than by chance
+    # statsmodels lets DerSimonian and Laird's tau^2 fall below 0, where the settings differ less
+    # than by chance
     tau = math.sqrt(max(found.tau2, 0.0))
     error = found.sd_eff_w_re_hksj
     half = stats.t.ppf(0.975, len(gains) - 1) * error
@@ -91,8 +97,9 @@ def random_effects(gains: Sequence[float], errors: Sequence[float], method: str 
 def ratio(gains: Sequence[float], others: Sequence[float], level: float = 0.95) -> Estimate:
     """Return mean(gains) / mean(others) over the same seeds, with Fieller's interval.
 
-    The interval has every r for which the paired t-test does not reject that gains - r * others is 0 in the mean. It
-    needs others that differ from 0 by that test, because the interval has no end otherwise.
+    The interval has every r for which the paired t-test does not reject that gains - r * others
+    is 0 in the mean. It needs others that differ from 0 by that test, because the interval has
+    no end otherwise: ValueError.
     """
     count = len(gains)
     mean, other = statistics.fmean(gains), statistics.fmean(others)

@@ -1,4 +1,4 @@
-"""The statistics of the results are those of their definitions, which are written here once more."""
+"""The statistics of the results are those of their definitions, written here once more."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ THEIRS = [1.89, 1.85, 1.91, 1.90, 1.83, 1.89]
 GAINS = [theirs - ours for ours, theirs in zip(OURS, THEIRS)]
 
 
-# ---- the paired t-test -----------------------------------------------------------------------------------------------
+# ---- the paired t-test ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [0.9, 0.95])
@@ -45,11 +45,14 @@ def test_an_estimate_in_another_unit_keeps_its_p():
     assert found.p == inference.paired(GAINS).p
 
 
-# ---- Holm ------------------------------------------------------------------------------------------------------------
+# ---- Holm ----------------------------------------------------------------------------------------
 
 
 def test_holm_on_an_example_by_hand():
-    """The smallest of four p counts four times, the next three times; none counts less than one before it."""
+    """The smallest of four p counts four times, the next three times, and so on.
+
+    None is smaller than the one before it.
+    """
     assert inference.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
@@ -61,14 +64,18 @@ def test_holm_rejects_as_the_stepwise_procedure_does():
             break
         rejected.append(p)
     adjusted = inference.holm(p_values)
-    assert [p for p, holm in zip(p_values, adjusted) if holm <= 0.05] == rejected == [0.001, 0.012, 0.013]
+    held = [p for p, holm in zip(p_values, adjusted) if holm <= 0.05]
+    assert held == rejected == [0.001, 0.012, 0.013]
 
 
-# ---- random effects --------------------------------------------------------------------------------------------------
+# ---- random effects ------------------------------------------------------------------------------
 
 
 def test_settings_of_one_precision_give_the_plain_t_interval_of_their_means():
-    """With equal errors the weights are equal, tau^2 is what the variance has beyond them, and Hartung-Knapp is t."""
+    """With equal errors the weights are equal, and tau^2 is what the variance has beyond them.
+
+    Hartung and Knapp's interval is then that of t.
+    """
     gains = [0.2, 1.0, 1.4, 3.8]
     found = inference.random_effects(gains, [0.5] * 4)
     half = stats.t.ppf(0.975, 3) * statistics.stdev(gains) / 2
@@ -93,7 +100,8 @@ def test_paule_and_mandels_tau_makes_the_residuals_as_large_as_their_degrees_of_
     assert found.tau == pytest.approx(math.sqrt(tau2), rel=1e-3)
     assert found.mean == pytest.approx(mean, rel=1e-3)
     assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 4) * error, rel=1e-3)
-    assert found.new_high - found.mean == pytest.approx(stats.t.ppf(0.975, 3) * math.sqrt(tau2 + error**2), rel=1e-3)
+    half_of_new = stats.t.ppf(0.975, 3) * math.sqrt(tau2 + error**2)
+    assert found.new_high - found.mean == pytest.approx(half_of_new, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["iterated", "chi2"])
@@ -101,7 +109,7 @@ def test_settings_that_agree_have_no_spread_of_their_own(method):
     assert inference.random_effects([1.0, 1.1, 0.9], [0.5, 0.5, 0.5], method).tau == 0
 
 
-# ---- ratios ----------------------------------------------------------------------------------------------------------
+# ---- ratios --------------------------------------------------------------------------------------
 
 
 def test_fiellers_interval_ends_where_the_paired_test_has_5_percent():
@@ -109,7 +117,8 @@ def test_fiellers_interval_ends_where_the_paired_test_has_5_percent():
     found = inference.ratio(GAINS, others)
     assert found.mean == pytest.approx(statistics.fmean(GAINS) / statistics.fmean(others))
     for end in (found.low, found.high):
-        assert stats.ttest_rel(GAINS, [end * other for other in others]).pvalue == pytest.approx(0.05)
+        test = stats.ttest_rel(GAINS, [end * other for other in others])
+        assert test.pvalue == pytest.approx(0.05)
 
 
 def test_a_ratio_to_what_may_be_0_is_refused():
