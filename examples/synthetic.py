@@ -2,7 +2,9 @@
 
 import json
 import logging
+import math
 import os
+import pickle
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -32,6 +34,7 @@ class Task(NamedTuple):
     model: Callable[[str, int, int], nn.Module]  # arm, head size, size
     batch: Callable[[int, torch.Generator], Batch]  # size, random numbers
     measure: Callable[[nn.Module, Batch], dict[str, Tensor]]  # metrics; the first is trained, and the endpoint
+    problem: Callable[[int, int], str]  # why there is nothing of this head size and this size; empty if there is
 
 
 class Setting(NamedTuple):
@@ -83,6 +86,7 @@ def train(task: Task, setting: Setting) -> nn.Module:
     """Train with Adam, to the last step or to the first validation loss of at most `stop_at`.
 
     The seed alone gives the data and the first weights: no mixing of MIXINGS draws random numbers.
+    Raise FloatingPointError if the loss or a parameter is no finite number.
     """
     torch.manual_seed(setting.seed)
     model = task.model(setting.arm, setting.head_size, setting.size)
@@ -99,6 +103,8 @@ def train(task: Task, setting: Setting) -> nn.Module:
         for group in optimizer.param_groups:
             group["lr"] = setting.rate * share * group["factor"]
         loss = next(iter(task.measure(model, task.batch(setting.size, generator)).values()))
+        if not loss.isfinite():
+            raise FloatingPointError(f"the loss of step {step + 1} is {loss.item()}; try a lower --lr")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -110,6 +116,8 @@ def train(task: Task, setting: Setting) -> nn.Module:
         if setting.stop_at is not None and valid_loss <= setting.stop_at:
             break
 
+    if not all(parameter.isfinite().all() for parameter in model.parameters()):
+        raise FloatingPointError("a parameter is no finite number after the last step; try a lower --lr")
     return model
 
 
@@ -141,20 +149,104 @@ def run(task: Task, setting: Setting, which: str = "valid") -> dict[str, float]:
     return evaluate(task, setting, train(task, setting), which)
 
 
-def refuse_wrong_schedule(setting: Setting) -> None:
-    """End the command with one line if a number of the schedule cannot be meant."""
+def wrong_number(task: Task, setting: Setting) -> str:
+    """Return which number of a run cannot be meant, and why; an empty text if all can."""
+    if not 0 < setting.rate <= 1000:
+        return f"--lr {setting.rate}: must be greater than 0, and at most 1000"
+    if not 0 <= setting.mixing_lr_scale <= 1000:
+        return f"--mixing-lr-scale {setting.mixing_lr_scale}: must be from 0 to 1000"
+    if setting.steps < 1:
+        return f"--steps {setting.steps}: must be at least 1"
+    if not 0 <= setting.seed < 2**32:
+        return f"--seed {setting.seed}: must be from 0 to {2**32 - 1}"
     if setting.warmup_steps is not None and setting.warmup_steps < 0:
-        sys.exit(f"train: error: --warmup-steps {setting.warmup_steps}: must be at least 0")
+        return f"--warmup-steps {setting.warmup_steps}: must be at least 0"
     if setting.decay_steps is not None and setting.decay_steps < 0:
-        sys.exit(f"train: error: --decay-steps {setting.decay_steps}: must be at least 0")
+        return f"--decay-steps {setting.decay_steps}: must be at least 0"
     if setting.valid_interval is not None and setting.valid_interval < 1:
-        sys.exit(f"train: error: --valid-interval {setting.valid_interval}: must be at least 1")
+        return f"--valid-interval {setting.valid_interval}: must be at least 1"
+    if setting.stop_at is not None and not math.isfinite(setting.stop_at):
+        return f"--stop-at {setting.stop_at}: must be a finite number"
     if setting.stop_at is not None and setting.valid_interval is None:
-        sys.exit(f"train: error: --stop-at {setting.stop_at}: needs --valid-interval")
+        return f"--stop-at {setting.stop_at}: needs --valid-interval"
+    return task.problem(setting.head_size, setting.size)
+
+
+def save_folder(task: Task) -> Path:
+    """Return the folder of the model: SAVE of the environment, or checkpoints/<recipe> of the checkout."""
+    return Path(os.environ.get("SAVE") or Path(__file__).parents[1] / "checkpoints" / task.name)
+
+
+def train_and_save(task: Task, setting: Setting) -> None:
+    """Train one model and write it into SAVE; end the program with one line where that cannot be."""
+    if problem := wrong_number(task, setting):
+        sys.exit(f"train: error: {problem}")
+    folder = save_folder(task)
+    # The file is complete under its name. Begun before the training, it shows a folder that cannot be written to.
+    unfinished = folder / "model.pt.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished.touch()
+    except OSError as error:
+        sys.exit(f"train: error: SAVE={folder}: cannot be written to ({error.strerror})")
+
+    try:
+        model = train(task, setting)
+        write({"setting": setting._asdict(), "model": model.state_dict()}, unfinished, folder / "model.pt")
+    except FloatingPointError as error:
+        sys.exit(f"train: error: {error}")
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write(content: dict[str, Any], unfinished: Path, file: Path) -> None:
+    try:
+        torch.save(content, unfinished)
+        unfinished.replace(file)
+    except (OSError, RuntimeError) as error:  # torch's own writer raises the second one, as on a full disk
+        reason = str(error).splitlines()[0]
+        sys.exit(f"train: error: SAVE={file.parent}: the model cannot be written ({reason})")
+
+
+def load(task: Task) -> tuple[Setting, nn.Module]:
+    """Return the model of CHECKPOINT, or else of SAVE; end the program with one line if there is none of this task."""
+    if os.environ.get("CHECKPOINT"):
+        file = Path(os.environ["CHECKPOINT"])
+        missing = f"CHECKPOINT={file}: no such file"
+    else:
+        file = save_folder(task) / "model.pt"
+        missing = f"{file}: no such file; train.sh writes it into SAVE"
+    if not file.is_file():
+        sys.exit(f"evaluate: error: {missing}")
+
+    try:
+        saved = dict(torch.load(file, map_location="cpu", weights_only=True))
+        setting = Setting(**saved["setting"])
+        if setting.arm not in task.arms or wrong_number(task, setting):
+            raise ValueError
+        model = task.model(setting.arm, setting.head_size, setting.size)
+        model.load_state_dict(saved["model"])
+    except (EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError):
+        sys.exit(f"evaluate: error: {file}: is no model of examples/{task.name}/train.sh, or it is damaged")
+    return setting, model
+
+
+def evaluate_saved(task: Task, which: str, last: str | None) -> None:
+    """Print the metrics of the saved model; `last` is that of the last line, None for the endpoint."""
+    setting, model = load(task)
+    metrics = evaluate(task, setting, model, which)
+    last = last or next(iter(metrics))
+    if last not in metrics:
+        sys.exit(f"evaluate: error: --last {last}: must be one of {', '.join(metrics)}")
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            sys.exit(f"evaluate: error: the {name} is {value}, which is no finite number")
+    for name in sorted(metrics, key=last.__eq__):
+        print(f"{name} = {metrics[name]:.6f}")
 
 
 def main(task: Task, words: Sequence[str] | None = None) -> None:
-    """Run `train` or `evaluate`: the two scripts of the recipe. The model is in the folder SAVE."""
+    """Run `train` or `evaluate`: the two scripts of the recipe. The model is in SAVE, or for evaluate CHECKPOINT."""
     torch.set_num_threads(1)
     parser = ArgumentParser(prog=task.name, allow_abbrev=False)
     steps = parser.add_subparsers(dest="step", required=True)
@@ -179,26 +271,11 @@ def main(task: Task, words: Sequence[str] | None = None) -> None:
     evaluation.add_argument("--gen-subset", choices=SETS, default="test", help="(default: %(default)s)")
     evaluation.add_argument("--last", help="the metric of the last line, instead of the endpoint")
     args = parser.parse_args(words)
-    file = Path(os.environ.get("SAVE", Path(__file__).parents[1] / "checkpoints" / task.name)) / "model.pt"
-    if args.step == "train":
-        setting = Setting(**{name: getattr(args, name) for name in Setting._fields})
-        refuse_wrong_schedule(setting)
-        # as fairseq's own lines, which scripts/sweep.py reads
-        form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
-        logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout)
-        model = train(task, setting)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"setting": setting._asdict(), "model": model.state_dict()}, file)
+    if args.step == "evaluate":
+        evaluate_saved(task, args.gen_subset, args.last)
         return
-    if not file.exists():
-        sys.exit(f"evaluate: error: {file}: no such file; train.sh writes it into SAVE")
-    saved = torch.load(file)
-    setting = Setting(**saved["setting"])
-    model = task.model(setting.arm, setting.head_size, setting.size)
-    model.load_state_dict(saved["model"])
-    metrics = evaluate(task, setting, model, args.gen_subset)
-    last = args.last or next(iter(metrics))
-    if last not in metrics:
-        sys.exit(f"evaluate: error: --last {last}: must be one of {', '.join(metrics)}")
-    for name in sorted(metrics, key=last.__eq__):
-        print(f"{name} = {metrics[name]:.6f}")
+
+    # as fairseq's own lines, which scripts/sweep.py reads
+    form = "%(asctime)s | %(levelname)s | %(name)s | %(message)s"
+    logging.basicConfig(format=form, level=logging.INFO, stream=sys.stdout)
+    train_and_save(task, Setting(**{name: getattr(args, name) for name in Setting._fields}))

@@ -99,7 +99,10 @@ def main() -> None:
         fail(f"{output}: is missing; fairseq-generate writes it")
     try:
         if args.score_reference:
-            print(f"nats a token = {nats_a_token(read_lines(output), len(references)):.5f}")
+            nats = nats_a_token(read_lines(output), len(references))
+            if not math.isfinite(nats):
+                fail(f"{output}: the nats a token are {nats}, which is no finite number")
+            print(f"nats a token = {nats:.5f}")
             return
         hypotheses = in_corpus_order(read_lines(output), len(references))
     except ValueError as error:

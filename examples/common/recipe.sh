@@ -35,6 +35,7 @@ export PYTHONPATH=$ROOT/examples${PYTHONPATH:+:$PYTHONPATH} PYTHONSAFEPATH=1
 
 [[ ${GPUS:-0} =~ ^(0|[1-9][0-9]*)$ ]] || fail "GPUS=$GPUS: must be a number such as 0, 1 or 8"
 
+given_data=${DATA:-}
 DATA=$(absolute "${DATA:-$ROOT/data/$EXAMPLE}")
 export DATA
 if [[ ${ARCHIVES:-} ]]; then
@@ -155,6 +156,15 @@ share() { # NUMBER: the tokens (--max-tokens) or rows (--batch-size) of each wor
     local count
     count=$(workers) || exit
     printf '%s' $((($1 + count - 1) / count))
+}
+
+on_the_cpu() { # end if a variable asks for what a recipe that draws its data, and runs on the CPU alone, does not have
+    local recipe=examples/$EXAMPLE
+    [[ ${GPUS:-0} == 0 ]] || fail "GPUS=$GPUS: must be 0 or left out, $recipe runs on the CPU alone"
+    [[ ${PRECISION:-fp32} == fp32 ]] ||
+        fail "PRECISION=$PRECISION: must be fp32 or left out, $recipe runs on the CPU alone"
+    [[ ! $given_data ]] || fail "DATA=$given_data: must be left out, $recipe draws its data"
+    [[ ! ${AVERAGE:-} ]] || fail "AVERAGE=$AVERAGE: must be left out, $recipe saves one model"
 }
 
 machine() { # "$@": fairseq's flags for the processors of this machine and for the number of machines

@@ -42,8 +42,17 @@ def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"mean squared error": (model(points, queries) - nearest).square().sum(-1).mean()}
 
 
+def problem(head_size: int, width: int) -> str:
+    """Return why there is no such model, or an empty text."""
+    if width < 1:
+        return f"--width {width}: must be at least 1"
+    if head_size < 1 or width % head_size != 0:
+        return f"--head-size {head_size}: must divide --width {width}"
+    return ""
+
+
 ARMS = ("softmax", "A", "B", "average", "uniform")
-TASK = Task("nearest_neighbour", ARMS, "width", DIMENSION, 500, 0.03, Model, draw, measure)
+TASK = Task("nearest_neighbour", ARMS, "width", DIMENSION, 500, 0.03, Model, draw, measure, problem)
 
 if __name__ == "__main__":
     main(TASK)

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Train on nearest neighbours; --help lists the flags. The model goes to the folder SAVE.
 set -euo pipefail
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-python=$here/../../.venv/bin/python
-[[ -x $python ]] || python=python3
-exec ${DRY_RUN:+echo} "$python" "$here/run.py" train "$@"
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+on_the_cpu
+run "$PYTHON" "$ROOT/examples/nearest_neighbour/run.py" train "$@"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Print the metrics of the model in the folder SAVE on test data, or of --gen-subset valid.
+# Print the metrics of the model in the folder SAVE, or of the file CHECKPOINT, on test data or of --gen-subset valid.
 set -euo pipefail
-here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
-python=$here/../../.venv/bin/python
-[[ -x $python ]] || python=python3
-exec ${DRY_RUN:+echo} "$python" "$here/run.py" evaluate "$@"
+source "$(dirname "${BASH_SOURCE[0]}")/../common/recipe.sh"
+on_the_cpu
+run "$PYTHON" "$ROOT/examples/recall/run.py" evaluate "$@"

@@ -121,9 +121,18 @@ def measure(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"nats an answer": F.cross_entropy(scores, right), "accuracy": (scores.argmax(-1) == right).float().mean()}
 
 
+def problem(head_size: int, length: int) -> str:
+    """Return why there is no such model or no such row, or an empty text."""
+    if head_size < 1 or WIDTH % head_size != 0:
+        return f"--head-size {head_size}: must divide {WIDTH}, the width of the model"
+    if not 4 <= length <= 4 * WORDS:
+        return f"--length {length}: must be from 4 to {4 * WORDS}, a fourth of it are keys, and no key comes twice"
+    return ""
+
+
 # 'wide-values' and 'wide-queries' are softmax with heads whose values, or queries and keys, have the model's width
 ARMS = ("softmax", "A", "B", "average", "uniform", "wide-values", "wide-queries")
-TASK = Task("recall", ARMS, "length", 64, 300, 0.01, Model, draw, measure)
+TASK = Task("recall", ARMS, "length", 64, 300, 0.01, Model, draw, measure, problem)
 
 if __name__ == "__main__":
     main(TASK)

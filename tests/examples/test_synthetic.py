@@ -87,21 +87,6 @@ def validations(caplog):
     return {point["update"]: point["valid_loss"] for point in progress.all()}
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("--warmup-steps -1", "--warmup-steps -1: must be at least 0"),
-        ("--decay-steps -1", "--decay-steps -1: must be at least 0"),
-        ("--valid-interval 0", "--valid-interval 0: must be at least 1"),
-        ("--stop-at 0.1", "--stop-at 0.1: needs --valid-interval"),
-    ],
-)
-def test_a_schedule_that_cannot_be_meant_is_refused_in_one_line(flags, said):
-    with pytest.raises(SystemExit) as refused:
-        synthetic.main(TASK, ["train", *flags.split()])
-    assert refused.value.code == f"train: error: {said}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("example, last", [("recall", "accuracy"), ("nearest_neighbour", "")])
 def test_a_sweep_trains_and_evaluates_what_the_module_does(example, last, tmp_path):

@@ -1,0 +1,235 @@
+"""Every recipe keeps one contract: the variables of examples/README.md, and one line where something cannot be."""
+
+import os
+import re
+from typing import NamedTuple
+
+import pytest
+import synthetic
+import torch
+from nearest_neighbour.run import TASK as NEAREST_NEIGHBOUR
+from recall.run import TASK as RECALL
+from recipes import EXAMPLES, dry_run, parse, script
+from synthetic import Setting
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+
+class Recipe(NamedTuple):
+    """What the messages of a recipe depend on."""
+
+    data: str | None  # the folder that its scripts need inside DATA; None for a recipe that draws its data
+    prepared: str  # files in DATA without which evaluate.sh stops before it looks for a checkpoint
+    without_model: str  # how the line of evaluate.sh begins if SAVE=/nowhere has no model
+
+
+BEST = "SAVE=/nowhere: has no checkpoint_best.pt; give "
+RECIPES = {
+    "wikitext2": Recipe("lines", "lines/test.idx", BEST),
+    "wikitext103": Recipe("lines", "lines/test.idx", BEST),
+    "lm1b": Recipe("word", "word/test.idx", BEST),
+    "iwslt14_de_en": Recipe("bpe", "bpe/reference/test.raw.en", BEST),
+    "multi30k_de_en": Recipe("binary", "binary/reference/test.raw.en", BEST),
+    "bert/glue": Recipe("bert/RTE", "bert/RTE/x", BEST),
+    "bert/pretraining": Recipe("binary", "binary/x", "SAVE=/nowhere: has no 128/checkpoint_last.pt; give "),
+    "bert/squad": Recipe("text", "text/x", BEST),
+    "recall": Recipe(None, "x", "/nowhere/model.pt: no such file; train.sh writes it into SAVE"),
+    "nearest_neighbour": Recipe(None, "x", "/nowhere/model.pt: no such file; train.sh writes it into SAVE"),
+}
+
+
+def test_the_table_has_every_recipe():
+    folders = {str(path.parent.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("train.sh")}
+    assert set(RECIPES) == folders
+
+
+def contract(name, recipe, folder):
+    """Return for each line of shell the one line of its error; `folder` is DATA with what the recipe needs."""
+    train, evaluate = (f"DATA={folder} examples/{name}/{step}.sh" for step in ("train", "evaluate"))
+    sees = torch.cuda.device_count()
+    lines = {}
+    if recipe.data is None:
+        own = f"examples/{name}"
+        lines[f"DATA=/nowhere {own}/train.sh"] = f"train: error: DATA=/nowhere: must be left out, {own} draws its data"
+        lines[f"AVERAGE=3 {own}/evaluate.sh"] = f"evaluate: error: AVERAGE=3: must be left out, {own} saves one model"
+        wrong = f"must be fp32 or left out, {own} runs on the CPU alone"
+        train, evaluate = (f"{own}/{step}.sh" for step in ("train", "evaluate"))
+    else:
+        needed = f"/nowhere/{recipe.data}: no such folder; examples/{name}/prepare.sh"
+        for step in ("train", "evaluate"):
+            if (name, step) != ("lm1b", "evaluate"):  # whose text depends on the checkpoint
+                lines[f"DATA=/nowhere examples/{name}/{step}.sh"] = f"{step}: error: {needed}"
+        missing = "prepare: error: ARCHIVES=/nowhere: no such folder"
+        lines[f"ARCHIVES=/nowhere examples/{name}/prepare.sh"] = missing
+        wrong = "must be one of fp16, bf16, amp, fp32"
+    for step, line in (("train", train), ("evaluate", evaluate)):
+        lines[f"GPUS=two {line}"] = f"{step}: error: GPUS=two: must be a number such as 0, 1 or 8"
+        lines[f"GPUS=1000 {line}"] = f"{step}: error: GPUS=1000: torch sees {sees} on this machine"
+    lines[f"PRECISION=fp8 {train}"] = f"train: error: PRECISION=fp8: {wrong}"
+    lines[f"CHECKPOINT=/nowhere/x.pt {evaluate}"] = "evaluate: error: CHECKPOINT=/nowhere/x.pt: no such file"
+    lines[f"SAVE=/nowhere {evaluate}"] = f"evaluate: error: {recipe.without_model}"
+    return lines
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_variable_acts_or_is_refused_in_one_line(name, tmp_path):
+    recipe = RECIPES[name]
+    (tmp_path / recipe.prepared).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / recipe.prepared).touch()
+    for line, expected in contract(name, recipe, tmp_path).items():
+        result = script(line, check=False)
+        assert result.returncode == 1, line
+        assert result.stdout == "", line
+        (said,) = result.stderr.splitlines()
+        assert said.startswith(expected), line
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_wrong_flag_is_named_in_the_last_line(name, capsys):
+    tasks = {"recall": RECALL, "nearest_neighbour": NEAREST_NEIGHBOUR}
+    with pytest.raises(SystemExit):
+        if name in tasks:
+            synthetic.main(tasks[name], ["train", "--zzz"])
+        else:
+            (command,) = dry_run(f"examples/{name}/train.sh --zzz")
+            parse(command)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("error: unrecognized arguments: --zzz")
+
+
+# ---- recall and nearest neighbour, which have no fairseq to refuse for them ------------------------------------------
+
+WRONG = {
+    "--lr nan": "--lr nan: must be greater than 0, and at most 1000",
+    "--lr inf": "--lr inf: must be greater than 0, and at most 1000",
+    "--lr 0": "--lr 0.0: must be greater than 0, and at most 1000",
+    "--mixing-lr-scale nan": "--mixing-lr-scale nan: must be from 0 to 1000",
+    "--steps 0": "--steps 0: must be at least 1",
+    "--steps -1": "--steps -1: must be at least 1",
+    "--seed -1": "--seed -1: must be from 0 to 4294967295",
+    "--warmup-steps -1": "--warmup-steps -1: must be at least 0",
+    "--decay-steps -1": "--decay-steps -1: must be at least 0",
+    "--valid-interval 0": "--valid-interval 0: must be at least 1",
+    "--valid-interval 1 --stop-at nan": "--stop-at nan: must be a finite number",
+    "--stop-at 0.1": "--stop-at 0.1: needs --valid-interval",
+}
+OF_A_TASK = {
+    RECALL: {
+        **{f"--head-size {n}": f"--head-size {n}: must divide 64, the width of the model" for n in (0, -1, 7, 128)},
+        **{
+            f"--length {n}": f"--length {n}: must be from 4 to 256, a fourth of it are keys, and no key comes twice"
+            for n in (0, 3, 300)
+        },
+    },
+    NEAREST_NEIGHBOUR: {
+        **{f"--head-size {n}": f"--head-size {n}: must divide --width 16" for n in (0, -1, 7, 128)},
+        "--width 0": "--width 0: must be at least 1",
+        "--width 7": "--head-size 8: must divide --width 7",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "task, flags, said",
+    [(task, flags, said) for task, own in OF_A_TASK.items() for flags, said in {**WRONG, **own}.items()],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_number_that_cannot_be_meant_is_refused_in_one_line(task, flags, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAVE", str(tmp_path / "save"))
+    with pytest.raises(SystemExit) as refused:
+        synthetic.main(task, ["train", *flags.split()])
+    assert refused.value.code == f"train: error: {said}"
+    assert not (tmp_path / "save").exists()
+
+
+def saved(folder, **changes):
+    """Save a model of one step, with changes, as train.sh would; return the file."""
+    setting = Setting("B", 8, 16, 0.01, 1.0, 1, 1)
+    model = synthetic.train(NEAREST_NEIGHBOUR, setting)
+    content = {"setting": {**setting._asdict(), **changes}, "model": model.state_dict()}
+    torch.save(content, folder / "model.pt")
+    return folder / "model.pt"
+
+
+def evaluated(capsys, *words):
+    """Return the message with which an evaluation ends, or what it prints."""
+    capsys.readouterr()
+    try:
+        synthetic.main(NEAREST_NEIGHBOUR, ["evaluate", *words])
+    except SystemExit as refused:
+        assert capsys.readouterr().out == ""
+        return refused.code
+    return capsys.readouterr().out
+
+
+def test_checkpoint_is_the_model_that_is_evaluated(tmp_path, monkeypatch, capsys):
+    file = saved(tmp_path)
+    monkeypatch.setenv("SAVE", str(tmp_path))
+    printed = evaluated(capsys)
+    monkeypatch.setenv("SAVE", "/nowhere")
+    monkeypatch.setenv("CHECKPOINT", str(file))
+    assert evaluated(capsys) == printed
+    assert re.fullmatch(r"mean squared error = \d+\.\d{6}\n", printed)
+
+
+def test_a_file_that_is_no_model_of_the_recipe_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    file = saved(tmp_path)
+    monkeypatch.setenv("CHECKPOINT", str(file))
+    message = f"evaluate: error: {file}: is no model of examples/nearest_neighbour/train.sh, or it is damaged"
+    whole = torch.load(file)
+    for content in (
+        {"model": whole["model"]},
+        {"setting": {"arm": "B"}, "model": whole["model"]},
+        {**whole, "setting": {**whole["setting"], "arm": "none of them"}},
+        {**whole, "setting": {**whole["setting"], "head_size": 4}},
+        {**whole, "setting": {**whole["setting"], "size": "16"}},
+        {**whole, "model": {}},
+        [],
+        torch.zeros(3),
+    ):
+        torch.save(content, file)
+        assert evaluated(capsys) == message
+    for bytes_ in (b"", b"no model", b"PK" + os.urandom(1000)):
+        file.write_bytes(bytes_)
+        assert evaluated(capsys) == message
+
+
+def test_numbers_that_are_not_finite_fail_an_evaluation(tmp_path, monkeypatch, capsys):
+    file = saved(tmp_path)
+    monkeypatch.setenv("CHECKPOINT", str(file))
+    whole = torch.load(file)
+    whole["model"]["attention.q_proj.weight"][0, 0] = float("nan")
+    torch.save(whole, file)
+    assert evaluated(capsys) == "evaluate: error: the mean squared error is nan, which is no finite number"
+
+
+def nan_loss(model, batch):
+    return {"loss": model(*batch[:2]).sum() * float("nan")}
+
+
+def nan_gradient(model, batch):
+    zero = model(*batch[:2]).sum() * 0
+    return {"loss": zero.sqrt()}
+
+
+@pytest.mark.parametrize(
+    "measure, said",
+    [
+        (nan_loss, "train: error: the loss of step 1 is nan; try a lower --lr"),
+        (nan_gradient, "train: error: a parameter is no finite number after the last step; try a lower --lr"),
+    ],
+)
+def test_numbers_that_are_not_finite_fail_a_training(measure, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAVE", str(tmp_path))
+    with pytest.raises(SystemExit) as refused:
+        synthetic.main(NEAREST_NEIGHBOUR._replace(measure=measure), ["train", "--steps", "1"])
+    assert refused.value.code == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_training(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SAVE", str(tmp_path / "file" / "save"))
+    monkeypatch.setattr(synthetic, "train", lambda *_: 1 / 0)
+    with pytest.raises(SystemExit) as refused:
+        synthetic.main(NEAREST_NEIGHBOUR, ["train"])
+    assert refused.value.code == f"train: error: SAVE={tmp_path}/file/save: cannot be written to (Not a directory)"
