@@ -44,7 +44,7 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
     Every token counts once, the end of the sentence too; nothing is smoothed.
 
     Raises:
-        ValueError: the output does not score each sentence
+        ValueError: the output does not score each sentence, or the scores are no finite numbers
     """
     found = {}
     for line in output:
@@ -52,7 +52,10 @@ def nats_a_token(output: Iterable[str], number: int) -> float:
             found[int(match[1])] = [float(score) for score in match[2].split()]
     if sorted(found) != list(range(number)):
         raise ValueError(f"scores of {len(found):,} sentences, must be {number:,}")
-    return -math.log(2) * math.fsum(map(math.fsum, found.values())) / sum(map(len, found.values()))
+    nats = -math.log(2) * math.fsum(map(math.fsum, found.values())) / sum(map(len, found.values()))
+    if not math.isfinite(nats):
+        raise ValueError(f"the nats a token are {nats}, which is no finite number")
+    return nats
 
 
 def compounds_split(line: str) -> str:
@@ -99,10 +102,7 @@ def main() -> None:
         fail(f"{output}: is missing; fairseq-generate writes it")
     try:
         if args.score_reference:
-            nats = nats_a_token(read_lines(output), len(references))
-            if not math.isfinite(nats):
-                fail(f"{output}: the nats a token are {nats}, which is no finite number")
-            print(f"nats a token = {nats:.5f}")
+            print(f"nats a token = {nats_a_token(read_lines(output), len(references)):.5f}")
             return
         hypotheses = in_corpus_order(read_lines(output), len(references))
     except ValueError as error:
