@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 KEYS = {"example", "title", "train", "evaluate", "metrics", "axes", "cells", "baseline", "published", "seeds", "starts"}
 # Variables that a result depends on. GPUS is not one: an update has the same tokens on any number of GPUs.
 TRAINING = ("DATA", "BREAKS", "VARIANT", "MODEL", "SELECT", "PRECISION")
-EVALUATION = ("AVERAGE",)
+EVALUATION = ("AVERAGE", "METRIC")
 
 
 def fail(message: str) -> NoReturn:
@@ -40,6 +40,7 @@ class Grid:
     title: str
     base: Point
     metrics: Mapping[str, Sequence[str]]  # name -> flags of evaluate.sh
+    only: Mapping[str, str]  # metric -> the label that its points have; other metrics are of every point
     axes: Mapping[str, Mapping[str, Point]]  # axis -> label -> what it adds
     cells: Mapping[str, Sequence[str]]  # "label,label" -> what such points add to train.sh; no others are run
     baseline: str  # the label that the others of its axis are compared with; the grid may lack it
@@ -47,6 +48,10 @@ class Grid:
     published_metrics: Sequence[str]  # the metrics that the numbers of a cell are of
     starts: Mapping[str, str]  # label -> the label of the same axis whose run it starts from
     seeds: int  # report.py shows no result before every point has as many; 0: it shows what there is
+
+    def measures(self, labels: Iterable[str], metric: str) -> bool:
+        """Return True if the point with these labels has the metric."""
+        return metric not in self.only or self.only[metric] in labels
 
 
 def read_grid(path: Path) -> Grid:
@@ -66,7 +71,13 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
     axes = {}
     for axis in table(content, "axes"):
         axes[axis] = {label: point(value, label) for label, value in table(content["axes"], axis).items()}
-    metrics = table(content, "metrics") if "metrics" in content else {"result": ""}
+    labels = {label for axis in axes.values() for label in axis}
+    metrics, only = {}, {}
+    for metric, value in (table(content, "metrics") if "metrics" in content else {"result": ""}).items():
+        if isinstance(value, dict):
+            metrics[metric], only[metric] = metric_of_some_points(value, metric, labels)
+        else:
+            metrics[metric] = value
     published, published_metrics = content.get("published", {}), list(metrics)
     if isinstance(published, str):  # the grid that has the paper's rows
         paper = read_grid(path.parent / published)
@@ -79,7 +90,6 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         if start not in labels[: labels.index(label) if label in labels else 0]:
             raise ValueError(f"starts.{label!r} = {start!r}: must be an earlier label of the same axis")
     cells = table(content, "cells") if "cells" in content else {}
-    labels = {label for axis in axes.values() for label in axis}
     if wrong := [cell for cell in cells if not set(cell.split(",")) <= labels]:
         raise ValueError(f"cells.{wrong[0]!r}: is no point of the grid")
     return Grid(
@@ -87,6 +97,7 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         text(content, "title", path.stem),
         Point(flags(content, "train"), flags(content, "evaluate")),
         {metric: flags(metrics, metric) for metric in metrics},
+        only,
         axes,
         {cell: flags(cells, cell) for cell in cells},
         text(content, "baseline", "softmax"),
@@ -95,6 +106,15 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         starts,
         planned_seeds(content),
     )
+
+
+def metric_of_some_points(value: Mapping[str, Any], metric: str, labels: set[str]) -> tuple[str, str]:
+    """Return the flags of a metric that only the points of one label have, and this label."""
+    if value.keys() != {"evaluate", "only"}:
+        raise ValueError(f"metrics.{metric}: must be flags, or a table of evaluate and only")
+    if value["only"] not in labels:
+        raise ValueError(f"metrics.{metric}.only = {value['only']!r}: is no label of the grid")
+    return text(value, "evaluate"), value["only"]
 
 
 def planned_seeds(content: Mapping[str, Any]) -> int:
@@ -207,7 +227,7 @@ def runs(grid: Grid, seeds: Iterable[int] = (1,), only: Sequence[str] = ()) -> l
         evaluate = {
             metric: in_order([*variables, *shared, *flags])
             for metric, flags in grid.metrics.items()
-            if not set(labels) & set(grid.starts.values())
+            if grid.measures(labels, metric) and not set(labels) & set(grid.starts.values())
         }
         before = tuple(grid.starts.get(label, label) for label in labels)
         for seed in seeds:

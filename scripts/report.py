@@ -99,7 +99,10 @@ def markdown(study: Study) -> str:
         cells = [*row, study.published(row)]
         for metric in metrics:
             values = study.values(row, metric).values()
-            cells.append(f"{len(values)} runs" if hidden else spread(values, study.decimals(metric)))
+            if not study.grid.measures(row, metric):
+                cells.append("")
+            else:
+                cells.append(f"{len(values)} runs" if hidden else spread(values, study.decimals(metric)))
         for metric in gained if compared else []:
             cells += gain_cells(study, gain(study, row, metric=metric), metric)
         lines.append([*cells, median(times.get(row, []))])

@@ -127,7 +127,8 @@ class Study:
 
     def published_gain(self, row: Row) -> float | None:
         """Return the paper's gain by the same metric; None if a cell lacks a number for some metric."""
-        base, metrics = self.baseline(row), list(self.grid.published_metrics)
+        base = self.baseline(row)
+        metrics = [metric for metric in self.grid.published_metrics if self.grid.measures(row, metric)]
         cells = [self.published(r).split("/") for r in (row, base) if r]
         if row == base or self.metric not in metrics or any(len(cell) != len(metrics) or "" in cell for cell in cells):
             return None

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 # The variables that the recipes read, without those of launchers.
-VARIABLES = (
-    "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
-)
+VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS METRIC MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,10 @@ def test_a_row_has_mean_deviation_and_the_gain_with_its_interval(study):
 def test_the_papers_gain_is_of_the_same_metric(study):
     assert study.published_gain(("2", "A")) == pytest.approx(100 * report.math.log(10 / 9))
     assert study.published_gain(("2", "softmax")) is None and study.published_gain(("2", "new")) is None
+    own = {"2/softmax": "10", "2/A": "9"}  # a metric that these points do not have
+    grid = dataclasses.replace(study.grid, published=own, published_metrics=["test", "valid"], only={"valid": "16"})
+    gain = dataclasses.replace(study, grid=grid).published_gain(("2", "A"))
+    assert gain == pytest.approx(100 * report.math.log(10 / 9))
     grid = dataclasses.replace(study.grid, published={}, published_metrics=["test"])
     assert dataclasses.replace(study, grid=grid).published_gain(("2", "A")) is None
 

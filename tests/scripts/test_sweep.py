@@ -125,6 +125,21 @@ def test_cells_choose_the_points_and_their_flags_come_last(run, calls):
     assert "cells.'16,C': is no point of the grid" in run(grid=GRID + cells.replace("16,B", "16,C"))[2]
 
 
+def test_a_metric_may_be_of_the_points_of_one_label(run, calls):
+    metric = 'mismatched = { evaluate = "--valid-subset valid1", only = "16" }\n'
+    grid = GRID.replace('test = ""\n', f'test = ""\n{metric}')
+    assert run("--only", "none", grid=grid)[0] == 0
+    flags = [call.split()[1:] for call in calls("evaluate")]
+    assert flags == [["--gen-subset", "valid"], [], ["--gen-subset", "valid"], [], ["--valid-subset", "valid1"]]
+    for wrong, said in (
+        ('only = "17"', "metrics.mismatched.only = '17': is no label of the grid"),
+        ('label = "16"', "metrics.mismatched: must be flags, or a table of evaluate and only"),
+    ):
+        status, _, errors = run(grid=grid.replace('only = "16"', wrong))
+        assert status == 2
+        assert errors.endswith(f"{said}\n")
+
+
 def test_every_point_is_trained_and_evaluated_once(run, calls, tmp_path):
     status, printed, _ = run("--seeds", "2", "--only", "16", "--", "--more", "1")
     assert status == 0 and "[4/4] 16, B, seed 2: valid " in printed
@@ -208,7 +223,7 @@ def test_a_variable_of_the_environment_makes_another_run(name, toy, tmp_path, mo
     trainings, evaluations = keys()
     monkeypatch.setenv(name, "value")
     assert evaluations.isdisjoint(keys()[1])
-    assert keys()[0] == trainings if name == "AVERAGE" else trainings.isdisjoint(keys()[0])
+    assert keys()[0] == trainings if name in grids.EVALUATION else trainings.isdisjoint(keys()[0])
 
 
 def test_a_run_that_fails_stops_no_other_and_is_done_again(run, calls, tmp_path):
@@ -393,3 +408,12 @@ def test_fairseq_takes_every_command_of_a_grid(path):
     assert len(trained) == len(found)  # no two runs train the same
     assert grid.baseline == "" or any(grid.baseline in labels for labels in grid.axes.values())
     assert all(float(number.partition("±")[0]) > 0 for cell in grid.published.values() for number in cell.split("/"))
+
+
+def test_table_5_has_both_validation_sets_of_mnli_and_table_6_both_numbers():
+    grid = grids.read_grid(EXAMPLES / "grids" / "mixhead_table_5.toml")
+    mismatched = {run.labels["task"]: dict(run.evaluate).get("mismatched") for run in grids.runs(grid)}
+    assert mismatched.pop("MNLI") == ("VARIANT=MNLI", "--valid-subset", "valid1")
+    assert set(mismatched.values()) == {None}
+    grid = grids.read_grid(EXAMPLES / "grids" / "mixhead_table_6.toml")
+    assert [dict(run.evaluate) for run in grids.runs(grid)] == [{"EM": ("METRIC=EM",), "F1": ("METRIC=F1",)}] * 4

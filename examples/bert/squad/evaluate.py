@@ -8,6 +8,7 @@ predictions.json.
 import argparse
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -45,8 +46,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     if math.isnan(result.f1):
         fail(f"{args.valid_subset}: has no answers to compare with")
     print(f"{args.valid_subset}: {sum(bool(question.answers) for question in squad.questions):,} questions")
-    print(f"EM = {result.exact_match:.2f}")
-    print(f"F1 = {result.f1:.2f}")
+    numbers = {"EM": result.exact_match, "F1": result.f1}
+    last = os.environ.get("METRIC", "F1")
+    for name in sorted(numbers, key=last.__eq__):
+        print(f"{name} = {numbers[name]:.2f}")
 
 
 if __name__ == "__main__":

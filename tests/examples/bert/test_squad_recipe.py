@@ -6,6 +6,7 @@ from argparse import Namespace
 import pytest
 import torch
 from bert.convert_bert import save
+from bert.squad import evaluate
 from bert.squad_task import SquadTask, SquadTaskConfig
 from bert.wordpiece import SPECIAL
 from fairseq.models import build_model
@@ -53,6 +54,20 @@ def test_from_the_archives_to_the_metrics(source, tmp_path):
     assert refusal(script("examples/bert/squad/prepare.sh", check=False, **places)).endswith(
         "give --any-counts, or remove it"
     )
+
+
+def test_the_metric_chooses_the_number_of_the_last_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "valid.json").write_text("{}")
+    monkeypatch.setattr(evaluate, "read_squad", lambda path: Namespace(questions=[]))
+    monkeypatch.setattr(evaluate, "read_spans", lambda path, questions: [])
+    monkeypatch.setattr(evaluate, "predictions", lambda *_: {})
+    monkeypatch.setattr(evaluate, "score", lambda *_: Namespace(exact_match=80.6, f1=88.0))
+    for metric, last in (("F1", ["EM = 80.60", "F1 = 88.00"]), ("EM", ["F1 = 88.00", "EM = 80.60"])):
+        monkeypatch.setenv("METRIC", metric)
+        evaluate.main([str(tmp_path), str(tmp_path / "spans.jsonl")])
+        assert capsys.readouterr().out.splitlines()[-2:] == last
+    message = refusal(script("METRIC=BLEU examples/bert/squad/evaluate.sh", check=False))
+    assert message == "evaluate: error: METRIC=BLEU: must be F1 or EM, the number of the last line"
 
 
 @pytest.mark.parametrize("gpus", [1, 4])
