@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 # The variables that the recipes read, without those of launchers.
-VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS METRIC MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
-
+VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS METRIC".split()
+VARIABLES += "MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 
 @pytest.fixture(scope="session")
 def pairs():
