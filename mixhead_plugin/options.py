@@ -118,7 +118,9 @@ def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
     """Return the numbers of source and mixed heads of each layer, by site; refuse a malformed text."""
     found: dict[str, list[tuple[int, int]]] = {}
     flag = f"--heads-per-layer {text}"
-    for part in filter(str.strip, str(text or "").split(";")):
+    if text is None or text == "":
+        return found
+    for part in filter(str.strip, str(text).split(";")):
         site, _, layers = (side.strip() for side in part.partition("="))
         if site not in SCOPES["all"] or site in found:
             raise OptionError(f"{flag}: {site!r} must be one of {', '.join(SCOPES['all'])}, at most once")
@@ -129,6 +131,8 @@ def parse_heads_per_layer(text: str | None) -> dict[str, list[tuple[int, int]]]:
             if not all(number.isdecimal() and int(number) >= 1 for number in numbers):
                 raise OptionError(f"{flag}: {layer.strip()!r} must be a number of heads or source:mixed, from 1 on")
             found[site].append((int(numbers[0]), int(numbers[1])))
+    if not found:
+        raise OptionError(f"{flag}: must name an attention, as in 'encoder-self=8,6', or be left out")
     return found
 
 
@@ -213,11 +217,13 @@ def check(args: Any, shapes: dict[str, AttentionSite]) -> None:
             raise OptionError(f"{option_name(name)} {getattr(args, name)}: must be one of {', '.join(choices)}")
     for name in ("value_init_scale", "mixing_lr_scale"):
         value = getattr(args, name)
-        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        if isinstance(value, bool) or not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise OptionError(f"{option_name(name)} {value}: must be a number greater than 0")
     for name, least in (("head_dim", 1), ("relative_gain", 0)):
         value = getattr(args, name)
-        if value is not None and not (isinstance(value, int) and value >= least):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not (isinstance(value, int) and value >= least):  # YAML's `true` is an int
             raise OptionError(f"{option_name(name)} {value}: must be a whole number of at least {least}")
     covered = _check_scope(args, shapes)
     for site, shape in shapes.items():

@@ -21,8 +21,10 @@ PER_LAYER = {"heads_per_layer": "decoder-self=4,4", "head_dim": 4}
 # Architecture, flags, and the flag that the message begins with.
 WRONG = [
     *((TRANSLATION, {name: "x"}, option_name(name)) for name in CHOICES),
-    *((TRANSLATION, {"head_dim": value}, "--head-dim") for value in (0, -3, 2.5, "8")),
-    *((LM, {"relative_gain": value}, "--relative-gain") for value in (-1, 2.5)),
+    *((TRANSLATION, {"head_dim": value}, "--head-dim") for value in (0, -3, 2.5, "8", True)),
+    *((LM, {"relative_gain": value}, "--relative-gain") for value in (-1, 2.5, True)),
+    *((TRANSLATION, {name: True}, option_name(name)) for name in ("value_init_scale", "mixing_lr_scale")),
+    *((LM, {"heads_per_layer": value, "head_dim": 4}, "--heads-per-layer") for value in (False, ";;", " ")),
     *((TRANSLATION, {"value_init_scale": float(value)}, "--value-init-scale") for value in ("0", "nan", "inf", "-1")),
     *((TRANSLATION, {"mixing_lr_scale": float(value)}, "--mixing-lr-scale") for value in ("0", "nan", "inf", "-1")),
     (TRANSLATION, {**RATE, "head_mixing": "random"}, "--mixing-lr-scale"),

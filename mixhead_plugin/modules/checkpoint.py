@@ -7,12 +7,13 @@ module, which completes what an accepted checkpoint lacks.
 import logging
 from typing import Any
 
+import torch
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import CheckpointError, option_name
 from mixhead_plugin.modules.attention import MixheadAttention
-from mixhead_plugin.parts import PARTS
+from mixhead_plugin.parts import PARTS, PartError, complete, sizes_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,12 @@ def check_checkpoint(model: nn.Module, state_dict: dict[str, Tensor]) -> None:
         tensors = {key[len(name) + 1 :]: value for key, value in state_dict.items() if key.startswith(f"{name}.")}
         if tensors:  # fairseq reports missing layers
             wanted = _record_of(attention)
-            found = {**FAIRSEQ, **records[name]} if recorded else _told_by(tensors, attention, wanted)
+            if records[name]:
+                found = {**FAIRSEQ, **records[name]}
+            elif recorded:
+                found = {**FAIRSEQ, **_told_by_sizes(tensors, attention, "none")}
+            else:
+                found = _told_by(tensors, attention, wanted)
             if (weight := tensors.get("q_proj.weight")) is not None:
                 found = {"embed_dim": weight.shape[1], **found}
             in_scope = isinstance(attention, MixheadAttention) and not (recorded and not records[name])
@@ -55,19 +61,60 @@ def _told_by(tensors: dict[str, Tensor], attention: MultiheadAttention, wanted: 
     found: dict[str, Any] = {}
     classes = (MixheadAttention, *MixheadAttention.__subclasses__())
     for option, table in {option: table for each in classes for option, table in each.tables.items()}.items():
-        names = {name.split(".")[1] for name in tensors if name.startswith(f"{option}.")}
-        part = getattr(attention, option, None)
-        if names == {name.split(".")[0] for name in ([] if part is None else part.state_dict())}:
-            found[option] = wanted[option]
-        elif names:
-            values = (value for value, kind in table.items() if names <= set(kind.parameters))
-            found[option] = next(values, f"of {', '.join(sorted(names))}")
-        else:
-            found[option] = "none"
-    weight, heads = tensors.get("q_proj.weight"), attention.num_heads
-    if weight is not None:
-        size, rest = divmod(weight.shape[0], heads)
-        found["head_dim"] = f"{weight.shape[0]}/{heads}" if rest else size
+        prefix = f"{option}."
+        part = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        found[option] = _value_of(option, table, part, attention, wanted[option])
+    mixed = [name[0] for name in ("query", "key", "value") if f"feature_mixing.{name}" in tensors]
+    if mixed and wanted.get("mixed_features") is not None:
+        found["mixed_features"] = "".join(mixed)
+    return {**found, **_told_by_sizes(tensors, attention, found["head_mixing"])}
+
+
+def _value_of(
+    option: str, table: dict[str, Any], part: dict[str, Tensor], attention: MultiheadAttention, wanted: str
+) -> str:
+    """Return the value of an option whose part of the attention has these tensors; the wanted one if it may be."""
+    if not part:
+        own = getattr(attention, option, None)
+        return wanted if own is not None and not own.state_dict() else "none"
+    names = {name.split(".")[0] for name in part}
+    values = [value for value, kind in table.items() if names <= set(kind.parameters)]
+    if not values:
+        return f"of {', '.join(sorted(names))}"
+    shapes = {name: tensor.shape for name, tensor in part.items()}
+    fitting = [value for value in values if option in PARTS and _shapes_of(option, value, attention) == shapes]
+    # None fits if the sizes of the attention are others: that is told by them.
+    possible = fitting or values
+    return wanted if wanted in possible else possible[0]
+
+
+def _shapes_of(option: str, value: str, attention: MultiheadAttention) -> dict[str, torch.Size]:
+    """Return the shapes of the tensors that a part would have in this attention; none if it could not be built."""
+    variant = {"normalizer": "softmax", **dict.fromkeys(PARTS, "none"), option: value}
+    try:
+        sizes = sizes_of(complete(variant), attention.num_heads, attention.head_dim, attention.embed_dim)
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            built = PARTS[option][value].build(sizes)
+    except PartError:
+        return {}
+    return {name: tensor.shape for name, tensor in built.state_dict().items()}
+
+
+def _told_by_sizes(tensors: dict[str, Tensor], attention: MultiheadAttention, head_mixing: str) -> dict[str, Any]:
+    """Return the sizes that the tensors of an attention tell, if it has as many heads as the model's."""
+    gain = tensors.get("relative_gain.weight")  # [H, 2 * clip + 1]
+    found: dict[str, Any] = {"relative_gain": 0 if gain is None else gain.shape[1] // 2}
+    query, value = tensors.get("q_proj.weight"), tensors.get("v_proj.weight")
+    if query is None or value is None:
+        return found
+    rows, heads = query.shape[0], attention.num_heads
+    if rows % heads:
+        return {"head_dim": f"{rows}/{heads}", **found}
+    found["head_dim"] = rows // heads
+    kind = PARTS["head_mixing"].get(head_mixing)
+    value_dim = found["head_dim"] * (1 if kind is None else kind.group)
+    if value.shape[0] % value_dim == 0:
+        found |= {"attention_heads": heads, "mixed_heads": value.shape[0] // value_dim}
     return found
 
 

@@ -1,12 +1,14 @@
 """fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in one line."""
 
 import copy
+import re
 
 import pytest
 import torch
 
 from mixhead_plugin.errors import CheckpointError
 from mixhead_plugin.modules.synthesizer import SYNTHESIZERS
+from mixhead_plugin.options import SCOPES
 from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.helpers import TINY, build, shake, tokens
@@ -120,6 +122,51 @@ def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag):
         with pytest.raises(CheckpointError) as error:
             model.load_state_dict(known)
         assert flag in str(error.value) and "\n" not in str(error.value)
+
+
+# Flags of one model each; of every pair, the first is trained and the second loads it.
+OF_PARTS = [
+    *({**SOFT, **flags} for flags in [{}, *VALUES]),
+    *({**SOFT, "feature_mixing": "heads", "mixed_features": mixed} for mixed in ("qk", "v")),
+    {**SOFT, "head_dim": 2},
+    {**SOFT, "head_dim": 2, "heads_per_layer": "decoder-self=3"},
+    {"head_dim": 2, "heads_per_layer": "decoder-self=4:2"},
+    *({**SOFT, "relative_gain": farthest} for farthest in (2, 3)),
+]
+OF_SCOPES = [
+    *({**SOFT, "head_dim": 2, "attention_scope": scope} for scope in SCOPES),
+    {**SOFT, **L2, "attention_scope": "encoder"},
+    {"head_mixing": "differential", "attention_scope": "cross"},
+    {**SOFT, "relative_gain": 3, "attention_scope": "decoder-self"},
+]
+
+
+@pytest.mark.parametrize("known", ["with a record", "tensors alone"])
+@pytest.mark.parametrize("arch, flags", [(LM, OF_PARTS), (TRANSLATION, OF_SCOPES)], ids=["parts", "scopes"])
+def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, flags, known):
+    """Never by torch's list of tensors."""
+    models = [build(arch, encoder_layers=1, decoder_layers=1, **each) for each in flags]
+    loaded, refused = 0, 0
+    for trained in models:
+        for model in models:
+            state = trained.state_dict() if known == "with a record" else dict(trained.state_dict())
+            try:
+                model.load_state_dict(state)
+                loaded += 1
+            except CheckpointError as error:
+                assert re.search(r"use (--[a-z-]+ \S+)|use an architecture", str(error))
+                refused += 1
+    assert loaded >= len(flags) and refused > len(flags)
+
+
+def test_a_checkpoint_of_another_scope_names_the_head_size_and_the_scope():
+    trained = build(TRANSLATION, **SOFT, head_dim=2, attention_scope="decoder")
+    with pytest.raises(CheckpointError) as error:
+        build(TRANSLATION, **SOFT, head_dim=2).load_state_dict(trained.state_dict())
+    assert str(error.value) == (
+        "checkpoint of another family: its encoder.layers.0.self_attn was trained with --head-dim 4, this model with "
+        "2; use --head-dim 4, or another --attention-scope"
+    )
 
 
 def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_flags():
