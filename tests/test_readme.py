@@ -7,11 +7,13 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import tomllib
 
 import bert
 import pytest
 import readme_tables
+import recipes
 import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -90,6 +92,19 @@ def test_a_program_prints_what_stands_below_it(program, printed, tmp_path, monke
 
 def test_every_program_shows_what_it_prints():
     assert len(PROGRAMS) == README.count("```python")
+
+
+def test_the_recipe_changes_by_nothing_but_the_plugin_and_the_architecture():
+    diff = re.search(r"(?ms)^```diff\n(.*?)^```$", README)[1].splitlines()
+    parsed = []
+    for left_out in "+-":
+        command = " ".join(line[1:].removesuffix("\\") for line in diff if line[0] != left_out)
+        words = shlex.split(command.replace("$(mixhead path)", recipes.PLUGIN.as_posix()))
+        parsed.append(vars(recipes.parse(words)))
+    before, after = parsed
+    new = {name for name, value in after.items() if before.get(name, value) != value}
+    assert (before["arch"], after["arch"]) == ("transformer_iwslt_de_en", "mixhead_transformer_iwslt_de_en")
+    assert new == {"arch", "user_dir"}
 
 
 @pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("pip install")])
