@@ -86,8 +86,8 @@ def checked(content: Mapping[str, Any], path: Path) -> Grid:
         raise ValueError(f"published.{wrong[0]!r}: is no point of the grid")
     starts = table(content, "starts") if "starts" in content else {}
     for label, start in starts.items():
-        labels = next((list(axis) for axis in axes.values() if label in axis), [])
-        if start not in labels[: labels.index(label) if label in labels else 0]:
+        same_axis = next((list(axis) for axis in axes.values() if label in axis), [])
+        if start not in same_axis[: same_axis.index(label) if label in same_axis else 0]:
             raise ValueError(f"starts.{label!r} = {start!r}: must be an earlier label of the same axis")
     cells = table(content, "cells") if "cells" in content else {}
     if wrong := [cell for cell in cells if not set(cell.split(",")) <= labels]:
