@@ -14,6 +14,7 @@ import pytest
 VARIABLES = "ARCHIVES AVERAGE BREAKS CHECKPOINT DATA DRY_RUN EARLY GPUS METRIC".split()
 VARIABLES += "MIRROR MODEL PRECISION SAVE SELECT VARIANT".split()
 
+
 @pytest.fixture(scope="session")
 def pairs():
     """Return 2,900 German-English pairs of the demo's corpus, of about equal length."""
