@@ -1,4 +1,4 @@
-"""`mixhead [path | repairs | check | fold]`, also `python -m mixhead_plugin`"""
+"""`mixhead [path | repairs | check | fold | convert]`, also `python -m mixhead_plugin`"""
 
 import argparse
 import signal
@@ -10,7 +10,7 @@ from mixhead_plugin.errors import end_in_one_line
 
 
 def main() -> int:
-    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine; or fold a model."""
+    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine; fold or convert a model."""
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     end_in_one_line()
     commands = parser.add_subparsers(dest="command", title="commands")
@@ -24,6 +24,10 @@ def main() -> int:
     fold = commands.add_parser("fold", help="write a checkpoint that fairseq and other tools read without this plugin")
     fold.add_argument("IN", help="a checkpoint of this plugin; what --feature-mixing added goes into the projections")
     fold.add_argument("OUT", help="a new file, of fairseq's own architecture")
+    text = "write a checkpoint of the Mixhead authors' published code as one of this plugin"
+    convert = commands.add_parser("convert", help=text)
+    convert.add_argument("IN", help="a checkpoint of their code, with Mixhead A or B")
+    convert.add_argument("OUT", help="a new file, for fairseq's commands with --user-dir")
     parser.add_argument("--version", action="version", version=f"mixhead {mixhead_plugin.__version__}")
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
@@ -41,6 +45,11 @@ def main() -> int:
 
         fold_model(args.IN, args.OUT)
         print(f"wrote {args.OUT}")
+    elif args.command == "convert":
+        mixhead_plugin.register()
+        from mixhead_plugin.published import convert as convert_model
+
+        print(f"wrote {args.OUT}, --arch {convert_model(args.IN, args.OUT)}")
     else:
         print(Path(__file__).resolve().parent)
     return 0

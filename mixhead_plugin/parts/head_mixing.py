@@ -156,8 +156,9 @@ class FrozenMixing(HeadMixing):
 def random_mixing(sizes: AttentionSizes) -> FrozenMixing:
     """Return normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
 
-    The paper's entries are normal and fixed, no more. Two changes are ours: columns are scaled, so that a mixed row of
-    weights sums to 1 as a row of softmax does; and columns whose sum is near 0 are drawn again.
+    The paper's entries are normal and fixed, and it says no more. Two changes: columns are scaled, as in the authors'
+    code, so that a mixed row of weights sums to 1 as a row of softmax does; and columns whose sum is near 0 are drawn
+    again, which is ours.
     """
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
     heads = sizes.num_heads
@@ -217,7 +218,7 @@ HEAD_MIXINGS = {
     "random": PartKind(
         random_mixing,
         "normal, columns scaled to sum to 1, frozen",
-        "ablation, mixhead section 4.4",
+        "ablation, mixhead section 4.4.2; it scales columns in its code alone, and redraws none",
         {"weight": _MATRIX},
         frozen=True,
     ),
