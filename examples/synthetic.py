@@ -102,7 +102,8 @@ def train(task: Task, setting: Setting) -> nn.Module:
         share = share_of_rate(setting, step)
         for group in optimizer.param_groups:
             group["lr"] = setting.rate * share * group["factor"]
-        loss = next(iter(task.measure(model, task.batch(setting.size, generator)).values()))
+        batch = task.batch(setting.size, generator)
+        loss = next(iter(task.measure(model, batch).values()))
         if not loss.isfinite():
             raise FloatingPointError(f"the loss of step {step + 1} is {loss.item()}; try a lower --lr")
         optimizer.zero_grad()
@@ -112,7 +113,8 @@ def train(task: Task, setting: Setting) -> nn.Module:
 
         if setting.valid_interval is None or (step + 1) % setting.valid_interval != 0:
             continue
-        valid_loss = validate(task, setting, model, step + 1)
+        tokens = batch[0].size(0) * batch[0].size(1)  # of an update; points, for nearest neighbour
+        valid_loss = validate(task, setting, model, step + 1, tokens)
         if setting.stop_at is not None and valid_loss <= setting.stop_at:
             break
 
@@ -121,7 +123,7 @@ def train(task: Task, setting: Setting) -> nn.Module:
     return model
 
 
-def validate(task: Task, setting: Setting, model: nn.Module, steps: int) -> float:
+def validate(task: Task, setting: Setting, model: nn.Module, steps: int, tokens: int) -> float:
     """Log the endpoint on the validation set as fairseq logs its loss, and return it.
 
     scripts/sweep.py reads the line, and keeps it among the points of the run. The loss there has the
@@ -130,8 +132,7 @@ def validate(task: Task, setting: Setting, model: nn.Module, steps: int) -> floa
     # the time of a validation does not count as time of updates
     logging.getLogger("train").info('begin validation on "valid" subset')
     loss = next(iter(evaluate(task, setting, model, "valid").values()))
-    first = task.batch(setting.size, torch.Generator().manual_seed(0))[0]  # [B, N, ...]
-    line = {"valid_num_updates": steps, "valid_loss": loss, "wpb": first.size(0) * first.size(1)}
+    line = {"valid_num_updates": steps, "valid_loss": loss, "wpb": tokens}
     logging.getLogger("valid").info(json.dumps(line))
     return loss
 
