@@ -7,7 +7,7 @@ import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 
-from tests.commands import PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, losses, run, train
+from tests.commands import PLUGIN, ROBERTA_SIZES, SIZES, WHOLE_SETS, losses, refusal, run, train
 
 EXAMPLES = Path(PLUGIN).parent / "examples"
 
@@ -67,13 +67,32 @@ def test_hydra_train_takes_the_yaml_files(name, translation_data, text_data, tmp
     assert name != "lm" or cfg.criterion.orthogonal_weight == 0.5
 
 
-def test_hydra_train_refuses_what_the_command_line_refuses(text_data, tmp_path):
+HYDRA_WRONG = {
+    "a flag that does not fit": (
+        ["common.fp16=true", "+model.mixing_lr_scale=2"],
+        "--mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten-grads, which keeps the parameters apart",
+    ),
+    "an unknown name": (
+        ["model._name=mixhead_transfomer_lm"],
+        "--arch mixhead_transfomer_lm: unknown; did you mean mixhead_transformer_lm or ",
+    ),
+    "an unknown field": (["+model.head_mixng=none"], "model.head_mixng: unknown; did you mean head_mixing or "),
+    "a value of another type": (
+        ["+model.head_dim=small"],
+        "model.head_dim: Value 'small' of type 'str' could not be converted to Integer",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind.startswith("an unknown") else pytest.param(kind, marks=pytest.mark.slow) for kind in HYDRA_WRONG],
+)
+def test_hydra_train_refuses_in_one_line_what_the_command_line_refuses(kind, text_data, tmp_path):
+    changes, line = HYDRA_WRONG[kind]
     overrides = [f"common.user_dir={PLUGIN}", f"task.data={text_data}", f"hydra.run.dir={tmp_path}/out"]
-    overrides += ["common.fp16=true", "common.cpu=true", "+model.mixing_lr_scale=2"]
-    arguments = ["--config-dir", EXAMPLES / "demo", "--config-name", "lm", *overrides]
-    result = run("fairseq-hydra-train", *arguments, check=False)
-    assert result.returncode == 1
-    assert "OptionError: --mixing-lr-scale 2.0: with --fp16 needs --fp16-no-flatten" in result.stderr  # hydra's way
+    arguments = ["--config-dir", EXAMPLES / "demo", "--config-name", "lm", *overrides, "common.cpu=true", *changes]
+    assert f"fairseq-hydra-train: error: {line}" in refusal("fairseq-hydra-train", *arguments)
 
 
 @pytest.mark.parametrize("how", ["--finetune-from-model", pytest.param("--restore-file", marks=pytest.mark.slow)])

@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pytest
 import recipes
+from fairseq.dataclass.initialize import hydra_init
 from fairseq.models import ARCH_MODEL_REGISTRY
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("docs", "examples", "mixhead_plugin", "results", "scripts")
@@ -24,6 +27,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for name in FOLDERS for path in (
 FENCED = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 INDENTED = re.compile(r"(?m)(?:^ {4}.*\n)+")
 VARIABLES = re.compile(r"(?:[A-Z_]+=\S* )*")
+FIELD = re.compile(r"`(\+*model\.\w+=[\w-]+)`")
 PROGRAM = re.compile(r"fairseq-\S+|mixhead|(?:\S*/)?python[\d.]*|(?:scripts|examples)/\S+\.(?:sh|py)")
 
 
@@ -76,6 +80,32 @@ def test_fairseq_takes_the_command(command):
         words += ["--arch", "mixhead_transformer_iwslt_de_en"]
     parsed = recipes.parse(words)
     assert words[0] != "fairseq-train" or parsed.arch in ARCH_MODEL_REGISTRY
+
+
+def composed(*words):
+    """Let Hydra make a config from the words of a command; raise if it cannot."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config-dir", default=str(ROOT / "examples" / "demo"))
+    parser.add_argument("--config-name", default="lm")
+    args, overrides = parser.parse_known_args(words)
+    hydra_init()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / args.config_dir), version_base="1.1"):
+        return compose(args.config_name, overrides)
+
+
+@of(lambda command: command.startswith("fairseq-hydra-train"))
+def test_hydra_takes_the_command(command):
+    words = shlex.split(re.sub(r"\$\([^)]*\)", recipes.PLUGIN.as_posix(), command).replace("$PWD", str(ROOT)))
+    # Hydra trains in a folder of its own, so a path must not depend on the folder.
+    assert composed(*words[1:]).task.data.startswith("/")
+
+
+def test_hydra_takes_the_fields_that_are_named():
+    named = [(document, field) for document in DOCUMENTS for field in FIELD.findall(document.read_text())]
+    assert len(named) > 2
+    for _, field in named:
+        composed(field)
 
 
 class Parsed(Exception):
