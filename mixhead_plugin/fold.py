@@ -31,6 +31,10 @@ def fold(file: str, out: str) -> None:
     if os.path.exists(out) or not os.path.isfile(file):
         raise OptionError(f"{file}, {out}: the first must be a file, the second must not exist")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
+    if state.get("cfg") is None:
+        raise OptionError(
+            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+        )
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     flags = cfg["model"] if isinstance(cfg["model"], Namespace) else Namespace(**cfg["model"])
     arch = str(model_name(flags))
@@ -39,13 +43,21 @@ def fold(file: str, out: str) -> None:
         known.ARCH_CONFIG_REGISTRY[arch](flags)  # the config from a YAML file has only the values that differ
         cfg["model"] = flags
     flags = Namespace(**{**vars(AttentionOptions()), **vars(flags)})
-    state["model"] = _folded(file, flags, dict(state["model"]))
+    try:
+        state["model"] = _folded(file, flags, dict(state["model"]))
+    except OptionError:
+        raise
+    except Exception as error:  # a file that was made by hand fails in many ways
+        text = " ".join(str(error).split())[:200]
+        raise OptionError(f"{file}: its tensors are not those of --arch {arch} with its flags: {text}") from error
     state["cfg"], state["args"] = _without_plugin(cfg, names), None  # `cfg` has what the `args` of old checkpoints have
     for of_the_former_model in ("last_optimizer_state", "ema", "ema_fp32_params"):
         state.pop(of_the_former_model, None)
         state["extra_state"].pop(of_the_former_model, None)
+    criterion = CRITERION_REGISTRY.get((state["cfg"].get("criterion") or {}).get("_name"))
     for update in state["optimizer_history"]:
-        update["criterion_name"] = CRITERION_REGISTRY[state["cfg"]["criterion"]["_name"]].__name__
+        if criterion is not None:  # one of another plugin keeps its name
+            update["criterion_name"] = criterion.__name__
     checkpoint_utils.torch_persistent_save(state, out)
 
 

@@ -95,6 +95,51 @@ def test_what_cannot_fold_is_refused_in_one_line_that_names_the_part(arch, flags
         fold(str(tmp_path / "in.pt"), str(tmp_path / "in.pt"))
 
 
+HAND_MADE = {
+    "no config": (lambda state: state.update(cfg=None), "has no config; must be a checkpoint that fairseq-train wrote"),
+    "a vector for a matrix": (
+        lambda state: change_weights(state, lambda weight: weight[0].clone()),
+        "its tensors are not those of --arch mixhead_transformer with its flags: ",
+    ),
+    "sparse": (
+        lambda state: change_weights(state, torch.Tensor.to_sparse),
+        "its tensors are not those of --arch mixhead_transformer with its flags: ",
+    ),
+    "a part that is missing": (
+        lambda state: state["model"].pop("encoder.layers.0.self_attn.feature_mixing.query"),
+        "its tensors are not those of --arch mixhead_transformer with its flags: ",
+    ),
+}
+
+
+def change_weights(state, change):
+    for name in [name for name in state["model"] if name.endswith("q_proj.weight")]:
+        state["model"][name] = change(state["model"][name])
+
+
+@pytest.mark.parametrize("kind", HAND_MADE)
+def test_a_file_that_was_made_by_hand_is_refused_in_one_line(kind, tmp_path):
+    change, said = HAND_MADE[kind]
+    save(tmp_path / "in.pt", "transformer", feature_mixing="heads")
+    state = torch.load(tmp_path / "in.pt")
+    change(state)
+    torch.save(state, tmp_path / "made.pt")
+    with pytest.raises(OptionError) as error:
+        fold(str(tmp_path / "made.pt"), str(tmp_path / "out.pt"))
+    assert str(error.value).startswith(f"{tmp_path}/made.pt: {said}") and "\n" not in str(error.value)
+    assert not (tmp_path / "out.pt").exists()
+
+
+@pytest.mark.parametrize("criterion", [None, {"_name": "of_another_plugin"}])
+def test_a_criterion_of_another_plugin_or_none_folds(criterion, tmp_path):
+    save(tmp_path / "in.pt", "transformer", feature_mixing="heads")
+    state = torch.load(tmp_path / "in.pt")
+    state["cfg"]["criterion"] = criterion
+    torch.save(state, tmp_path / "made.pt")
+    fold(str(tmp_path / "made.pt"), str(tmp_path / "out.pt"))
+    assert load_checkpoint_to_cpu(str(tmp_path / "out.pt"))["cfg"].model["arch"] == "transformer"
+
+
 @pytest.fixture(scope="module")
 def folded(translation_data, tmp_path_factory):
     """Return a checkpoint that was trained with --feature-mixing, and what `mixhead fold` made of it."""

@@ -95,9 +95,15 @@ def load(
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
-    except RuntimeError as error:
-        file = f"{path}, --model-overrides {overrides}" if overrides else path
-        raise OptionError(f"{file}: {textwrap.shorten(str(error), 200, placeholder=' ...')}") from error
+    except Exception as error:
+        # fairseq refuses a folder of data by a plain Exception, and a model by a RuntimeError.
+        if type(error) is not Exception and not isinstance(error, (RuntimeError, OptionError)):
+            raise
+        text = textwrap.shorten(str(error), 400, placeholder=" ...")
+        file = "" if text.startswith(path) else f"{path}: "
+        flags = "" if data is None else f"--data {data}: "
+        flags += f"--model-overrides {overrides}: " if overrides else ""
+        raise OptionError(f"{flags}{file}{text}") from error
     _replace_fairseq_attention(model, changes.get("attention_impl", "auto"))
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
     history = {key: state.get(key) for key in ("optimizer_history", "extra_state")}
@@ -122,17 +128,26 @@ def batches(
     fairseq sorts sentences by length. With a limit, or with `shuffle`, batches come in a random order, the same in each
     call. A task with consecutive windows of text keeps their order.
     """
-    iterator = loaded.task.get_batch_iterator(
-        dataset=load_subset(loaded, subset),
-        max_tokens=max_tokens or (None if batch_size else DEFAULT_MAX_TOKENS),
-        max_sentences=batch_size,
-        max_positions=utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions()),
-        ignore_invalid_inputs=True,
-        required_batch_size_multiple=1,  # otherwise fairseq leaves the last sentences out
-        seed=SEED,
-        num_workers=0,
-        disable_iterator_cache=True,
-    ).next_epoch_itr(shuffle=limit is not None if shuffle is None else shuffle)
+    dataset = load_subset(loaded, subset)
+    tokens = max_tokens or (None if batch_size else DEFAULT_MAX_TOKENS)
+    try:
+        epochs = loaded.task.get_batch_iterator(
+            dataset=dataset,
+            max_tokens=tokens,
+            max_sentences=batch_size,
+            max_positions=utils.resolve_max_positions(loaded.task.max_positions(), loaded.model.max_positions()),
+            ignore_invalid_inputs=True,
+            required_batch_size_multiple=1,  # otherwise fairseq leaves the last sentences out
+            seed=SEED,
+            num_workers=0,
+            disable_iterator_cache=True,
+        )
+        iterator = epochs.next_epoch_itr(shuffle=limit is not None if shuffle is None else shuffle)
+    except AssertionError as error:  # of fairseq, about a sentence that is longer than a batch
+        raise OptionError(
+            f"--max-tokens {tokens}: {' '.join(str(error).split())}; must be at least the longest sentence of --subset "
+            f"{subset}, or use --batch-size"
+        ) from error
     if len(iterator) == 0:
         raise OptionError(f"--subset {subset}: has no sentence that fits the model")
     number = min(len(iterator), limit or len(iterator))

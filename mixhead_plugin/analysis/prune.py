@@ -206,7 +206,7 @@ def cut_off(args: Namespace) -> None:
         report["masked"] = scores.score(whole, batches, metrics)
     print(comparison(report))
     print("to train on: fairseq-train with the flags of its training, followed by")
-    print(f"  {smaller.training_flags(pruned, args.save)}")
+    print(f"  {smaller.training_flags(pruned, args.save, args.user_dir)}")
     print(f"wrote {args.save}")
     stays = {name: heads._asdict() for name, heads in kept.items()}
     results = {"checkpoint": path, "heads_per_layer": pruned.cfg.model.heads_per_layer, "kept": stays, **report}

@@ -108,16 +108,18 @@ def write(loaded: Loaded, kept: Mapping[str, KeptHeads], file: str) -> None:
     checkpoint_utils.torch_persistent_save(state, file)
 
 
-def training_flags(cut: Loaded, file: str) -> str:
+def training_flags(cut: Loaded, file: str, user_dir: str | None = None) -> str:
     """Return the flags to train `cut`, the model in `file`, further; they follow those of the whole model's training.
 
+    `user_dir` is another plugin that the model needs; it registers this one, too, because fairseq takes one alone.
     --save-dir is a new folder, because in the old one fairseq would load the whole model's checkpoint_last.pt.
     """
-    model, folder = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
+    model, save_dir = cut.cfg.model, f"{os.path.splitext(file)[0]}-finetuned"
     flags = {"arch": model_name(model), "head-mixing": model.head_mixing, "heads-per-layer": model.heads_per_layer}
-    flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": folder}
+    flags |= {"head-dim": str(model.head_dim), "finetune-from-model": file, "save-dir": save_dir}
     words = [f"--{flag} {shlex.quote(value)}" for flag, value in flags.items()]
-    return " ".join(['--user-dir "$(python -m mixhead_plugin)"', *words])
+    folder = '"$(python -m mixhead_plugin)"' if user_dir is None else shlex.quote(user_dir)
+    return " ".join([f"--user-dir {folder}", *words])
 
 
 def _plugin_config(config: Any, flags: dict[str, Any]) -> Any:

@@ -40,6 +40,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
+    if args.sentencepiece is not None and not args.text:
+        raise OptionError(f"--sentencepiece {args.sentencepiece}: cuts --text, which is not given; must be left out")
     if args.target and len(args.target) != len(args.text or ()):
         raise OptionError(f"--target: {len(args.target)} given; must be {len(args.text or ())}, one for each --text")
     loaded = loading.load_from(args, args.checkpoint)

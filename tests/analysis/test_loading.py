@@ -68,7 +68,9 @@ def test_a_limit_draws_the_same_batches_each_time_and_not_the_shortest(translati
 
 
 def test_a_model_of_other_sizes_and_a_damaged_file_with_overrides_are_refused_in_one_line(lm_checkpoint, tmp_path):
-    with pytest.raises(OptionError, match=r"--model-overrides .*'decoder_layers': 3.*: Error.*Missing key"):
+    with pytest.raises(
+        OptionError, match=r"--model-overrides {'decoder_layers': 3}: .*: is of another model; .*: Missing key"
+    ):
         load(lm_checkpoint, overrides={"decoder_layers": 3}, cpu=True)
     (tmp_path / "cut.pt").write_bytes(Path(lm_checkpoint).read_bytes()[:3000])
     with pytest.raises(OptionError, match=r"cut\.pt: is damaged"):
@@ -108,3 +110,26 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(change, lm_checkpoint, ana
     assert status == 1
     assert "error: " in errors and str(file) in errors and errors.count("\n") == 1
     assert not (tmp_path / "was_here").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name, flag", [("task", "--task"), ("model", "--arch")])
+def test_a_name_that_no_plugin_has_registered_asks_for_the_user_dir(name, flag, lm_checkpoint, tmp_path):
+    state = torch.load(lm_checkpoint)
+    state["cfg"][name]["_name"] = "of_another_plugin"
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(OptionError) as error:
+        load(str(tmp_path / "other.pt"), cpu=True)
+    assert str(error.value) == (
+        f"{tmp_path}/other.pt: {flag} of_another_plugin: unknown; must be a known name; "
+        "does it need another --user-dir?"
+    )
+
+
+def test_a_batch_that_holds_no_sentence_is_refused_in_one_line(translation_checkpoint):
+    with pytest.raises(OptionError, match=r"^--max-tokens 3: .*; must be at least the longest sentence of --subset"):
+        next(batches(load(translation_checkpoint, cpu=True), max_tokens=3))
+
+
+def test_a_folder_without_the_languages_is_refused_in_one_line(translation_checkpoint, tmp_path):
+    with pytest.raises(OptionError, match=rf"^--data {tmp_path}: \S+\.pt: Could not infer language pair"):
+        load(translation_checkpoint, data=str(tmp_path), cpu=True)

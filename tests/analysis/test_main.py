@@ -23,6 +23,7 @@ def test_the_overview_names_every_command(analysis):
         (["mixing", "x.pt", "--model-overrides", "{"], 2),
         (["spectrum", "x.pt"], 1),
         (["mixing", "x.pt", "--user-dir", "nowhere"], 1),
+        (["view", "x.pt", "--sentencepiece", "nowhere.model"], 1),
     ],
 )
 def test_the_last_line_names_what_is_wrong(arguments, status, analysis, tmp_path):

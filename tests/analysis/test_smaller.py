@@ -1,10 +1,13 @@
 """Test that pruned attentions and models compute what masked ones compute."""
 
+from argparse import Namespace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from mixhead_plugin.analysis.heads import KeptHeads, mask
-from mixhead_plugin.analysis.smaller import cut_parameters, pruned_flags
+from mixhead_plugin.analysis.smaller import cut_parameters, pruned_flags, training_flags
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import HeadGates, MixheadAttention
 from tests.covering import each_once
@@ -70,3 +73,10 @@ def test_one_flag_cannot_name_two_head_sizes():
     attentions = {"a": attention(), "b": MixheadAttention(10, 2)}
     with pytest.raises(OptionError, match="heads of sizes 5, 6: cannot be cut"):
         pruned_flags(attentions, {})
+
+
+def test_the_flags_of_further_training_name_the_user_dir_that_was_given():
+    """fairseq takes the last --user-dir alone; examples/bert registers the plugin, too."""
+    model = Namespace(_name="mixhead_bert_base", head_mixing="none", heads_per_layer="encoder-self=3,2", head_dim=4)
+    flags = training_flags(SimpleNamespace(cfg=SimpleNamespace(model=model)), "small.pt", "my examples/bert")
+    assert flags.startswith("--user-dir 'my examples/bert' --arch mixhead_bert_base --head-mixing none ")
