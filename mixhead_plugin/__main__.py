@@ -10,7 +10,7 @@ from mixhead_plugin.errors import end_in_one_line
 
 
 def main() -> int:
-    """Print the folder for fairseq's --user-dir, the table of repairs, or a report on this machine; fold or convert a model."""
+    """Print the folder for fairseq's --user-dir, the repairs, or a report on this machine; fold or convert a model."""
     parser = argparse.ArgumentParser(prog="mixhead", allow_abbrev=False)
     end_in_one_line()
     commands = parser.add_subparsers(dest="command", title="commands")
