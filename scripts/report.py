@@ -19,6 +19,7 @@ import argparse
 import html
 import itertools
 import math
+import os
 import re
 import signal
 import statistics
@@ -250,6 +251,16 @@ def curve(study: Study, row: Row, name: str) -> list[tuple[float, float]]:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
+def refuse_unwritable(path: Path) -> None:
+    """End the program if --save cannot be written, before the table is made."""
+    if not path.parent.is_dir():
+        fail(f"--save {path}: {path.parent} is no folder")
+    if path.is_dir():
+        fail(f"--save {path}: is a folder, must be a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        fail(f"--save {path}: cannot be written to")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("report.py", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     text = "a grid that scripts/sweep.py ran, or a .json file of saved runs (default: all results)"
@@ -260,6 +271,8 @@ def main() -> None:
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the runs to one JSON file, and its picture")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="saved runs (default: results)")
     args = parser.parse_args()
+    if args.save:
+        refuse_unwritable(args.save)
     if args.grid:
         study = from_results(args.grid) if args.grid.suffix == ".json" else from_runs(args.grid, args.runs)
         if args.save and args.save.exists():

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +171,10 @@ def from_results(path: Path) -> Study:
             raise ValueError("its cost is damaged")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         fail(f"{path}: is no file of report.py --save: {error}")
-    return Study(path.stem, read_grid(source), content["grid"], found, cost)
+    grid = read_grid(source)
+    if not any(run["metrics"].keys() & grid.metrics.keys() for run in found):
+        fail(f"{path}: its runs have none of the metrics of {content['grid']}: {', '.join(grid.metrics)}")
+    return Study(path.stem, grid, content["grid"], found, cost)
 
 
 def is_run(run: Any) -> bool:
@@ -180,7 +184,7 @@ def is_run(run: Any) -> bool:
         return (
             is_texts(dict(enumerate(texts)) | run["labels"] | run["versions"] | run.get("measures", {}))
             and type(run["seed"]) is int
-            and is_numbers([run["seconds"], *run["metrics"].values(), run.get("valid_loss", 0)])
+            and is_numbers([run["seed"], run["seconds"], *run["metrics"].values(), run.get("valid_loss", 0)])
             and all(is_numbers([point["update"], *point.values()]) for point in run.get("points", []))
             and ("perplexity" not in run.get("measure", "") or all(value > 0 for value in run["metrics"].values()))
         )
@@ -193,7 +197,8 @@ def is_texts(values: Mapping[Any, Any]) -> bool:
 
 
 def is_numbers(values: Iterable[Any]) -> bool:
-    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    largest = sys.float_info.max  # an int can be larger; NaN is in no order
+    return all(isinstance(value, int | float) and -largest <= value <= largest for value in values)
 
 
 def from_runs(path: Path, folder: Path) -> Study:

@@ -195,6 +195,8 @@ def damaged(*site, **change):
 DAMAGED = [
     *("", "{}", "[1]", "[" * 100_000, damaged(seed="1"), damaged(labels=[]), damaged(metrics={"test": "2"})),
     *(damaged(metrics={"test": float("nan")}), damaged(metrics={"test": 0}), damaged(seconds=None)),
+    *(damaged(**{name: int("9" * 400)}) for name in ("seed", "seconds")),
+    *(damaged(metrics={name: value}) for name, value in (("test", int("9" * 400)), ("of another grid", 1.0))),
     *(damaged(points=[{}]), damaged(versions=3), damaged(device=["a"]), damaged(measures={"test": 3})),
     *(damaged("of_file", **change) for change in ({"runs": []}, {"runs": {}}, {"cost": []}, {"cost": {"rows": [{}]}})),
     *(damaged("of_file", grid=grid) for grid in ("/etc/passwd", "../x.toml", "/proc/self/environ", 3, "README.md")),
@@ -210,6 +212,23 @@ def test_a_file_that_is_none_is_refused_in_one_line(text, tmp_path, monkeypatch,
         command(monkeypatch, "--results", tmp_path)
     assert re.fullmatch(r"report: error: .*\n", capsys.readouterr().err)
     assert not (tmp_path / "tables.md").exists()
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("no folder/x.json", "{folder}/no folder is no folder"),
+        ("runs", "is a folder, must be a file"),
+    ],
+    ids=["no folder", "a folder"],
+)
+def test_a_file_that_cannot_be_saved_is_refused_before_the_table(name, said, study, tmp_path, monkeypatch, capsys):
+    file = tmp_path / name
+    with pytest.raises(SystemExit):
+        command(monkeypatch, tmp_path / "toy.toml", "--runs", tmp_path / "runs", "--save", file)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == f"report: error: --save {file}: {said.format(folder=tmp_path)}\n"
 
 
 def test_a_damaged_run_is_refused_in_one_line(study, tmp_path, monkeypatch, capsys):
