@@ -93,7 +93,39 @@ def repairs() -> str:
     return "\n\n".join(sections)
 
 
-NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs)
+# The comparisons that README.md shows: what it calls them, and their task, updates and heads in
+# results/comparisons.csv.
+MEASURED = {
+    "translation, Multi30k": ("translation", 1600, "32 of 4"),
+    "translation, larger heads": ("translation", 1600, "4 of 32"),
+    "words of WikiText-2, tuned rate": ("words, tuned rate", 1000, "16 of 8"),
+    "the same, a lower rate": ("words, rate 0.003", 1000, "16 of 8"),
+    "bytes of WikiText-2": ("bytes", 2500, "12 of 8"),
+    "recall, a synthetic task": ("recall, 128 tokens", 300, "16 of 4"),
+    "nearest neighbour, a synthetic task": ("nearest neighbour, width 64", 500, "16 of 4"),
+    "nearest neighbour, larger heads": ("nearest neighbour, width 64", 500, "4 of 16"),
+}
+
+
+def measured() -> str:
+    """Return what README.md shows of the results: the gain in loss in percent, and that in BLEU."""
+    found = {(each.of.task, each.of.updates, each.of.heads): each for each in effects.effects()}
+    rows = []
+    for name, key in MEASURED.items():
+        effect = found[key]
+        study = effects.study_of(effect.of.study, effects.RESULTS)
+        metric = effects.bleu_metric(study)
+        bleu = ""
+        if metric is not None:
+            gain = effects.bleu_gain(study, effect.of.mixed, effect.of.softmax, metric)
+            bleu = effects.shown(gain, 2)
+        loss = effects.shown(effect.percent, 2 if effect.of.corpus else 1)
+        rows.append([name, effect.of.heads, str(effect.gain.count), loss, bleu])
+    head = ["task", "heads", "seeds", "loss lower by, %", "BLEU higher by"]
+    return table(head, rows)
+
+
+NAMED = (flags, families, variants, scopes, implementations, arguments, penalties, repairs, measured)
 TABLES = {
     **{each.__name__: each for each in NAMED},
     **effects.TABLES,  # of the results
