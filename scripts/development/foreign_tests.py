@@ -43,9 +43,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description="Run another library's tests with plain and with mixed models."
-    )
+    parser = argparse.ArgumentParser(description="Run another library's tests with plain and with mixed models.")
     parser.add_argument("library", choices=LIBRARIES)
     parser.add_argument("checkout", type=Path, help="a source tree of that library")
     parser.add_argument("files", nargs="+", help="test files, from the checkout's root")
@@ -110,9 +108,7 @@ def _run(arguments: argparse.Namespace, path: str, mixed: bool) -> dict[str, tup
             0,
             1,
         ):  # 0: all passed; 1: some failed; else pytest could not collect
-            sys.exit(
-                f"{path}: pytest ended with status {run.returncode}:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
-            )
+            sys.exit(f"{path}: pytest ended with status {run.returncode}:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
         return dict(_outcome(case) for case in ElementTree.parse(report).iter("testcase"))
 
 
