@@ -35,6 +35,7 @@ RUNNING: list[subprocess.Popen] = []
 WHOLE_SETS = ["--required-batch-size-multiple", "1"]
 METRIC = "sacreBLEU"
 BEAM = 5
+POSITIONS = 1024  # of fairseq's transformer, by default
 SAMPLES = 5
 
 # Both models have these flags; 4 heads are the best of 4, 8 and 32 in docs/protocol.md, 'Pilots', for both.
@@ -152,9 +153,31 @@ def subwords(text: Path, out: Path, size: int) -> None:
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(out / "sentencepiece.model"))
     for split in SPLITS:
         for language in LANGUAGES:
-            with (text / f"{split}.{language}").open() as source, (out / f"{split}.{language}").open("w") as target:
-                for line in source:
-                    print(*pieces.encode(line.strip(), out_type=str), file=target)
+            file = text / f"{split}.{language}"
+            cut = [pieces.encode(line, out_type=str) for line in read_lines(file)]
+            if split != "train":  # fairseq leaves such a sentence out of a training, but ends where it should be scored
+                refuse_long(file, cut)
+            with (out / file.name).open("w", encoding="utf-8", newline="\n") as target:
+                target.writelines(f"{' '.join(line)}\n" for line in cut)
+
+
+def read_lines(file: Path) -> list[str]:
+    """Return the sentences of a file. Only a line feed ends one: text may hold other separators, such as a lone CR."""
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{file}: is not UTF-8 at byte {error.start:,}; must be UTF-8")
+    lines = text.split("\n")
+    return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def refuse_long(file: Path, cut: list[list[str]]) -> None:
+    """End the program if a sentence in pieces is longer than the model's positions."""
+    for number, line in enumerate(cut, start=1):
+        if len(line) >= POSITIONS:  # one is for the end of the sentence
+            fail(
+                f"{file}: line {number} has {len(line):,} pieces; must be at most {POSITIONS - 1:,}, the model's positions"
+            )
 
 
 def preprocess(cut: Path, data: Path, *extra: str) -> None:
@@ -173,8 +196,7 @@ def own_parallel_text(folder: Path) -> Path:
             file = folder / f"{split}.{language}"
             if not file.is_file():
                 fail(f"DATA={folder}: {file.name} is missing")
-            with file.open("rb") as lines:
-                counts.append(sum(1 for _ in lines))
+            counts.append(len(read_lines(file)))
         if counts[0] != counts[1] or counts[0] == 0:
             fail(f"DATA={folder}: {split}.de has {counts[0]} lines, {split}.en {counts[1]}; they must match")
     return folder
@@ -244,7 +266,7 @@ def compare(args: argparse.Namespace, folder: Path) -> None:
     subwords(text, folder / "subwords", args.vocabulary)
     data = folder / "binary"
     preprocess(folder / "subwords", data, "--joined-dictionary")
-    sources, references = ((text / f"test.{language}").read_text().splitlines() for language in LANGUAGES)
+    sources, references = (read_lines(text / f"test.{language}") for language in LANGUAGES)
 
     def work(arch: str, row: int, threads: int) -> Result:
         save = folder / arch

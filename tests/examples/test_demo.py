@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,24 @@ def test_text_that_does_not_fit_is_refused_in_one_line(text, tmp_path):
     result = run("--folder", tmp_path / "out", data=text)
     assert result.returncode != 0 and len(result.stderr.splitlines()) == 1
     assert result.stderr.endswith("test.de has 1 lines, test.en 21; they must match\n")
+
+
+def test_text_of_another_encoding_is_refused_in_one_line(text, tmp_path):
+    (text / "valid.de").write_bytes("Tür\n".encode("latin-1") * 20)
+    result = run("--folder", tmp_path / "out", data=text)
+    assert result.stderr == f"demo: error: {text}/valid.de: is not UTF-8 at byte 1; must be UTF-8\n"
+
+
+def test_a_sentence_that_is_too_long_is_refused_before_any_training(text, tmp_path):
+    lines = (text / "test.de").read_text().splitlines()
+    lines[6] = " ".join(["Haus"] * 1100)
+    # A lone CR, or another separator of Unicode, ends no line.
+    lines[0] = "die Frau\rsieht\u2028den Hund"
+    (text / "test.de").write_bytes("".join(f"{line}\n" for line in lines).encode())
+    result = run("--vocabulary", 200, "--folder", tmp_path / "out", data=text)
+    pattern = r"demo: error: \S+/test.de: line 7 has [\d,]+ pieces; must be at most 1,023, the model's positions\n"
+    assert re.fullmatch(pattern, result.stderr)
+    assert not list((tmp_path / "out").rglob("*.log"))
 
 
 @pytest.mark.parametrize(
