@@ -175,9 +175,8 @@ def refuse_long(file: Path, cut: list[list[str]]) -> None:
     """End the program if a sentence in pieces is longer than the model's positions."""
     for number, line in enumerate(cut, start=1):
         if len(line) >= POSITIONS:  # one is for the end of the sentence
-            fail(
-                f"{file}: line {number} has {len(line):,} pieces; must be at most {POSITIONS - 1:,}, the model's positions"
-            )
+            most = f"must be at most {POSITIONS - 1:,}, the model's positions"
+            fail(f"{file}: line {number} has {len(line):,} pieces; {most}")
 
 
 def preprocess(cut: Path, data: Path, *extra: str) -> None:

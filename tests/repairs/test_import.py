@@ -1,5 +1,6 @@
 """Import the package: outside fairseq nothing changes; as --user-dir it registers and repairs, in any order."""
 
+import shutil
 import subprocess
 import sys
 
@@ -57,6 +58,23 @@ def test_importing(program, tmp_path):
     (tmp_path / "program.py").write_text("".join(STEPS[step] + REPORT for step in program))
     printed = run(tmp_path / "program.py", cwd=tmp_path).stdout.splitlines()
     assert [" ".join(line.split()) for line in printed] == list(program.values())
+
+
+@pytest.mark.parametrize("how", ["link", "copy"])
+def test_a_user_dir_of_another_name_is_refused_in_one_line(how, tmp_path):
+    """Its modules import each other as mixhead_plugin, which would be another package."""
+    folder = tmp_path / "mine"
+    if how == "link":
+        folder.symlink_to(PLUGIN)
+    else:
+        shutil.copytree(PLUGIN, folder)
+    remedy = f"must be {PLUGIN}" if how == "link" else "must have this name"
+    (tmp_path / "program.py").write_text(USER_DIR.replace(repr(PLUGIN), repr(str(folder))))
+    ended = run(tmp_path / "program.py", cwd=tmp_path, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"program.py: error: --user-dir {folder}: is a folder of another name than mixhead_plugin; {remedy}\n"
+    )
 
 
 def test_a_process_without_fairseq_is_left_as_it_is():

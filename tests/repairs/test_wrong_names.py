@@ -6,7 +6,9 @@ import sys
 from functools import partial
 
 import pytest
-from fairseq import options
+from fairseq import criterions, models, optim, options, tasks
+from fairseq.optim import lr_scheduler
+from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from tests.commands import LM_SIZES, PLUGIN, SIZES, TRAINING, free_port, refusal
@@ -26,6 +28,27 @@ def test_an_unknown_architecture_is_one_line_with_near_names(arch, line, tmp_pat
         options.parse_args_and_arch(parser, [str(tmp_path), "--arch", arch])
     assert str(error.value).startswith(line) and len(str(error.value)) < 200
     assert options.parse_args_and_arch(parser, [str(tmp_path), "--arch", "transformer"]).arch == "transformer"
+
+
+BUILT = {
+    "--arch": lambda cfg: models.build_model(cfg, None),
+    "--task": tasks.setup_task,
+    "--criterion": lambda cfg: criterions.build_criterion(cfg, None),
+    "--optimizer": lambda cfg: optim.build_optimizer(cfg, []),
+    "--lr-scheduler": lambda cfg: lr_scheduler.build_lr_scheduler(cfg, None),
+}
+
+
+@pytest.mark.parametrize("flag", BUILT)
+def test_an_unknown_name_in_a_config_is_one_line_that_asks_for_the_user_dir(flag):
+    with pytest.raises(OptionError) as error:
+        BUILT[flag](OmegaConf.create({"_name": "xyzzy"}))
+    assert str(error.value) == f"{flag} xyzzy: unknown; must be a known name; does it need another --user-dir?"
+
+
+def test_a_name_that_is_nearly_right_is_suggested():
+    with pytest.raises(OptionError, match=r"^--criterion cross_entrpy: unknown; did you mean cross_entropy or "):
+        criterions.build_criterion(OmegaConf.create({"_name": "cross_entrpy"}), None)
 
 
 MODEL = "is of another model; --arch and sizes must be the same:"
