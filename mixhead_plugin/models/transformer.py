@@ -54,11 +54,9 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
                 f"but {problem}; must be another criterion, or used with --attention-scope self"
             )
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
-        """Get ready to translate; fairseq's commands and hub call this with the whole config."""
-        super().prepare_for_inference_(cfg)
-        shown, problem = getattr(cfg.generation, "print_alignment", None), self.weights_problem()
-        if shown and problem:
+    def warn_of_alignment(self, shown: str) -> None:
+        """Warn that --print-alignment shows no probabilities; repairs/printed_alignments.py calls this."""
+        if problem := self.weights_problem():
             logger.warning(f"--print-alignment {shown}: {problem}; they are no probabilities")
 
     def weights_problem(self) -> str:

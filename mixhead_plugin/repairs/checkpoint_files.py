@@ -81,6 +81,8 @@ def _load_into_trainer(original, trainer, filename: str, *args, **kwargs):
 def _load_models(original, filenames: list[str], *args, **kwargs):
     try:
         return original(filenames, *args, **kwargs)
+    except CheckpointError as error:
+        raise OptionError(f"{':'.join(filenames)}: {error}") from error
     except RuntimeError as error:
         if problem := mismatch(str(error)):
             raise OptionError(f"{':'.join(filenames)}: {problem}") from error

@@ -21,6 +21,6 @@ def _eval_lm_dataloader(original, task: Any, dataset: Any, *args: Any, **kwargs:
         raise OptionError(
             f"--tokens-per-sample {task.args.tokens_per_sample}: the data have an input of {longest} tokens, must be "
             f"at most {most}, the positions of the model; --sample-break-mode eos keeps whole sentences, and "
-            f"--shorten-method truncate --tokens-per-sample {most} cuts off the rest of longer ones, which does not count"
+            f"--shorten-method truncate --tokens-per-sample {most} cuts off their rest, which then does not count"
         )
     return original(task, dataset, *args, **kwargs)

@@ -5,17 +5,17 @@ for a checkpoint of another --user-dir. A field of a YAML file that its part doe
 """
 
 import difflib
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Collection, KeysView
 from typing import Any
 
-from fairseq import criterions, models, optim, options, tasks
+from fairseq import checkpoint_utils, criterions, models, optim, options, tasks
 from fairseq.dataclass import utils as dataclass_utils
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.optim import lr_scheduler
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from mixhead_plugin.errors import OptionError, unknown_field
+from mixhead_plugin.errors import OptionError, option_name, unknown_field
 from mixhead_plugin.repairs.replace import replaces
 
 
@@ -35,12 +35,23 @@ class _Known(KeysView):
         return True
 
 
-def _refuse_unknown(flag: str, name: Any, known: Iterable[str]) -> None:
+# By flag, the names that are registered; another --user-dir may add to them.
+REGISTERED: dict[str, Callable[[], Collection[str]]] = {
+    "arch": lambda: {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY},
+    "task": lambda: tasks.TASK_REGISTRY,
+    "criterion": lambda: criterions.CRITERION_REGISTRY,
+    "optimizer": lambda: optim.OPTIMIZER_REGISTRY,
+    "lr_scheduler": lambda: lr_scheduler.LR_SCHEDULER_REGISTRY,
+}
+
+
+def _refuse_unknown(option: str, name: Any) -> None:
     """Refuse a name in a config, of a YAML file or a checkpoint, that nobody has registered."""
+    known = REGISTERED[option]()
     if isinstance(name, str) and name not in known:
         near = difflib.get_close_matches(name, known, 2)
         question = f"did you mean {' or '.join(near)}, or " if near else "must be a known name; "
-        raise OptionError(f"--{flag} {name}: unknown; {question}does it need another --user-dir?")
+        raise OptionError(f"{option_name(option)} {name}: unknown; {question}does it need another --user-dir?")
 
 
 def _name(cfg: Any, option: str) -> Any:
@@ -52,32 +63,39 @@ def _name(cfg: Any, option: str) -> Any:
 
 @replaces(models, "build_model")
 def _build_model(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("arch", _name(cfg, "arch"), {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY})
+    _refuse_unknown("arch", _name(cfg, "arch"))
     return original(cfg, *args, **kwargs)
 
 
 @replaces(tasks, "setup_task")
 def _setup_task(original, cfg: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("task", getattr(cfg, "task", None) or getattr(cfg, "_name", None), tasks.TASK_REGISTRY)
+    _refuse_unknown("task", getattr(cfg, "task", None) or getattr(cfg, "_name", None))
     return original(cfg, **kwargs)
 
 
 @replaces(criterions, "build_criterion")
 def _build_criterion(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("criterion", _name(cfg, "criterion"), criterions.CRITERION_REGISTRY)
+    _refuse_unknown("criterion", _name(cfg, "criterion"))
     return original(cfg, *args, **kwargs)
 
 
 @replaces(optim, "build_optimizer")
 def _build_optimizer(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("optimizer", _name(cfg, "optimizer"), optim.OPTIMIZER_REGISTRY)
+    _refuse_unknown("optimizer", _name(cfg, "optimizer"))
     return original(cfg, *args, **kwargs)
 
 
 @replaces(lr_scheduler, "build_lr_scheduler")
 def _build_lr_scheduler(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
-    _refuse_unknown("lr-scheduler", _name(cfg, "lr_scheduler"), lr_scheduler.LR_SCHEDULER_REGISTRY)
+    _refuse_unknown("lr_scheduler", _name(cfg, "lr_scheduler"))
     return original(cfg, *args, **kwargs)
+
+
+@replaces(checkpoint_utils, "convert_namespace_to_omegaconf")  # of checkpoints that have flags instead of a config
+def _convert(original, flags: Any) -> Any:
+    for option in REGISTERED:
+        _refuse_unknown(option, getattr(flags, option, None))
+    return original(flags)
 
 
 @replaces(dataclass_utils, "merge_with_parent")  # a training calls it for each part of its config

@@ -125,6 +125,14 @@ def test_a_name_that_no_plugin_has_registered_asks_for_the_user_dir(name, flag, 
     )
 
 
+def test_an_old_checkpoint_of_another_plugin_asks_for_the_user_dir(fairseq_lm_checkpoint, tmp_path):
+    state = torch.load(fairseq_lm_checkpoint)
+    state["args"] = Namespace(task="language_modeling", arch="of_another_plugin", data="data")
+    torch.save(state, tmp_path / "old.pt")
+    with pytest.raises(OptionError, match=r"^--arch of_another_plugin: unknown; .*another --user-dir\?$"):
+        load(str(tmp_path / "old.pt"), cpu=True)
+
+
 def test_a_batch_that_holds_no_sentence_is_refused_in_one_line(translation_checkpoint):
     with pytest.raises(OptionError, match=r"^--max-tokens 3: .*; must be at least the longest sentence of --subset"):
         next(batches(load(translation_checkpoint, cpu=True), max_tokens=3))

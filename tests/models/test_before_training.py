@@ -1,7 +1,6 @@
 """Before a training, a model refuses a config or a criterion that would not train what was asked for."""
 
 import logging
-from types import SimpleNamespace
 
 import pytest
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
@@ -9,13 +8,14 @@ from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
 )
 from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.architectures import ARCHITECTURES
 from mixhead_plugin.repairs.dropped_scales import SCALES
-from tests.helpers import build
+from tests.helpers import build, dictionary
 
 PLAIN = {"head_mixing": "none"}
 
@@ -115,18 +115,17 @@ def test_guided_alignment_of_a_distribution_begins(flags):
         begin(build("mixhead_transformer", **flags), Alignment)
 
 
-def printed_alignment(caplog, shown, **flags):
-    model = build("mixhead_transformer", **flags)
+def printed_alignment(caplog, **flags):
+    """Return what is said where a generator with alignments is built, as fairseq's commands and its hub do."""
+    words = dictionary()
     with caplog.at_level(logging.WARNING):
-        model.prepare_for_inference_(SimpleNamespace(generation=SimpleNamespace(print_alignment=shown)))
+        SequenceGeneratorWithAlignment([build("mixhead_transformer", **flags)], words, print_alignment="soft")
     return [record.message for record in caplog.records]
 
 
 def test_printed_weights_that_are_no_probabilities_are_warned_of(caplog):
-    said = printed_alignment(caplog, "soft")
-    assert said == [f"--print-alignment soft: {NO_DISTRIBUTION[0][1]}; they are no probabilities"]
+    assert printed_alignment(caplog) == [f"--print-alignment soft: {NO_DISTRIBUTION[0][1]}; they are no probabilities"]
 
 
-@pytest.mark.parametrize("shown, flags", [("soft", {"attention_scope": "self"}), (None, {}), (False, {})])
-def test_other_translations_are_not_warned_of(shown, flags, caplog):
-    assert printed_alignment(caplog, shown, **flags) == []
+def test_other_alignments_are_not_warned_of(caplog):
+    assert printed_alignment(caplog, attention_scope="self") == []

@@ -16,7 +16,7 @@ from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
-REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate", "before_training"}
+REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate", "before_training", "printed_alignments"}
 TRAPS = {"restore_file", "wrong_names", "dropped_scales", "no_worker", "torchrun_workers", "longer_inputs"}
 
 
