@@ -1,13 +1,15 @@
-"""Mixed heads in models of Hugging Face's `transformers`, from 5.3 on; docs/huggingface.md has examples."""
+"""Mixed heads in models of Hugging Face's `transformers`, from 5.4 on; docs/huggingface.md has examples."""
 
-from mixhead_plugin.hf.attend import NAME
-from mixhead_plugin.hf.heads import LayerHeads, ablate, attentions, importance
-from mixhead_plugin.hf.layouts import LAYOUTS, Layout
+from mixhead_plugin.hf import saving
+from mixhead_plugin.hf.adapter import ablate, attentions, importance, prune
+from mixhead_plugin.hf.heads import LayerHeads
+from mixhead_plugin.hf.layouts import LAYOUTS, NAME, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix
-from mixhead_plugin.hf.pruning import prune
 from mixhead_plugin.hf.viewing import view
 from mixhead_plugin.parts import PARTS, VARIANT, mixing_parameters, parameter_groups
 
 __all__ = ["LAYOUTS", "NAME", "PARTS", "VARIANT", "LayerHeads", "Layout", "mixing_parameters", "parameter_groups"]
 __all__ += ["ablate", "attentions", "fold", "importance", "load", "mix", "prune", "unmix", "view"]
+
+saving.watch_models()

@@ -1,7 +1,8 @@
 """The attention function and the masks of mixed models, as `transformers` calls them."""
 
-from collections.abc import Iterable
-from functools import partial
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,115 +12,170 @@ from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import bidirectional_mask_function, sdpa_mask
 
-from mixhead_plugin.hf.layouts import Site
+from mixhead_plugin.hf.layouts import NAME, Site
 from mixhead_plugin.ops.api import attend_with_weights
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import by_head
 from mixhead_plugin.parts import PARTS, Assembly, sizes_of
 
 FEATURES = {"queries": "query", "keys": "key", "values": "value"}  # the matrix of a FeatureMixing for each projection
-NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
+SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
 
-class MixedHeads(Assembly):
-    """The parts that `mix` adds to one attention, and what the attention computes its queries from during a call."""
+class Call:
+    """What one call of one attention has so far."""
+
+    def __init__(self, heads: "MixedHeads"):
+        self.heads = heads
+        self.x: Tensor | None = None  # the input of the queries [B, Nq, C]
+        self.projected: Tensor | None = None  # all that the projection of the queries gave [B, Nq, H * D or more]
+        self.attended = False
+
+
+class _Calls(threading.local):
+    """The call that runs in this thread; attentions are not inside each other, so there is one at most."""
+
+    def __init__(self) -> None:
+        self.now: Call | None = None
+        self.wants_weights = False
+
+
+CALLS = _Calls()
+
+
+def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
+    CALLS.wants_weights = bool(kwargs.get("output_attentions"))
+
+
+class MixedHeads:
+    """What `mix` adds to one attention: hooks, numbers, and parts, which become children of the attention.
+
+    The hook of a projection has to be the last one, because mixings read what other hooks have made of the queries.
+    `mix` places it. Each call looks whether it is still there and last, since hooks and adapters may have come.
+    """
+
+    inputs_of, gated, parts = Assembly.inputs_of, Assembly.gated, Assembly.parts
+    relative_gain = None
 
     def __init__(self, site: Site, model: nn.Module, variant: dict[str, str], impl: str):
-        super().__init__()
         projection: Any = model.get_submodule(site.path("queries"))
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
+        self.attention = site.module
         self.variant, self.impl = variant, impl
         self.config = site.module.config  # the model's
         self.former = self.config._attn_implementation
         sizes = sizes_of(variant, site.heads, site.head_dim, embed_dim)
         self.sizes = sizes._replace(key_heads=site.heads // site.group(model))
-        self.add_parts(variant, self.sizes)
-        self.to(projection.weight).train(site.module.training)
-        # The heads that pruning left, as numbered at first; their number then; the zeros in place of cut values.
+        self.assembly = Assembly()
+        self.assembly.add_parts(variant, self.sizes)
+        self.assembly.to(projection.weight).train(site.module.training)
+        self.normalizer, self.kinds = self.assembly.normalizer, self.assembly.kinds
+        # The heads that pruning left, as numbered at first; the zeros in place of cut values.
         self.kept = {"source": list(range(self.sizes.num_heads)), "mixed": list(range(self.sizes.mixed_heads))}
         self.outputs, self.missing_values = self.sizes.mixed_heads, 0
         self.names = {kind: site.path(kind).rpartition(".")[2] for kind in FEATURES}
-        self.followed: dict[str, tuple[nn.Module, RemovableHandle]] = {}
-        self.hooks: tuple[RemovableHandle, ...] = ()
-        self.running = self.wants_weights = False
-        self.taken: tuple[Tensor, Tensor] | None = None
-        self.seen: list[AttentionInputs] | None = None  # a list while someone wants to see the calls
+        self.hooks: list[RemovableHandle] = []
+        self.viewers: dict[int, Callable[[AttentionInputs], None]] = OrderedDict()  # who wants to see the calls
 
-    def attach(self, module: nn.Module, models: Iterable[nn.Module]) -> None:
-        """Add the parts to an attention, under the names that its files have, and follow its calls and its models'."""
-        vars(module)[NAME] = self  # no child: each part would have two names
+    def __getattr__(self, name: str) -> Any:
+        """Return a part: the attention has them, since an adapter may put others in their place."""
+        if name in PARTS:
+            return getattr(self.attention, name)
+        raise AttributeError(name)
+
+    @property
+    def group(self) -> int:
+        """How many heads of queries share a head of keys."""
+        return self.sizes.num_heads // self.sizes.key_heads
+
+    def attach(self) -> None:
+        """Add the parts to the attention, under the names that its files have, and follow its calls."""
+        vars(self.attention)[NAME] = self
         for option in PARTS:
-            setattr(module, option, getattr(self, option))
-        self.hooks = (
-            *(model.register_forward_pre_hook(self._ask, with_kwargs=True) for model in models),
-            module.register_forward_pre_hook(self._begin),
-            module.register_forward_hook(self._end, always_call=True),
-        )
+            setattr(self.attention, option, getattr(self.assembly, option))
+        del self.assembly
+        self.hooks = [
+            self.attention.register_forward_pre_hook(self._begin),
+            self.attention.register_forward_hook(self._end, always_call=True),
+        ]
+        self._place()
 
-    def detach(self, module: nn.Module) -> None:
-        module.config = self.config
-        for hook in (*self.hooks, *(hook for _, hook in self.followed.values())):
+    def detach(self) -> None:
+        self.attention.config = self.config
+        for hook in self.hooks:
             hook.remove()
+        for projection in self.projections().values():
+            remove_hook(projection._forward_hooks, self._project)
         for name in (NAME, *PARTS):
-            delattr(module, name)
+            delattr(self.attention, name)
 
-    def _ask(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
-        self.wants_weights = bool(kwargs.get("output_attentions"))
+    def projections(self) -> dict[str, nn.Module]:
+        return {kind: getattr(self.attention, name) for kind, name in self.names.items()}
+
+    def _place(self) -> None:
+        for projection in self.projections().values():
+            remove_hook(projection._forward_hooks, self._project)
+            projection.register_forward_hook(self._project)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Take what the attention has now: an adapter may have replaced projections and parts."""
-        if getattr(module, "_is_replica", False):  # its threads would share what a call keeps
+        if getattr(module, "_is_replica", False):  # it shares parts and hooks with the others
             raise ValueError("a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does")
-        self.running = True
-        for option in PARTS:
-            if getattr(self, option) is not getattr(module, option):
-                setattr(self, option, getattr(module, option))
-        hooks: dict[str, tuple[str, Any]] = {}  # in this order
-        if self.mixed_features is not None:
-            hooks |= {f"mix {name}": (name, partial(self._mix, name)) for name in self.names.values()}
-        hooks["keep"] = self.names["queries"], self._keep
-        if self.missing_values:
-            hooks["complete"] = self.names["values"], self._complete
-        for purpose, (name, hook) in hooks.items():
-            projection = module.get_submodule(name)
-            former, handle = self.followed.get(purpose, (None, None))
-            if projection is former:
-                continue
-            if handle is not None:
-                handle.remove()
-            self.followed[purpose] = projection, projection.register_forward_hook(hook)
+        for projection in self.projections().values():
+            if not projection._forward_hooks or list(projection._forward_hooks.values())[-1] != self._project:
+                if torch.compiler.is_compiling():
+                    raise RuntimeError(
+                        f"{type(module).__name__}: a projection has new hooks or is new; call the model once before "
+                        "it is compiled"
+                    )
+                self._place()
+                break
+        CALLS.now = Call(self)
 
-    def slices(self, projection: str) -> dict[str, slice]:
+    def slices(self, kinds: list[str]) -> dict[str, slice]:
         """Return where queries, keys and values are among the outputs of a projection, which GPT-2 has for several."""
-        kinds, size = [kind for kind, name in self.names.items() if name == projection], self.sizes.head_dim
-        starts = [self.sizes.num_heads * size * i for i in range(len(kinds))]
-        return {kind: slice(start, end) for kind, start, end in zip(kinds, starts, [*starts[1:], None])}
+        widths = {"queries": self.sizes.num_heads, "keys": self.sizes.key_heads}
+        found, start = {}, 0
+        for kind in kinds:
+            end = None if kind == kinds[-1] else start + widths[kind] * self.sizes.head_dim
+            found[kind] = slice(start, end)
+            start = end or 0
+        return found
 
-    def _mix(self, name: str, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
-        part, slices = self.feature_mixing, self.slices(name)
-        mixed = [part(output[..., where], FEATURES[kind]) for kind, where in slices.items()]
-        return torch.cat(mixed, -1)
-
-    def _keep(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-        if self.running:  # someone else may call the projection, too
-            self.taken = args[0], output
-
-    def _complete(self, projection: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
-        return F.pad(output, (0, self.missing_values))  # some attentions want as many heads of values as of keys
+    def _project(self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """Mix the features of what a projection gives in a call of the attention, and keep what mixings read."""
+        call = CALLS.now
+        if call is None or call.heads is not self:
+            return None  # someone else calls the projection
+        kinds = [kind for kind, present in self.projections().items() if present is projection]
+        if not kinds:
+            return None  # an adapter is around it, which is the projection now
+        if kinds == ["queries"] and output.size(-1) != (wanted := self.sizes.num_heads * self.sizes.head_dim):
+            raise ValueError(
+                f"{type(self.attention).__name__}: its queries have {output.size(-1)} features, must be {wanted}; "
+                f"{SPLIT}"
+            )
+        if self.feature_mixing is not None:
+            parts = [self.feature_mixing(output[..., at], FEATURES[kind]) for kind, at in self.slices(kinds).items()]
+            output = torch.cat(parts, -1)
+        if "queries" in kinds:
+            call.x, call.projected = args[0], output
+        if "values" in kinds and self.missing_values:
+            output = F.pad(output, (0, self.missing_values))  # some attentions want as many heads of values as of keys
+        return output
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Refuse what another implementation computed: it took nothing. After an exception there is no output."""
-        lost = self.running and output is not None
-        self.take()
-        if lost:
+        """Refuse what another implementation computed. After an exception there is no output."""
+        call, CALLS.now = CALLS.now, None
+        if output is not None and not (call is not None and call.heads is self and call.attended):
             what = f"{type(module).__name__}: lost the mixing"
             raise RuntimeError(f"{what}, its attention must go through the AttentionInterface")
 
-    def take(self) -> tuple[Tensor, Tensor] | None:
-        """Return the input [B, Nq, C] and the output of the query projection in this call, and keep it no longer."""
-        taken, self.taken, self.running = self.taken, None, False
-        return taken
+
+def remove_hook(hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+    """Remove a hook, however it came there: torch's quantisation copies hooks to new modules."""
+    for number in [number for number, each in hooks.items() if each == hook]:
+        del hooks[number]
 
 
 def mixed_attention(
@@ -147,17 +203,18 @@ def mixed_attention(
         output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose `attn_implementation` is eager, the
         mixed weights [B, H', Nq, Nk]
     """
-    mixed: MixedHeads | None = getattr(module, NAME, None)
-    taken = None if mixed is None else mixed.take()
-    if mixed is None or taken is None:
-        problem = "has no mixing, load it by mixhead_plugin.hf.load" if mixed is None else "mix after other changes"
-        raise RuntimeError(f"{type(module).__name__}: {problem}")
+    name, mixed, call = type(module).__name__, getattr(module, NAME, None), CALLS.now
+    if mixed is None:
+        raise RuntimeError(f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS")
+    if call is None or call.heads is not mixed or call.projected is None or call.x is None:
+        raise RuntimeError(f"{name}: its projection of queries was not called, so there is nothing to mix by")
     if (chosen := mixed.config._attn_implementation) not in (NAME, "eager"):
         raise RuntimeError(f"attn_implementation {chosen}: lost the mixing, must be {NAME} or eager")
     if used := [name for name in ("softcap", "s_aux", "cache") if others.get(name) is not None]:  # not served
-        raise ValueError(f"{type(module).__name__}: {used[0]} cannot be used with mixed heads")
+        raise ValueError(f"{name}: {used[0]} cannot be used with mixed heads")
     (batch, heads, n_queries, head_dim), causal, padding = query.shape, False, None
-    x, projected = taken  # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
+    call.attended = True
+    x, projected = call.x, call.projected  # [B, Nq, C] and [B, Nq, H * D or more], before any rotation
     projected = projected[..., : heads * head_dim].unflatten(2, (heads, head_dim)).transpose(1, 2)
     if attention_mask is None:
         causal = n_queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
@@ -180,9 +237,10 @@ def mixed_attention(
         query, key, value, projected, x, attn_mask=attention_mask, key_padding_mask=padding, causal=causal,
         dropout_p=dropout, scale=head_dim**-0.5 if scaling is None else scaling,
     )  # fmt: skip
-    if mixed.seen is not None:
-        mixed.seen.append(inputs)
-    need_weights = output_attentions or mixed.wants_weights or mixed.config.output_attentions or chosen == "eager"
+    for viewer in list(mixed.viewers.values()):
+        viewer(inputs)
+    wanted = output_attentions or CALLS.wants_weights or mixed.config.output_attentions
+    need_weights = wanted or chosen == "eager"
     out, weights = attend_with_weights(inputs, mixed.impl, need_weights)
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]
 

@@ -1,12 +1,22 @@
 """The attentions of `transformers` that can be mixed: one row of LAYOUTS each."""
 
+import copy
+import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+NAME = "mixhead"  # of the implementation, of the options in a config, and of what `mix` notes in an attention
 
 
 class Layout(NamedTuple):
-    """The attributes of an attention of `transformers`; of several projections, the first one that is there."""
+    """The attributes of an attention of `transformers`; of several projections, the first one that is there.
+
+    A projection that gives several of queries, keys and values must give them in this order, each for all heads.
+    """
 
     queries: tuple[str, ...]  # projects to the queries of all heads, before any rotation
     heads: str  # of the attention or of its config
@@ -28,6 +38,7 @@ _LAYOUTS = {
     "T5 MT5": Layout(("q",), "n_heads", "key_value_proj_dim", ("k",), ("v",), ("o",)),
 }
 LAYOUTS = {f"{name}Attention": layout for names, layout in _LAYOUTS.items() for name in names.split()}
+_TRIED = dict(LAYOUTS)  # the tests of this project run each; rows of a user are checked by `check_order`
 
 
 class Site(NamedTuple):
@@ -51,9 +62,8 @@ class Site(NamedTuple):
         return getattr(self.module, self.layout.head_dim)
 
     def group(self, model: nn.Module) -> int:
-        """Return how many heads of queries share a head of keys."""
-        queries, keys = (model.get_submodule(self.path(kind)) for kind in ("queries", "keys"))
-        return getattr(queries, "out_features", 1) // getattr(keys, "out_features", 1)  # GPT-2 has no groups
+        """Return how many heads of queries share a head of keys, where nothing is mixed or pruned."""
+        return self.heads * self.head_dim // self.widths(model)["keys"]
 
     def path(self, kind: str) -> str:
         """Return the name in the model of a projection; `kind` is a field of Layout."""
@@ -61,9 +71,50 @@ class Site(NamedTuple):
         found = next((name for name in names if hasattr(self.module, name)), names[0])
         return f"{self.name}.{found}".lstrip(".") if found[0] != "." else self.name.rpartition(".")[0] + found[1:]
 
+    def packed(self) -> dict[str, list[str]]:
+        """Return which of queries, keys and values each projection gives, by its name in the model."""
+        found: dict[str, list[str]] = {}
+        for kind in ("queries", "keys", "values"):
+            found.setdefault(self.path(kind), []).append(kind)
+        return found
+
+    def widths(self, model: nn.Module) -> dict[str, int]:
+        """Return how many features queries, keys and values have, as far as the sizes of the projections tell."""
+        widths = {}
+        for path, kinds in self.packed().items():
+            left, others = out_features(model.get_submodule(path)), list(kinds)
+            if len(kinds) > 1 and kinds[0] == "queries":
+                widths["queries"] = self.heads * self.head_dim
+                left -= widths["queries"]
+                others = kinds[1:]
+            widths |= dict.fromkeys(others, left // len(others))
+        return widths
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ValueError unless the projections have the sizes of heads times head size, for keys of fewer heads."""
+        widths, inner = self.widths(model), self.heads * self.head_dim
+        widths["output"] = in_features(model.get_submodule(self.path("output")))
+        what = f"{type(self.module).__name__}: cannot be mixed by its row of hf.LAYOUTS,"
+        for kind in ("queries", "output"):
+            if widths[kind] != inner:
+                heads = f"{self.heads} heads of {self.head_dim} have {inner}"
+                raise ValueError(f"{what} {self.path(kind)} has {widths[kind]} features, but {heads}")
+        keys, values = widths["keys"], widths["values"]
+        if keys != values or keys < 1 or keys % self.head_dim or inner % keys:
+            raise ValueError(f"{what} keys and values have {keys} and {values} features for heads of {self.head_dim}")
+
+
+def out_features(projection: Any) -> int:
+    """Return how many outputs a projection has; GPT-2's Conv1D has another name for it."""
+    return projection.out_features if hasattr(projection, "out_features") else projection.nf
+
+
+def in_features(projection: Any) -> int:
+    return projection.in_features if hasattr(projection, "in_features") else projection.nx
+
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Return the attentions of a model in its order; raise ValueError if there are none."""
+    """Return the attentions of a model in its order; raise ValueError if there are none, or one has other sizes."""
     named = ((name, module) for name, module in model.named_modules() if type(module).__name__ in LAYOUTS)
     # A wrapper of an older version may have the name of a row, but none of its projections.
     found = [Site(*each) for each in named if any(hasattr(each[1], name) for name in Site(*each).layout.queries)]
@@ -72,4 +123,83 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"{type(model).__name__}: has none of the attentions of hf.LAYOUTS: {', '.join(LAYOUTS)}; "
             "docs/huggingface.md says how to add a row"
         )
+    for site in found:
+        if NAME not in vars(site.module):  # pruning changes sizes
+            site.check(model)
     return found
+
+
+def left_out(model: nn.Module, sites: Sequence[Site]) -> dict[str, list[str]]:
+    """Return the names of attentions that have no row, by their class: other towers may have other attentions."""
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        # BertAttention is around a BertSelfAttention, which has a row.
+        related = any(f"{site.name}.".startswith(f"{name}.") or name.startswith(f"{site.name}.") for site in sites)
+        has_projections = any(getattr(child, "weight", torch.empty(0)).dim() == 2 for child in module.children())
+        if kind.endswith("Attention") and has_projections and not related:
+            found.setdefault(kind, []).append(name)
+    return found
+
+
+class _Arrived(Exception):
+    """Brings queries and values back from an attention that is asked for their order."""
+
+
+def _bring_back(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *others: Any, **settings: Any) -> Any:
+    raise _Arrived(query, value)
+
+
+_PROBE = f"{NAME}_order"
+AttentionInterface.register(_PROBE, _bring_back)
+
+
+def check_order(site: Site, model: nn.Module) -> None:
+    """Raise ValueError unless a projection that gives several kinds gives each for all heads, as Layout says.
+
+    Some models give queries, keys and values of one head, then those of the next. So the attention runs once, with
+    zeros as queries and numbers as keys and values; what arrives as query and value tells where it was taken from.
+    """
+    path, kinds = next(reversed(site.packed().items()))
+    if len(kinds) == 1 or _TRIED.get(type(site.module).__name__) is site.layout:
+        return
+    projection, module = model.get_submodule(path), site.module
+    widths, size = site.widths(model), site.head_dim
+    numbers = torch.arange(out_features(projection), dtype=torch.float32)
+    if kinds[0] == "queries":
+        numbers[: widths["queries"]] = 0
+    weight = next(projection.parameters())
+    numbers = numbers.to(weight.device)
+    hook = projection.register_forward_hook(lambda _, args, output: numbers.expand(output.shape))
+    config, module.config = module.config, copy.copy(module.config)
+    module.config._attn_implementation_internal = _PROBE
+    try:
+        with torch.no_grad():
+            module.forward(**_arguments(module, model, weight.new_zeros(1, 2, in_features(projection))))
+        right = False
+    except _Arrived as arrived:
+        query, value = arrived.args
+        wanted = numbers[-widths["values"] :].view(-1, 1, size).expand(-1, 2, -1)  # [G, 2, D]
+        right = value.shape[1:] == wanted.shape and bool((value[0] == wanted).all())
+        right = right and not (kinds[0] == "queries" and query.any())
+    except Exception:  # it may want arguments that only its model can give
+        right = False
+    finally:
+        hook.remove()
+        module.config = config
+    if not right:
+        needed = f"must give {', '.join(kinds)} one after another, each for all heads"
+        raise ValueError(f"{type(module).__name__}: {path} {needed}; with another order it cannot be mixed or pruned")
+
+
+def _arguments(module: nn.Module, model: nn.Module, x: Tensor) -> dict[str, Any]:
+    """Return arguments for one call of an attention alone: the input x [1, N, C], and what it cannot do without."""
+    given: dict[str, Any] = {}
+    for name, parameter in inspect.signature(module.forward).parameters.items():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
+            given[name] = None
+    first = next(iter(inspect.signature(module.forward).parameters))
+    rotary = [each for each in model.modules() if type(each).__name__.endswith("RotaryEmbedding")]
+    if rotary and "position_embeddings" in inspect.signature(module.forward).parameters:
+        given["position_embeddings"] = rotary[0](x, torch.arange(x.size(1), device=x.device)[None])
+    return given | {first: x}

@@ -1,15 +1,20 @@
 """Load models that were saved mixed or pruned."""
 
 import functools
+import json
+from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
 import transformers
+from safetensors import safe_open
 from transformers import PreTrainedModel
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from mixhead_plugin.hf.attend import NAME
-from mixhead_plugin.hf.mixing import PRUNED, REFUSED, attach
-from mixhead_plugin.hf.pruning import prune
+from mixhead_plugin.hf.adapter import prune_checked
+from mixhead_plugin.hf.attend import SPLIT
+from mixhead_plugin.hf.layouts import NAME
+from mixhead_plugin.hf.mixing import PRUNED, REFUSED, attach, is_mixed
 from mixhead_plugin.parts import PARTS, complete
 
 
@@ -22,10 +27,16 @@ def load(
         folder, settings: the arguments of `from_pretrained`; `unmix` goes to the `attn_implementation`
         cls: the class of the model; by default the one that was saved. Of a pruned model it needs the same attentions
         impl: the implementation of `ops.attention`
+
+    Raises:
+        ValueError: no entry in config.json, tensors that are missing or have no place, another class, or a `tp_plan`
     """
     saved, _ = transformers.PreTrainedConfig.get_config_dict(folder, **settings)
     if NAME not in saved:
-        raise ValueError(f"{folder}: its config has no entry {NAME}; load it by from_pretrained")
+        raise ValueError(f"{folder}: its config has no entry {NAME}; {_advice(folder, settings)}")
+    for name in ("tp_plan", "tp_size", "device_mesh"):
+        if settings.get(name) is not None:
+            raise ValueError(f"{name}: must be left out; {SPLIT}")
     base: Any = cls or getattr(transformers, saved["architectures"][0], object)
     if not issubclass(base, PreTrainedModel):  # an AutoModel makes models of other classes, without the mixing
         raise ValueError(f"cls {base.__name__}: must be the class of a model, as {saved['architectures'][0]}")
@@ -35,13 +46,39 @@ def load(
     class MixedModel(base):
         def __init__(self, config: Any, *args: Any, **kwargs: Any):
             super().__init__(config, *args, **kwargs)
-            attach(self, variant, impl)
+            if not is_mixed(self):  # a class of one's own may mix where it is made
+                attach(self, variant, impl)
             if PRUNED in saved:
-                prune(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
+                prune_checked(self, {int(layer): heads for layer, heads in saved[PRUNED].items()})
 
     wants_info, settings = settings.pop("output_loading_info", False), dict.fromkeys(REFUSED) | settings
     model, info = MixedModel.from_pretrained(folder, output_loading_info=True, **settings)
-    if missing := sorted(name for name in info["missing_keys"] if any(f".{part}." in name for part in PARTS)):
+    if missing := sorted(_of_parts(info["missing_keys"])):
         raise ValueError(f"{folder}: has no tensor for {missing[0]}; {len(missing)} are missing")
+    if unexpected := sorted(_of_parts(info["unexpected_keys"])):
+        problem = "hf.LAYOUTS has no row for its attention, or the config is of another mixing"
+        raise ValueError(f"{folder}: has a tensor {unexpected[0]} that nothing takes; {problem}")
     model.__class__ = base  # which pickle finds by its name
     return (model, info) if wants_info else model
+
+
+def _of_parts(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not PARTS.keys().isdisjoint(name.split("."))]
+
+
+def _advice(folder: str | PathLike[str], settings: dict[str, Any]) -> str:
+    """Say how to load a folder that has no entry: it may have the tensors of a mixing, or none."""
+    own = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    where = {name: settings[name] for name in own if name in settings}
+    where |= {"_raise_exceptions_for_missing_entries": False}
+    names: list[str] = []
+    if index := cached_file(folder, SAFE_WEIGHTS_INDEX_NAME, **where):
+        with open(index, encoding="utf-8") as file:
+            names = list(json.load(file)["weight_map"])
+    elif weights := cached_file(folder, SAFE_WEIGHTS_NAME, **where):
+        with safe_open(weights, framework="pt") as tensors:
+            names = list(tensors.keys())
+    if parts := _of_parts(names):
+        problem = "it was saved by a model around the mixed one, or its config was replaced"
+        return f"but it has {parts[0]}: {problem}; mix the outermost model and save it again"
+    return "load it by from_pretrained"

@@ -1,27 +1,35 @@
 """Mix the heads of a model, and take the mixing away again."""
 
 import copy
+import itertools
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from mixhead_plugin.hf.attend import FEATURES, NAME, MixedHeads
-from mixhead_plugin.hf.layouts import sites_of
+from mixhead_plugin.hf import saving
+from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
+from mixhead_plugin.hf.layouts import NAME, check_order, left_out, sites_of
 from mixhead_plugin.parts import PARTS, complete, effective, refuse_nothing
 from mixhead_plugin.parts.head_mixing import own_numbers
 
-# These entries of config.json make `from_pretrained` refuse a mixed model. The first one does where this module is not
-# imported. Only the second one does where `from_pretrained` is told to use another attention: it is no valid name.
-REFUSED = {"attn_implementation": NAME, "experts_implementation": "mixed heads, load by mixhead_plugin.hf.load"}
 PRUNED = "mixhead_pruned"  # of the entry of a config that has the heads that `prune` removed, by layer
+# These entries of config.json make `from_pretrained` refuse a mixed model, and its message shows the value. The second
+# one does where `from_pretrained` is told to use another attention.
+REFUSED = dict.fromkeys(
+    ("attn_implementation", "experts_implementation"), "mixed heads, load this model by mixhead_plugin.hf.load"
+)
 
 
 def mix(
     model: PreTrainedModel, head_mixing: str | None = None, *, impl: str = "auto", **variant: str
 ) -> PreTrainedModel:
     """Mix the heads of every attention of `model`, in place, and return it; a trained mixing starts as the identity.
+
+    Mix the outermost model: an outer one could not save what is inside. A warning names the attentions, as of another
+    tower, that have no row in LAYOUTS and stay as they are.
 
     Args:
         model: any model whose attentions are in LAYOUTS; it gets a config of its own, with the variant
@@ -31,18 +39,46 @@ def mix(
 
     Raises:
         ValueError: an unknown value, nothing that is asked for, a model without such attentions, or one that is mixed
-            or pruned already, or has adapters
+            or pruned already, has adapters, is offloaded or split, or whose attentions do not fit their row
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
+    sites = sites_of(model)
     if variant["relative_position"] != "none":
         raise ValueError("relative_position: must be left out, the model has its own")
-    if any(hasattr(site.module, NAME) for site in sites_of(model)):
+    if is_mixed(model):
         raise ValueError(f"{type(model).__name__}: is mixed already, or pruned")
-    if any(hasattr(module, "base_layer") for module in model.modules()):
+    if has_adapters(model):
         raise ValueError(f"{type(model).__name__}: has adapters; must be mixed before they are added")
+    refuse_offloaded(model, "mixed")
+    if getattr(model, "_tp_size", None) is not None:
+        raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
     refuse_nothing(asked)
-    return attach(model, variant, impl)
+    for site in sites:
+        check_order(site, model)
+    attach(model, variant, impl)
+    if others := left_out(model, sites):
+        classes = ", ".join(f"{len(names)} {kind}, as {names[0]}" for kind, names in others.items())
+        warnings.warn(
+            f"{type(model).__name__}: was mixed without {classes}; hf.LAYOUTS has no row for it", stacklevel=2
+        )
+    return model
+
+
+def is_mixed(model: nn.Module) -> bool:
+    return any(NAME in vars(module) for module in model.modules() if not isinstance(module, PreTrainedModel))
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether PEFT has changed modules, or is around the model."""
+    return hasattr(model, "peft_type") or any(hasattr(module, "base_layer") for module in model.modules())
+
+
+def refuse_offloaded(model: nn.Module, what: str) -> None:
+    """Raise ValueError if weights are elsewhere, and a change of them would be lost."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(f"{type(model).__name__}: {name} is offloaded; must be {what} before it is offloaded")
 
 
 def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
@@ -55,67 +91,78 @@ def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTra
             # A part draws by the state of the generator: without this number all layers would start equal.
             torch.rand((), device="cpu")
     memo: dict[int, Any] = {}  # modules that share a config share its copy; `set_attn_implementation` would miss some
-    for module in (module for module in model.modules() if hasattr(module, "config")):
+    for name, module in model.named_modules():
+        if not hasattr(module, "config"):
+            continue
         config: Any = copy.deepcopy(module.config, memo)
-        if not (config.output_attentions and config._attn_implementation == "eager"):  # it wants no other name then
-            config._attn_implementation = NAME
-        vars(config).update(REFUSED, **{NAME: variant})
         module.config = config
+        if not any(name in ("", site.name) or site.name.startswith(f"{name}.") for site in sites):
+            continue  # another tower, which stays as it is
+        if not (config.output_attentions and config._attn_implementation == "eager"):  # it wants no other name then
+            config._attn_implementation_internal = NAME
+        vars(config).update(REFUSED, **{NAME: variant})
     for site, heads in zip(sites, all_heads):
-        heads.attach(site.module, [module for module in model.modules() if isinstance(module, PreTrainedModel)])
         heads.config = site.module.config
+        heads.attach()
         # Its own config: whatever `transformers` chooses for the model, the attention calls `mixed_attention`.
         site.module.config = copy.copy(heads.config)
         site.module.config._attn_implementation_internal = NAME
-    model.register_state_dict_post_hook(_refuse_to_lose)
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.register_forward_pre_hook(note_wishes, with_kwargs=True)
+    saving.watch_adapters()
     return model
 
 
-def _refuse_to_lose(model: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
-    """Raise ValueError where PEFT would save an adapter without the mixing."""
-    parts = {f"{name}.": part for name, part in model.named_modules() if name.rpartition(".")[2] in PARTS}
-    lost = {name.split(".")[-2] for name, part in parts.items() if part.state_dict() and "_adapters" not in vars(part)}
-    if lost and getattr(model, "peft_config", None):
-        needed = f"must have modules_to_save={sorted(lost)}"
-        raise ValueError(f"adapter: {needed}, or it would lose the mixing; merge_and_unload() keeps it")
+def _removable(model: PreTrainedModel, folded: str = "") -> list[MixedHeads]:
+    """Return what the attentions are mixed by; raise ValueError if outputs would change without it.
 
-
-def _removable(model: PreTrainedModel, folded: str = "") -> list[nn.Module]:
-    """Return the mixed attentions; raise ValueError if outputs would change without them, the folded part apart."""
-    found = [module for module in model.modules() if hasattr(module, NAME)]
+    `folded` is a part that may have an effect.
+    """
+    found = [site.module for site in sites_of(model) if NAME in vars(site.module)]
     if not found:
         raise ValueError(f"{type(model).__name__}: has no mixing")
     if hasattr(model.config, PRUNED):
         raise ValueError(f"{type(model).__name__}: is pruned, and must stay as it is")
+    refuse_offloaded(model, "unmixed")
     for module in found:
         normalizer = getattr(module, NAME).variant["normalizer"]
         left = effective({name: getattr(module, name) for name in PARTS if name != folded})
         if left or normalizer != "softmax":
             left = left or f"normalizer {normalizer}"
             raise ValueError(f"{type(model).__name__}: without {left} its outputs would change")
-    return found
+    return [getattr(module, NAME) for module in found]
 
 
 def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
-    """Remove the mixing of `model`, in place, and return it as it was; raise ValueError if its outputs would change."""
+    """Remove the mixing of `model`, in place, and return it as it was.
+
+    Raise ValueError if its outputs would change, or if the model has adapters or is offloaded.
+    """
+    if has_adapters(model):
+        raise ValueError(f"{type(model).__name__}: has adapters; must be unmixed after they are merged")
     found = _removable(model)
-    model.set_attn_implementation(attn_implementation or getattr(found[0], NAME).former)
-    for module in found:
-        getattr(module, NAME).detach(module)
-    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
-    for config in configs:
-        config._attn_implementation = model.config._attn_implementation
-        for name in (NAME, *REFUSED):
-            vars(config).pop(name, None)
+    if attn_implementation is not None:
+        model.set_attn_implementation(attn_implementation)
+    for heads in found:
+        heads.detach()
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            remove_hook(module._forward_pre_hooks, note_wishes)
+        config: Any = getattr(module, "config", None)
+        if NAME in vars(config or object):
+            config._attn_implementation_internal = attn_implementation or found[0].former
+            for name in (NAME, *REFUSED):
+                vars(config).pop(name, None)
     return model
 
 
 def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
     """Multiply the feature mixing of `model` into its projections, in place, and return it without mixing, as `unmix`.
 
-    Raise ValueError if another part has an effect, or if the model has adapters or is pruned.
+    Raise ValueError if another part has an effect, or if the model has adapters, is pruned or offloaded.
     """
-    if any(hasattr(module, "base_layer") for module in model.modules()):
+    if has_adapters(model):
         raise ValueError(f"{type(model).__name__}: has adapters; must be folded after they are merged")
     _removable(model, folded="feature_mixing")
     for site in sites_of(model):
@@ -124,11 +171,11 @@ def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreT
             continue
         output: Any = model.get_submodule(site.path("output"))
         tensors = {"output": [_rows(output)]}
-        for kind, feature in FEATURES.items():
-            projection: Any = model.get_submodule(site.path(kind))
-            where = mixed.slices(mixed.names[kind])[kind]
+        for path, kinds in site.packed().items():
+            projection: Any = model.get_submodule(path)
             given = [_rows(projection)] if projection.bias is None else [_rows(projection), projection.bias]
-            tensors[feature] = [tensor[where] for tensor in given]
+            for kind, where in mixed.slices(kinds).items():
+                tensors[FEATURES[kind]] = [tensor[where] for tensor in given]
         mixed.feature_mixing.fold(tensors)
     return unmix(model, attn_implementation)
 

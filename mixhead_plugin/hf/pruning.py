@@ -1,51 +1,23 @@
-"""Cut heads off a model for good."""
+"""Cut heads off one attention for good."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
-from mixhead_plugin.hf.attend import NAME, MixedHeads
-from mixhead_plugin.hf.heads import choose, outputs_of
-from mixhead_plugin.hf.layouts import Site, sites_of
-from mixhead_plugin.hf.mixing import PRUNED, attach
-from mixhead_plugin.parts import complete, cut
+from mixhead_plugin.hf.attend import MixedHeads
+from mixhead_plugin.hf.layouts import NAME, Site
+from mixhead_plugin.parts import parameters
 
 
-def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> PreTrainedModel:
-    """Remove some heads of `model`, in place, and return it; it computes what it does while they are ablated.
-
-    Where heads mix, mixed heads lose their values, their columns of M and their share of the output projection. Else
-    queries and keys shrink, too. `save_pretrained` writes the smaller model, and `load` reads it.
-
-    Args:
-        heads: as in `ablate`, in the present numbering; grouped keys lose whole groups
-
-    Raises:
-        ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer, heads that need each
-            other, or a model with adapters
-    """
-    chosen, sites = choose(model, heads), sites_of(model)
-    if any(hasattr(module, "base_layer") for module in model.modules()):
-        raise ValueError(f"{type(model).__name__}: has adapters; must be pruned before they are added")
-    for layer, some in chosen.items():
-        _check(model, sites[layer], layer, some)
-    if not hasattr(sites[0].module, NAME):
-        attach(model, complete({}), "auto")
-    for layer, some in chosen.items():
-        _cut(model, sites[layer], some)
-    config: Any = model.config
-    each = {layer: getattr(site.module, NAME) for layer, site in enumerate(sites)}
-    gone = {layer: sorted({*range(mixed.outputs)} - {*mixed.kept["mixed"]}) for layer, mixed in each.items()}
-    setattr(config, PRUNED, {layer: heads for layer, heads in gone.items() if heads})
-    return model
-
-
-def _check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> None:
+def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> None:
+    """Raise ValueError if some heads of an attention cannot be cut off."""
     mixed: MixedHeads | None = vars(site.module).get(NAME)
-    total, group = outputs_of(site), site.group(model)
+    if mixed is None:
+        total, group = site.heads, site.group(model)
+    else:
+        total, group = mixed.sizes.mixed_heads, mixed.group
     if len(heads) == total:
         raise ValueError(f"heads {heads} of layer {layer}: must leave one head")
     for option, kind in ({} if mixed is None else mixed.parts()).items():
@@ -55,28 +27,37 @@ def _check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> No
         raise ValueError(f"heads {heads} of layer {layer}: must be whole groups of {group} that share keys")
 
 
-def _cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
+def cut(model: nn.Module, site: Site, heads: Sequence[int]) -> None:
+    """Remove heads of an attention that `attach` has seen and `check` has allowed."""
     mixed: MixedHeads = getattr(site.module, NAME)
-    size, group, source, total = site.head_dim, site.group(model), mixed.sizes.num_heads, outputs_of(site)
+    size, group, source, total = site.head_dim, mixed.group, mixed.sizes.num_heads, mixed.sizes.mixed_heads
     kept = [head for head in range(total) if head not in heads]
-    groups, mixes = [head // group for head in kept[::group]], mixed.head_mixing is not None
-    queries, keys = (range(source), range(source // group)) if mixes else (kept, groups)
-    features: dict[str, list[int]] = {}  # that stay, by projection; several kinds may be one projection
-    for kind, some in (("queries", queries), ("keys", keys), ("values", groups)):
-        start = mixed.slices(mixed.names[kind])[kind].start
-        features.setdefault(site.path(kind), []).extend(start + head * size + i for head in some for i in range(size))
-    for path, columns in features.items():
+    groups = [head // group for head in kept[::group]]
+    mixes = mixed.head_mixing is not None
+    stays = {
+        "queries": range(source) if mixes else kept,
+        "keys": range(source // group) if mixes else groups,
+        "values": groups,
+    }
+    for path, kinds in site.packed().items():
+        columns: list[int] = []
+        for kind, where in mixed.slices(kinds).items():
+            for head in stays[kind]:
+                start = where.start + head * size
+                columns.extend(range(start, start + size))
         _keep(model.get_submodule(path), columns, of_outputs=True)
     _keep(model.get_submodule(site.path("output")), [h * size + i for h in kept for i in range(size)], of_outputs=False)
 
-    stay = {"source": list(queries), "mixed": kept}
+    stay = {"source": list(stays["queries"]), "mixed": kept}
     for option, row in mixed.parts().items():
         part = getattr(mixed, option)
         for name, tensor in [] if part is None else [*part.named_parameters(), *part.named_buffers()]:
-            smaller = cut(tensor.detach(), row.parameters[name], stay, size)
+            smaller = parameters.cut(tensor.detach(), row.parameters[name], stay, size)
             is_buffer = name in dict(part.named_buffers())
             setattr(part, name, smaller if is_buffer else nn.Parameter(smaller, tensor.requires_grad))
-    mixed.sizes = mixed.sizes._replace(num_heads=len(stay["source"]), mixed_heads=len(kept))
+    mixed.sizes = mixed.sizes._replace(
+        num_heads=len(stay["source"]), key_heads=len(stays["keys"]), mixed_heads=len(kept)
+    )
     mixed.kept = {kind: [mixed.kept[kind][i] for i in some] for kind, some in stay.items()}
     if mixes:
         mixed.missing_values += (total // group - len(groups)) * size

@@ -1,5 +1,6 @@
 """Write the page of `page` for models of Hugging Face's `transformers`."""
 
+import os
 import re
 from collections.abc import Sequence
 from os import PathLike
@@ -9,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mixhead_plugin.analysis.page import Attention, Sentence, write_page
-from mixhead_plugin.hf.heads import LayerHeads, attentions
+from mixhead_plugin.hf.adapter import attentions
+from mixhead_plugin.hf.heads import LayerHeads
 
 
 def view(
@@ -48,7 +50,9 @@ def view(
         encoder, decoder = "encoder-self" in sites, "decoder-self" in sites
         sides = read if encoder else [], written if decoder else [], follows if decoder else []
         sentences.append(Sentence(*sides, found))
-    write_page(file, model.config.name_or_path or type(model).__name__, type(model).__name__, sentences)
+    name = os.path.basename(os.path.normpath(model.config.name_or_path))  # who shares the page does not share the path
+    title = type(model).__name__ if name in ("", ".") else name
+    write_page(file, title, type(model).__name__, sentences)
 
 
 def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from mixhead_plugin.hf.adapter import heads_in
 from mixhead_plugin.hf.heads import choose
 from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
@@ -82,7 +83,7 @@ def test_importance_is_the_mean_of_absolute_derivatives_by_gates(name, variant):
 def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
     model, inputs = build("LlamaForCausalLM")
     before = model(**inputs).logits
-    assert choose(model, {0: [1], "model.layers.0.self_attn": torch.tensor([2])}) == {0: [1, 2]}
+    assert choose(heads_in(model), {0: [1], "model.layers.0.self_attn": torch.tensor([2])}) == {0: [1, 2]}
     low_rank = build("BertForMaskedLM", head_mixing="low-rank")[0]
     for refused, message in (
         (lambda: hf.ablate(model, {2: [0]}), r"^layer 2: must be from 0 to 1, or a name such as model\.layers\.0"),
