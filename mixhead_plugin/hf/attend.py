@@ -32,20 +32,26 @@ class Call:
         self.attended = False
 
 
-class _Calls(threading.local):
-    """The call that runs in this thread; attentions are not inside each other, so there is one at most."""
+class Thread:
+    """What runs in one thread: attentions are not inside each other, so there is one call at most."""
 
     def __init__(self) -> None:
-        self.now: Call | None = None
+        self.call: Call | None = None
         self.wants_weights = False
 
 
-CALLS = _Calls()
+class _Threads(threading.local):
+    # torch.compile loses what is set on the local itself where a graph breaks, but not what is set on an object in it.
+    def __init__(self) -> None:
+        self.own = Thread()
+
+
+THREADS = _Threads()
 
 
 def note_wishes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Note whether a call of the model wants weights; GPT-2 does not tell its attentions."""
-    CALLS.wants_weights = bool(kwargs.get("output_attentions"))
+    THREADS.own.wants_weights = bool(kwargs.get("output_attentions"))
 
 
 class MixedHeads:
@@ -55,10 +61,16 @@ class MixedHeads:
     `mix` places it. Each call looks whether it is still there and last, since hooks and adapters may have come.
     """
 
-    inputs_of, gated, parts = Assembly.inputs_of, Assembly.gated, Assembly.parts
+    # What an Assembly computes from its parts, which lie in the attention.
+    inputs_of: Any = Assembly.inputs_of
+    gated: Any = Assembly.gated
+    parts: Any = Assembly.parts
     relative_gain = None
 
     def __init__(self, site: Site, model: nn.Module, variant: dict[str, str], impl: str):
+        if not hasattr(site.module, "config"):  # T5 before it went through the AttentionInterface
+            kind = type(site.module).__name__
+            raise ValueError(f"{kind}: has no config to choose its attention by; a later transformers may serve it")
         projection: Any = model.get_submodule(site.path("queries"))
         embed_dim = getattr(projection, "in_features", projection.weight.size(0))  # GPT-2's has a transposed weight
         self.attention = site.module
@@ -113,6 +125,7 @@ class MixedHeads:
     def projections(self) -> dict[str, nn.Module]:
         return {kind: getattr(self.attention, name) for kind, name in self.names.items()}
 
+    @torch.compiler.disable  # graphs break here, where a hook or an adapter came since the last call
     def _place(self) -> None:
         for projection in self.projections().values():
             remove_hook(projection._forward_hooks, self._project)
@@ -122,15 +135,12 @@ class MixedHeads:
         if getattr(module, "_is_replica", False):  # it shares parts and hooks with the others
             raise ValueError("a mixed model in torch's DataParallel: start a process for each GPU, as torchrun does")
         for projection in self.projections().values():
-            if not projection._forward_hooks or list(projection._forward_hooks.values())[-1] != self._project:
-                if torch.compiler.is_compiling():
-                    raise RuntimeError(
-                        f"{type(module).__name__}: a projection has new hooks or is new; call the model once before "
-                        "it is compiled"
-                    )
+            hooks = list(projection._forward_hooks.values())
+            # torch.compile does not follow a comparison of methods, but of what they belong to
+            if not hooks or getattr(hooks[-1], "__self__", None) is not self:
                 self._place()
                 break
-        CALLS.now = Call(self)
+        THREADS.own.call = Call(self)
 
     def slices(self, kinds: list[str]) -> dict[str, slice]:
         """Return where queries, keys and values are among the outputs of a projection, which GPT-2 has for several."""
@@ -144,7 +154,7 @@ class MixedHeads:
 
     def _project(self, projection: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         """Mix the features of what a projection gives in a call of the attention, and keep what mixings read."""
-        call = CALLS.now
+        call = THREADS.own.call
         if call is None or call.heads is not self:
             return None  # someone else calls the projection
         kinds = [kind for kind, present in self.projections().items() if present is projection]
@@ -166,7 +176,7 @@ class MixedHeads:
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Refuse what another implementation computed. After an exception there is no output."""
-        call, CALLS.now = CALLS.now, None
+        call, THREADS.own.call = THREADS.own.call, None
         if output is not None and not (call is not None and call.heads is self and call.attended):
             what = f"{type(module).__name__}: lost the mixing"
             raise RuntimeError(f"{what}, its attention must go through the AttentionInterface")
@@ -203,7 +213,7 @@ def mixed_attention(
         output [B, Nq, H', Dv] and, with `output_attentions` or in a model whose `attn_implementation` is eager, the
         mixed weights [B, H', Nq, Nk]
     """
-    name, mixed, call = type(module).__name__, getattr(module, NAME, None), CALLS.now
+    name, mixed, call = type(module).__name__, getattr(module, NAME, None), THREADS.own.call
     if mixed is None:
         raise RuntimeError(f"{name}: has no mixing; load it by mixhead_plugin.hf.load, or add a row to hf.LAYOUTS")
     if call is None or call.heads is not mixed or call.projected is None or call.x is None:
@@ -239,7 +249,7 @@ def mixed_attention(
     )  # fmt: skip
     for viewer in list(mixed.viewers.values()):
         viewer(inputs)
-    wanted = output_attentions or CALLS.wants_weights or mixed.config.output_attentions
+    wanted = output_attentions or THREADS.own.wants_weights or mixed.config.output_attentions
     need_weights = wanted or chosen == "eager"
     out, weights = attend_with_weights(inputs, mixed.impl, need_weights)
     return mixed.gated(out.transpose(1, 2).contiguous(), x), weights  # [B, Nq, H', Dv]

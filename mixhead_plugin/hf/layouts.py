@@ -78,6 +78,11 @@ class Site(NamedTuple):
             found.setdefault(self.path(kind), []).append(kind)
         return found
 
+    def packs_by_own_numbers(self) -> bool:
+        """Return whether one projection gives several kinds, in an attention that this project does not know."""
+        several = any(len(kinds) > 1 for kinds in self.packed().values())
+        return several and _TRIED.get(type(self.module).__name__) is not self.layout
+
     def widths(self, model: nn.Module) -> dict[str, int]:
         """Return how many features queries, keys and values have, as far as the sizes of the projections tell."""
         widths = {}
@@ -160,9 +165,9 @@ def check_order(site: Site, model: nn.Module) -> None:
     Some models give queries, keys and values of one head, then those of the next. So the attention runs once, with
     zeros as queries and numbers as keys and values; what arrives as query and value tells where it was taken from.
     """
-    path, kinds = next(reversed(site.packed().items()))
-    if len(kinds) == 1 or _TRIED.get(type(site.module).__name__) is site.layout:
+    if not site.packs_by_own_numbers():
         return
+    path, kinds = next(reversed(site.packed().items()))
     projection, module = model.get_submodule(path), site.module
     widths, size = site.widths(model), site.head_dim
     numbers = torch.arange(out_features(projection), dtype=torch.float32)

@@ -1,7 +1,6 @@
 """Mix the heads of a model, and take the mixing away again."""
 
 import copy
-import itertools
 import warnings
 from typing import Any
 
@@ -75,10 +74,14 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def refuse_offloaded(model: nn.Module, what: str) -> None:
-    """Raise ValueError if weights are elsewhere, and a change of them would be lost."""
-    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-        if tensor.is_meta:
-            raise ValueError(f"{type(model).__name__}: {name} is offloaded; must be {what} before it is offloaded")
+    """Raise ValueError if weights are elsewhere between the calls, because a change of them would be lost.
+
+    They are on the device meta then, as they are while `from_pretrained` makes a model, but a hook brings them back.
+    """
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook") and any(weight.is_meta for weight in module.parameters()):
+            where = name or type(module).__name__
+            raise ValueError(f"{type(model).__name__}: {where} is offloaded; must be {what} before it is offloaded")
 
 
 def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:

@@ -18,6 +18,11 @@ def check(model: nn.Module, site: Site, layer: int, heads: Sequence[int]) -> Non
         total, group = site.heads, site.group(model)
     else:
         total, group = mixed.sizes.mixed_heads, mixed.group
+    if site.packs_by_own_numbers() and (mixed is None or mixed.head_mixing is None):
+        kind = type(site.module).__name__
+        raise ValueError(
+            f"{kind}: cuts its one projection by numbers of its own, which stay; ablate heads, or mix first"
+        )
     if len(heads) == total:
         raise ValueError(f"heads {heads} of layer {layer}: must leave one head")
     for option, kind in ({} if mixed is None else mixed.parts()).items():

@@ -18,7 +18,8 @@ from mixhead_plugin.parts import PARTS
 
 def watch_models() -> None:
     """Let `save_pretrained` refuse a model that was mixed inside only, whose config does not know of it."""
-    PreTrainedModel.save_pretrained = _checked(PreTrainedModel.save_pretrained, _refuse_inner)
+    if not hasattr(PreTrainedModel.save_pretrained, NAME):
+        setattr(PreTrainedModel, "save_pretrained", _checked(PreTrainedModel.save_pretrained, _refuse_inner))  # noqa: B010
 
 
 def watch_adapters() -> None:
@@ -70,17 +71,15 @@ def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _refuse_adapter(model: Any, *args: Any, **kwargs: Any) -> None:
     lost = sorted({option for option, part in _parts(model) if "_adapters" not in vars(part)})
-    if not lost:
-        return
-    config = next(iter(model.peft_config.values()))
-    if hasattr(config, "modules_to_save"):
-        needed = f"must have modules_to_save={lost}, or it would lose the mixing; merge_and_unload() keeps it"
-    else:
-        needed = f"{config.peft_type.value} has no modules_to_save, so it would lose {lost} of the mixed model"
-    raise ValueError(f"adapter: {needed}")
+    if lost:
+        raise ValueError(
+            f"adapter: must have modules_to_save={lost}, or it would lose the mixing; merge_and_unload() keeps it"
+        )
 
 
 def _refuse_unmixed(model: Any, state: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-    options = {option for name in state for option in PARTS if f".{option}." in name}
-    if options and not any(NAME in vars(module) for module in model.modules()):
-        raise ValueError(f"adapter: has tensors of {min(options)}; its base must be mixed in the same way")
+    given = {option for name in state for option in PARTS if f".{option}." in name}
+    if lost := sorted(given - {option for option, _ in _parts(model)}):
+        raise ValueError(
+            f"adapter: has tensors of {lost}, which its base lacks; the base must be mixed in the same way"
+        )

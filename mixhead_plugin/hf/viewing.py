@@ -1,9 +1,9 @@
 """Write the page of `page` for models of Hugging Face's `transformers`."""
 
-import os
 import re
 from collections.abc import Sequence
 from os import PathLike
+from pathlib import PurePath
 from typing import Any, cast
 
 from torch import Tensor
@@ -50,9 +50,9 @@ def view(
         encoder, decoder = "encoder-self" in sites, "decoder-self" in sites
         sides = read if encoder else [], written if decoder else [], follows if decoder else []
         sentences.append(Sentence(*sides, found))
-    name = os.path.basename(os.path.normpath(model.config.name_or_path))  # who shares the page does not share the path
-    title = type(model).__name__ if name in ("", ".") else name
-    write_page(file, title, type(model).__name__, sentences)
+    # Only the last part of the path: whoever shares the page need not share where the model lies.
+    name = PurePath(model.config.name_or_path or "").name
+    write_page(file, name or type(model).__name__, type(model).__name__, sentences)
 
 
 def _words(tokenizer: Any, tokens: Tensor, length: int) -> list[str]:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from tests.hf.models import FEW, QUERIES, build, hf, whole
+from tests.hf.models import FEW, QUERIES, build, hf, shake, whole
 
 peft = pytest.importorskip("peft")
 
@@ -42,3 +42,58 @@ def test_mixings_read_adapted_queries_and_adapters_keep_the_mixing(name, tmp_pat
     for change in (lambda model: hf.mix(model, "average"), lambda model: hf.prune(model, {0: [0]})):
         with pytest.raises(ValueError, match="has adapters; must be"):
             change(adapt(build(name)[0]))
+
+
+LORA = dict(target_modules=["q_proj"], init_lora_weights=False)
+LANGUAGE = dict(task_type="CAUSAL_LM", num_virtual_tokens=2)
+KINDS = {
+    "LoRA": lambda **kept: peft.LoraConfig(**LORA, **kept),
+    "IA3": lambda **kept: peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[], **kept),
+    "prompt tuning": lambda **kept: peft.PromptTuningConfig(**LANGUAGE, **kept),
+    "prefix tuning": lambda **kept: peft.PrefixTuningConfig(**LANGUAGE, **kept),
+    "p-tuning": lambda **kept: peft.PromptEncoderConfig(**LANGUAGE, encoder_hidden_size=8, **kept),
+}
+REFUSED = r"^adapter: must have modules_to_save=\['feature_mixing', 'head_mixing'\], or it would lose the mixing"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_adapter_is_saved_with_the_mixing_or_not_at_all(kind, tmp_path):
+    base, inputs = build("LlamaForCausalLM", head_mixing="position-wise", feature_mixing="shared")
+    adapted = peft.get_peft_model(copy.deepcopy(base), KINDS[kind]())
+    for save in (
+        lambda: adapted.save_pretrained(tmp_path),
+        lambda: adapted.save_pretrained(tmp_path, state_dict=adapted.state_dict()),
+        lambda: peft.get_peft_model_state_dict(adapted),
+    ):
+        with pytest.raises(ValueError, match=REFUSED):
+            save()
+    kept = ["head_mixing", "feature_mixing"]
+    adapted = peft.get_peft_model(copy.deepcopy(base), KINDS[kind](modules_to_save=kept))
+    expected = shake(adapted)(**inputs).logits
+    adapted.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path)
+    torch.testing.assert_close(loaded(**inputs).logits, expected)
+    for other, lost in ((None, kept[::-1]), ("feature_mixing", kept[:1])):
+        plain, _ = build("LlamaForCausalLM", **({} if other is None else {other: "shared"}))
+        with pytest.raises(ValueError, match=rf"^adapter: has tensors of \['{lost[0]}'.*, which its base lacks"):
+            peft.PeftModel.from_pretrained(plain, tmp_path)
+
+
+@torch.no_grad()
+def test_adapters_are_merged_unmerged_and_added_by_transformers(tmp_path):
+    base, inputs = build("LlamaForCausalLM", head_mixing="position-wise", feature_mixing="shared")
+    adapted = peft.get_peft_model(copy.deepcopy(base), KINDS["LoRA"]())
+    expected = adapted(**inputs).logits
+    adapted.merge_adapter()
+    torch.testing.assert_close(adapted(**inputs).logits, expected)
+    adapted.unmerge_adapter()
+    torch.testing.assert_close(adapted(**inputs).logits, expected)
+    with adapted.disable_adapter():
+        torch.testing.assert_close(adapted(**inputs).logits, base(**inputs).logits)
+    for change, problem in ((hf.unmix, "unmixed after"), (hf.fold, "folded after")):
+        with pytest.raises(ValueError, match=rf"^PeftModel: has adapters; must be {problem} they are merged$"):
+            change(adapted)
+    base.add_adapter(KINDS["LoRA"]())
+    with pytest.raises(ValueError, match=REFUSED):
+        base.save_pretrained(tmp_path)

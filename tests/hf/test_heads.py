@@ -1,6 +1,7 @@
 """Heads of models of `transformers` are silenced, weighed and cut off, mixed or not."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -100,3 +101,92 @@ def test_what_is_no_head_or_cannot_be_cut_is_refused_and_changes_nothing():
         with pytest.raises(ValueError, match=message):
             refused()
     assert torch.equal(model(**inputs).logits, before)
+
+
+def squares(model, batch):
+    return model(**batch).logits.square().sum()
+
+
+def test_heads_of_compiled_models_are_silenced_and_weighed():
+    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
+    inputs = {"input_ids": inputs["input_ids"]}
+
+    def studied():
+        with hf.ablate(model, {0: [1], 1: [2]}):
+            silenced = model(**inputs).logits
+        found = hf.importance(model, [inputs], squares), hf.attentions(model, inputs)[1].mixed
+        return silenced, *found, model(**inputs).logits
+
+    expected = studied()
+    model.compile(backend="eager")
+    model(**inputs)
+    torch.testing.assert_close(studied(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:ablate")
+def test_an_ablation_belongs_to_one_thread_and_one_without_effect_is_told():
+    model, inputs = build("T5ForConditionalGeneration")
+    expected = model(**whole(model, inputs)).logits
+    found = []
+    with (
+        pytest.raises(
+            RuntimeError, match=r"^ablate: had no effect, no call in this thread passed encoder\.block\.0\.l"
+        ),
+        hf.ablate(model, {0: [1]}),
+    ):
+        thread = threading.Thread(target=lambda: found.append(model(**whole(model, inputs)).logits))
+        thread.start()
+        thread.join()
+    assert torch.equal(found[0], expected)
+    partly = pytest.warns(
+        UserWarning, match=r"^ablate: had no effect on decoder\..*SelfAttention, which no call passed$"
+    )
+    with partly, hf.ablate(model, {0: [1], 2: [0]}):
+        model.get_encoder()(**inputs)
+    with pytest.warns(UserWarning, match=r"^importance: is 0 for decoder\.block\.0.*, on which no loss depends$"):
+        hf.importance(model, [inputs], lambda model, batch: model.get_encoder()(**batch)[0].square().sum())
+
+
+def test_gates_can_be_inside_each_other_and_end_with_their_block():
+    model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
+    expected = model(**inputs).logits
+
+    def silenced(model, batch):
+        with hf.ablate(model, {0: [1]}):
+            return squares(model, batch)
+
+    with hf.ablate(model, {0: [1]}):
+        outside = hf.importance(model, [inputs], squares)
+    inside = hf.importance(model, [inputs], silenced)
+    torch.testing.assert_close(inside, outside)
+    assert inside[0][1] == 0 and inside[0][0] > 0
+    with pytest.raises(KeyError), hf.ablate(model, {0: [1]}):
+        raise KeyError
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_what_would_give_another_gradient_or_none_is_refused():
+    model, inputs = build("LlamaForCausalLM")
+    batches, rows = [inputs], inputs["input_ids"].size(0)
+    for loss, problem in (
+        (lambda model, batch: squares(model, batch).detach(), "the loss has no gradient, it must not be detached or"),
+        (_apart, "the loss does not depend"),
+        (
+            lambda model, batch: squares(model, {"input_ids": batch["input_ids"][:1]}),
+            f"was called with 1 .* has {rows};",
+        ),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            hf.importance(model, batches, loss)
+    with pytest.raises(
+        RuntimeError, match=r"^importance: had no effect, no call in this thread passed model\.layers\.0"
+    ):
+        hf.importance(model, batches, lambda model, batch: model.lm_head.weight.sum())
+    model.train().gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="gradient checkpointing may compute heads again"), hf.ablate(model, {0: [1]}):
+        model(**inputs)
+
+
+def _apart(model, batch):
+    squares(model, batch)
+    return model.lm_head.weight.sum()

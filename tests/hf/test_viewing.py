@@ -65,3 +65,14 @@ def test_what_has_no_page_is_refused_in_one_line(tmp_path):
     model.bert.encoder.layer = torch.nn.ModuleList()
     with pytest.raises(ValueError, match="none of the attentions of hf"):
         hf.view(model, Letters(), "hello", tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    "path, title", [("/home/someone/models/mine/", "mine"), ("", "GPT2LMHeadModel"), ("gpt2", "gpt2")]
+)
+def test_the_title_is_the_name_of_the_model_without_the_path_to_it(path, title, tmp_path):
+    model, _ = build("GPT2LMHeadModel")
+    model.config.name_or_path = path
+    hf.view(model, Letters(), "hello", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "someone" not in page and title in page

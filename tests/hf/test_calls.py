@@ -1,0 +1,150 @@
+"""A call of a mixed model keeps what it needs by itself, whatever hooks, threads and compilers do around it."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from tests.hf.models import build, hf, shake
+
+VARIANT = dict(head_mixing="position-wise", feature_mixing="shared")
+
+
+def attention(model):
+    return model.model.layers[0].self_attn
+
+
+def patch(projection, args, output):
+    return output + torch.linspace(-1, 1, output.size(-1), dtype=output.dtype)
+
+
+def mixed_llama(seed=0):
+    torch.manual_seed(seed)
+    model, inputs = build("LlamaForCausalLM", **VARIANT)
+    return model, inputs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("when", ["after mix", "after a call"])
+def test_mixings_read_the_query_as_hooks_have_patched_it_whenever_they_came(when):
+    model, inputs = build("LlamaForCausalLM")
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    attention(first).q_proj.register_forward_hook(patch)
+    for each in (first, second):
+        torch.manual_seed(1)
+        shake(hf.mix(each, **VARIANT))
+    if when == "after a call":
+        second(**inputs)
+    attention(second).q_proj.register_forward_hook(patch)
+    torch.testing.assert_close(second(**inputs).logits, first(**inputs).logits)
+
+
+@torch.no_grad()
+def test_hooks_that_read_a_projection_see_its_own_features_in_every_call():
+    model, inputs = mixed_llama()
+    seen = []
+    projection = attention(model).q_proj
+    projection.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+    for _ in range(2):
+        model(**inputs)
+    assert len(seen) == 2
+    for x, features in seen:
+        assert torch.equal(features, nn.functional.linear(x, projection.weight))
+    assert torch.equal(projection(x), features)  # and nothing is mixed outside of a call of the attention
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")  # torch announces the end of this quantisation
+def test_quantised_models_mix_features_once_called_before_or_not():
+    model, inputs = mixed_llama()
+    model.float()
+    called = copy.deepcopy(model)
+    called(**inputs)
+    found = [torch.ao.quantization.quantize_dynamic(each, {nn.Linear})(**inputs).logits for each in (model, called)]
+    torch.testing.assert_close(*found)
+    error = (found[0] - model(**inputs).logits).norm() / found[0].norm()
+    assert error < 0.1  # applied twice, it is about 0.6
+
+
+@torch.no_grad()
+def test_another_projection_in_place_of_one_is_followed():
+    model, inputs = mixed_llama()
+    expected = model(**inputs).logits
+    attention(model).q_proj = copy.deepcopy(attention(model).q_proj)
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    del attention(model).v_proj.weight  # what the copy was made of is not asked
+    with pytest.raises(AttributeError, match="weight"):
+        model(**inputs)
+
+
+@torch.no_grad()
+def test_threads_do_not_see_each_others_calls():
+    model, inputs = mixed_llama()
+    ids = [inputs["input_ids"], inputs["input_ids"].flip(1)]
+    expected = [model(input_ids=each).logits for each in ids]
+    wrong = []
+
+    def call(number):
+        with torch.no_grad():
+            for _ in range(30):
+                if not torch.allclose(model(input_ids=ids[number]).logits, expected[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=call, args=(number % 2,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["mixed", "compiled"])
+def test_compiled_models_mix_whether_they_are_mixed_or_compiled_first(first):
+    model, inputs = build("LlamaForCausalLM")
+    inputs = {"input_ids": inputs["input_ids"]}
+    compiled = torch.compile(model, backend="eager", fullgraph=first == "mixed")
+    if first == "compiled":
+        compiled(**inputs)
+    shake(hf.mix(model, **VARIANT))
+    torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
+    attention(model).k_proj.register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    torch._dynamo.reset()
+    broken = torch.compile(model, backend="eager")  # the rest of the graph still knows what the call has
+    torch.testing.assert_close(broken(**inputs).logits, model(**inputs).logits)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradients_with_checkpointing_are_those_without(reentrant):
+    model, inputs = mixed_llama()
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+        model.zero_grad()
+        model.train()(**inputs, labels=inputs["input_ids"]).loss.backward()
+        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.testing.assert_close(*found)
+
+
+def test_a_call_whose_parts_did_not_run_is_refused():
+    model, inputs = mixed_llama()
+    projection = attention(model).q_proj
+    attention(model).q_proj = nn.Linear(32, 16, bias=False).double()
+    with pytest.raises(
+        ValueError, match=r"^LlamaAttention: its queries have 16 features, must be 32; heads that are sp"
+    ):
+        model(**inputs)
+    attention(model).q_proj = projection
+    around = projection.__class__.__call__
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(
+            nn.Linear, "__call__", lambda self, x: self.forward(x) if self is projection else around(self, x)
+        )
+        with pytest.raises(RuntimeError, match=r"^LlamaAttention: its projection of queries was not called"):
+            model(**inputs)
+    assert AttentionInterface()[hf.NAME]
+    model(**inputs)

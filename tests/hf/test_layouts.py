@@ -1,0 +1,117 @@
+"""Attentions of other sizes or another order than their row says are refused; towers without a row are named."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+
+from tests.hf.models import CONFIG, build, hf, shake, transformers
+
+
+def row(monkeypatch, name, *fields, **others):
+    monkeypatch.setitem(hf.LAYOUTS, f"{name}Attention", hf.Layout(*fields, **others))
+
+
+def test_a_projection_that_gives_one_head_after_another_is_neither_mixed_nor_pruned(monkeypatch):
+    names = ("query_key_value",)
+    row(monkeypatch, "GPTNeoX", names, "num_attention_heads", "head_size", names, names, ("dense",))
+    model, inputs = build("GPTNeoXForCausalLM")
+    before = model(**inputs).logits
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [1]})):
+        with pytest.raises(
+            ValueError, match=r"query_key_value must give queries, keys, values one after another, each f"
+        ):
+            refused()
+    assert torch.equal(model(**inputs).logits, before)
+    with hf.ablate(model, {0: [1]}):  # needs the output projection alone
+        assert not torch.allclose(model(**inputs).logits, before)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(key_heads, monkeypatch):
+    names = ("qkv_proj",)
+    row(monkeypatch, "Phi3", names, "num_attention_heads", "head_dim", names, names)
+    model, inputs = build("Phi3ForCausalLM", {"num_key_value_heads": key_heads})
+    before = model(**inputs).logits
+    torch.testing.assert_close(hf.mix(copy.deepcopy(model), "position-wise")(**inputs).logits, before)
+    mixed = shake(hf.mix(copy.deepcopy(model), feature_mixing="shared"))
+    expected = mixed(**inputs).logits
+    assert not torch.allclose(expected, before)
+    torch.testing.assert_close(hf.fold(mixed)(**inputs).logits, expected)
+    with pytest.raises(
+        ValueError, match=r"^Phi3Attention: cuts its one projection by numbers of its own, which stay; abl"
+    ):
+        hf.prune(model, {0: [2, 3]})
+    shake(hf.mix(model, "position-wise"))
+    with hf.ablate(model, {0: [2, 3]}):
+        expected = model(**inputs).logits
+    torch.testing.assert_close(hf.prune(model, {0: [2, 3]})(**inputs).logits, expected)
+
+
+def test_gates_beside_queries_are_refused(monkeypatch):
+    row(monkeypatch, "Qwen3Next", ("q_proj",), "num_attention_heads", "head_dim")
+    sizes = dict(head_dim=8, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1], num_experts=2)
+    config = transformers.Qwen3NextConfig(**CONFIG, **sizes)
+    model = transformers.Qwen3NextForCausalLM(config)
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.ablate(model, {0: [1]})):
+        with pytest.raises(ValueError, match=r"q_proj has 64 features, but 4 heads of 8 have 32$"):
+            refused()
+
+
+def test_attentions_of_older_versions_that_choose_no_implementation_are_refused():
+    model, inputs = build("T5ForConditionalGeneration")
+    del model.decoder.block[0].layer[0].SelfAttention.config
+    with pytest.raises(
+        ValueError, match=r"^T5Attention: has no config to choose its attention by; a later transformers"
+    ):
+        hf.mix(model, "position-wise")
+    assert not hf.mixing_parameters(model)
+
+
+def llava():
+    vision = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4)
+    text = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4)
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=8, patch_size=4),
+        text_config=transformers.LlamaConfig(**text),
+        image_token_index=45,
+        vision_feature_layer=-1,
+    )
+    images = torch.full((2, 4), 45), torch.randint(3, 40, (2, 5))
+    inputs = dict(input_ids=torch.cat(images, 1), pixel_values=torch.randn(2, 3, 8, 8))
+    return transformers.LlavaForConditionalGeneration(config).eval(), inputs
+
+
+def test_a_tower_without_a_row_is_named_and_stays_as_it_is(tmp_path):
+    model, inputs = llava()
+    expected = model(**inputs).logits
+    vision = model.model.vision_tower
+    implementation = vision.config._attn_implementation
+    with pytest.warns(
+        UserWarning, match=r"^LlavaFor.*: was mixed without 1 CLIPAttention, as model\.vision_tower\."
+    ) as said:
+        hf.mix(model, "position-wise")
+    assert len(said) == 1
+    torch.testing.assert_close(model(**inputs).logits, expected)
+    assert vision.config._attn_implementation == implementation
+    expected = shake(model)(**inputs).logits
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
+
+
+def test_with_rows_for_all_towers_all_are_mixed_and_loading_needs_the_rows(tmp_path):
+    model, inputs = llava()
+    expected = model(**inputs).logits
+    with pytest.MonkeyPatch.context() as monkeypatch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        row(monkeypatch, "CLIP", ("q_proj",), "num_heads", "head_dim")
+        hf.mix(model, "position-independent")
+        torch.testing.assert_close(model(**inputs).logits, expected)
+        expected = shake(model)(**inputs).logits
+        model.save_pretrained(tmp_path)
+        torch.testing.assert_close(hf.load(tmp_path)(**inputs).logits, expected)
+    with pytest.raises(
+        ValueError, match=r"has a tensor model\.vision_tower.* that nothing takes; hf\.LAYOUTS has no row"
+    ):
+        hf.load(tmp_path)

@@ -1,0 +1,100 @@
+"""Whoever saves the tensors of a mixing saves what is needed to load it, or is refused; whoever loads them is told."""
+
+import copy
+import json
+
+import pytest
+import torch
+from accelerate import cpu_offload
+
+from tests.hf.models import CONFIG, build, hf, shake, transformers, whole
+
+
+def pair():
+    """Return an encoder and a decoder."""
+    encoder = transformers.BertModel(transformers.BertConfig(**CONFIG))
+    decoder = transformers.BertConfig(**CONFIG, is_decoder=True, add_cross_attention=True)
+    return encoder, transformers.BertLMHeadModel(decoder)
+
+
+def test_a_model_that_is_mixed_inside_alone_is_not_saved(tmp_path):
+    inner = build("BertForMaskedLM")[0]
+    hf.mix(inner.bert, "position-wise")
+    encoder, decoder = pair()
+    composed = transformers.EncoderDecoderModel(encoder=hf.mix(encoder, "position-wise"), decoder=decoder)
+    for model, inside in ((inner, "bert"), (composed, "encoder")):
+        problem = rf"^{type(model).__name__}: is mixed inside alone \({inside}\..*; mix the outermost model$"
+        with pytest.raises(ValueError, match=problem):
+            model.save_pretrained(tmp_path)
+    inner.bert.save_pretrained(tmp_path)
+    hf.load(tmp_path)
+
+
+@torch.no_grad()
+def test_a_composed_model_is_mixed_saved_and_loaded_as_a_whole_or_its_parts_alone(tmp_path):
+    encoder, decoder = pair()
+    model = transformers.EncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    inputs = dict.fromkeys(("input_ids", "decoder_input_ids"), torch.randint(3, 31, (2, 5)))
+    expected = shake(hf.mix(model, "position-wise"))(**inputs).logits
+    model.save_pretrained(tmp_path / "whole")
+    torch.testing.assert_close(hf.load(tmp_path / "whole")(**inputs).logits, expected)
+    model.encoder.save_pretrained(tmp_path / "part")
+    found = hf.load(tmp_path / "part")(inputs["input_ids"])[0]
+    torch.testing.assert_close(found, model.encoder(inputs["input_ids"])[0])
+
+
+@pytest.mark.parametrize("shards", ["1GB", "8KB"], ids=["one file", "shards"])
+def test_tensors_without_an_entry_in_the_config_are_named(shards, tmp_path):
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise")
+    model.save_pretrained(tmp_path, max_shard_size=shards)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != hf.NAME}))
+    problem = r"no entry mixhead; but it has bert\..*\.head_mixing\.bias: it was saved by a model around the mixed one"
+    with pytest.raises(ValueError, match=problem):
+        hf.load(tmp_path)
+
+
+def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
+    model, _ = build("BertForMaskedLM", head_mixing="position-wise")
+    model.save_pretrained(tmp_path)
+    for attention in ({}, {"attn_implementation": "eager"}):
+        with pytest.raises(ValueError, match=r"mixed heads, load this model by mixhead_plugin\.hf\.load"):
+            type(model).from_pretrained(tmp_path, **attention)
+    with pytest.raises(ValueError, match=r"^tp_plan: must be left out; heads that are split between processes"):
+        hf.load(tmp_path, tp_plan="auto")
+
+
+def test_a_class_that_mixes_where_it_is_made_is_loaded(tmp_path):
+    class Own(transformers.BertForMaskedLM):
+        def __init__(self, config):
+            super().__init__(config)
+            hf.mix(self, "position-wise")
+
+    model = shake(Own(transformers.BertConfig(**CONFIG))).eval()
+    inputs = {"input_ids": torch.randint(3, 31, (2, 5))}
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(hf.load(tmp_path, Own)(**inputs).logits, model(**inputs).logits)
+
+
+@torch.no_grad()
+def test_offloaded_models_are_weighed_and_refused_where_a_change_would_be_lost():
+    device = torch.device("cpu")
+    model, inputs = build("LlamaForCausalLM", feature_mixing="shared", normalizer="softmax")
+    plain, _ = build("LlamaForCausalLM")
+    batches = [whole(model, inputs)]
+
+    def loss(model, batch):
+        return model(**batch).logits.square().sum()
+
+    expected, outputs = hf.importance(model, batches, loss), model(**inputs).logits
+    cpu_offload(model, device)
+    torch.testing.assert_close(hf.importance(model, batches, loss), expected)
+    for function, each in (
+        (lambda: hf.unmix(model), "unmixed"),
+        (lambda: hf.fold(model), "unmixed"),
+        (lambda: hf.prune(model, {0: [0, 1]}), "pruned"),
+        (lambda: hf.mix(cpu_offload(copy.deepcopy(plain), device), "position-wise"), "mixed"),
+    ):
+        with pytest.raises(ValueError, match=rf"is offloaded; must be {each} before it is offloaded$"):
+            function()
+    torch.testing.assert_close(model(**inputs).logits, outputs)
