@@ -60,7 +60,7 @@ def test_gates_beside_queries_are_refused(monkeypatch):
 
 
 def test_attentions_of_older_versions_that_choose_no_implementation_are_refused():
-    model, inputs = build("T5ForConditionalGeneration")
+    model, _ = build("T5ForConditionalGeneration")
     del model.decoder.block[0].layer[0].SelfAttention.config
     with pytest.raises(
         ValueError, match=r"^T5Attention: has no config to choose its attention by; a later transformers"
