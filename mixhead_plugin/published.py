@@ -49,6 +49,7 @@ def convert(file: str, out: str) -> str:
     if os.path.exists(out):
         raise OptionError(f"{out}: is there already; must be a new file")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
+    found = converted(file, state["model"])
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     flags = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
     theirs = model_name(Namespace(**flags))
@@ -57,7 +58,6 @@ def convert(file: str, out: str) -> str:
         raise OptionError(f"{file}: --arch {theirs}: must be an architecture of fairseq that the plugin has, too")
     _refuse_other_mixings(file, flags)
 
-    found = converted(file, state["model"])
     state["model"] = found.tensors
     for name in ("arch", "_name"):
         if flags.get(name) == theirs:
