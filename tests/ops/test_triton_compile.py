@@ -102,6 +102,9 @@ def compile_all(machine, tiles, calls):
     report, most, likeliest = [], SHARED_BY_MACHINE[machine] * 1024, None
 
     def start(kernel, programs, arguments, tile):
+        records = [argument for argument in arguments if isinstance(argument, tuple)]
+        # triton 3.6 loses the constants of an inner record where a loop begins.
+        assert not any(isinstance(field, tuple) for record in records for field in record), "a record holds another one"
         line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in ("ttir", "llir") else None)
         report.append({**line, "fits": line["shared"] <= most, "likeliest": tile == likeliest})
         if line["shared"] > most:
@@ -155,6 +158,7 @@ def test_the_kernels_are_valid_triton():
     masks = dict(mask=[1, 8], padding=True, dropout=0.1, normalizer="sigsoftmax")
     calls = [dict(heads=8, head_dim=64, mixed="per query", **masks), dict(heads=8, head_dim=16, mask=[1, 1], sink=True)]
     calls += [dict(heads=8, head_dim=16, mixed=mixed, normalizer="sigmoid", padding=True) for mixed in (None, "shared")]
+    calls += [dict(heads=8, head_dim=16, mask=[1, 1], padding=True, causal=False)]
     names = [f"{kind}_{name}_kernel" for kind in ("flash", "mixed") for name in ("fwd", "bwd_dq", "bwd_dkv")]
     found = {line["kernel"] for line in report_of(calls, "ttir")}
     assert found == {*names, "flash_bwd_delta_kernel", "mixed_bwd_dm_kernel", "spans_kernel"}

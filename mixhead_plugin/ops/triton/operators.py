@@ -34,9 +34,11 @@ class Call:
         self.attn_mask, mask = None, None
         if inputs.attn_mask is not None:
             self.attn_mask = readable_mask(inputs.attn_mask)  # [1 or B, 1 or H, 1 or Nq, 1 or Nk]
-            mask = strided(self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys))
-        hidden = None if padding is None else strided(padding.int()[:, None, None])  # not bytes: see rows.load_wide
-        self.masks = Masks(mask, hidden, None if self.empty else spans_of(self.attn_mask))
+            mask = self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys)
+        hidden = None if padding is None else padding.int().contiguous()  # not bytes: see rows.load_wide
+        spans = None if self.empty else spans_of(self.attn_mask)
+        strides = (None,) * 4 if mask is None else mask.stride()
+        self.masks = Masks(mask, *strides, padding=hidden, spans=spans)
         self.dropout = None
         if p > 0:
             # A float, because triton compiles small and large integers apart; 2^32 - 256 is the largest below 2^32.

@@ -14,10 +14,18 @@ class Strided(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Hold what hides keys or adds to scores; a field is None where there is nothing."""
+    """Hold what hides keys or adds to scores; a field is None where there is nothing.
 
-    mask: Any  # Strided, [B, H, Nq, Nk]
-    padding: Any  # Strided int32, [B, 1, 1, Nk]
+    The strides of the mask stand here, because a record must not hold another one: triton 3.6 loses the constants of
+    an inner record, as a stride of 1, where a loop begins.
+    """
+
+    mask: Any  # pointer, [B, H, Nq, Nk]
+    s_b: Any
+    s_h: Any
+    s_n: Any
+    s_d: Any
+    padding: Any  # pointer to int32, contiguous [B, Nk]
     spans: Any  # pointer, [Nq, 4] or, of the transposed mask, [Nk, 4]: see `rows.spans_kernel`
 
 

@@ -174,11 +174,11 @@ def bias_of(i_b, o_h, o_m, o_n, masks, n_queries, n_keys, C: tl.constexpr):
     if C.CAUSAL:
         seen &= o_n <= o_m + (n_keys - n_queries)
     if masks.padding is not None:
-        p_pad = masks.padding.p + i_b * masks.padding.s_b + o_n.to(tl.int64) * masks.padding.s_d
+        p_pad = masks.padding + i_b * n_keys + o_n
         seen &= load_wide(p_pad, o_n < n_keys, 1) == 0
     if masks.mask is not None:
-        mask = masks.mask
-        p_a = mask.p + i_b * mask.s_b + o_h * mask.s_h + o_m.to(tl.int64) * mask.s_n + o_n.to(tl.int64) * mask.s_d
+        p_a = masks.mask + i_b * masks.s_b + o_h * masks.s_h
+        p_a = p_a + o_m.to(tl.int64) * masks.s_n + o_n.to(tl.int64) * masks.s_d
         b_a = load_wide(p_a, seen, float("-inf")).to(tl.float32)
         # The lowest float32 times log2(e) would be -inf, a hidden key. NaN stays NaN.
         low = tl.maximum(b_a * LOG2E, LOWEST, propagate_nan=tl.PropagateNan.ALL)
