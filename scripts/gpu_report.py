@@ -32,12 +32,15 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     usual = [name for name, part in gpu.PARTS.items() if not part.asked]
     asked = " and ".join(name for name, part in gpu.PARTS.items() if part.asked)
     only = f"parts of {names} (default: all but {asked}, which are for those who change the kernels)"
-    parser.add_argument("--only", nargs="+", metavar="PART", default=usual, help=only)
+    some = "; PART=WORD+WORD takes the steps with one of the words in their names, and tests=FILE+FILE these tests"
+    parser.add_argument("--only", nargs="+", metavar="PART", default=usual, help=f"{only}, in this order{some}")
     parser.add_argument("--seconds", type=float, default=360.0, help="for all parts (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder (default: results/gpu)")
     quick = "a rehearsal: tiny sizes; with TRITON_INTERPRET=1 it needs no GPU, and its figures mean nothing"
     parser.add_argument("--quick", action="store_true", help=quick)
     args = parser.parse_args(words)
+    parted = [part.partition("=") for part in args.only]
+    args.only = {name: chosen_by.split("+") if chosen_by else [] for name, _, chosen_by in parted}
     if unknown := sorted(set(args.only) - set(gpu.PARTS)):
         parser.error(f"--only {' '.join(unknown)}: parts are {names}")
     if args.seconds <= 0:
@@ -63,14 +66,19 @@ def file_name(device: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def run_part(name: str, settings: gpu.Settings, seconds: float, log: Path) -> Report:
+def chosen(steps: list[str], words: Sequence[str]) -> list[str]:
+    """Return the steps with one of the words in their names, in the order of the words; all if there are no words."""
+    return list(dict.fromkeys(step for word in words or [""] for step in steps if word in step))
+
+
+def run_part(name: str, settings: gpu.Settings, seconds: float, log: Path, words: Sequence[str] = ()) -> Report:
     """Return the rows of a part, and for each step that is not complete the reason."""
     part = gpu.PARTS[name]
     report: Report = {"title": part.title, "rows": [], "faults": {}, "steps": {}}
     if part.needs and importlib.util.find_spec(part.needs) is None:
         return report | {"left_out": f"needs {part.needs}, which is not installed"}
     began = time.monotonic()
-    listed = part.steps(settings)
+    listed = chosen(part.steps(settings), words if name != "tests" else [])
     events = steps.run(
         functools.partial(part.run, settings),
         listed,
@@ -139,20 +147,18 @@ def main(words: Sequence[str] | None = None) -> int:
     made = Path(tempfile.mkdtemp(prefix="gpu_report"))
     os.environ.setdefault("TRITON_CACHE_DIR", str(made / "triton"))
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(made / "inductor"))
-    settings = gpu.Settings(device, args.quick, made / "compiled")
+    settings = gpu.Settings(device, args.quick, made / "compiled", tuple(args.only.get("tests", ())))
     # Many processes compile beside each other already.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
     log = path.with_suffix(".log").resolve()
     log.write_text("")
     parts: dict[str, Report] = {}
     deadline = time.monotonic() + args.seconds
-    for name in gpu.PARTS:
-        if name not in args.only:
-            continue
+    for name, words_of_part in args.only.items():
         left = deadline - time.monotonic()
         # A rehearsal shows every part to its end, however slow the interpreter is.
         seconds = left if args.quick else min(left, gpu.PARTS[name].seconds)
-        parts[name] = run_part(name, settings, seconds, log)
+        parts[name] = run_part(name, settings, seconds, log, words_of_part)
         path.with_suffix(".json").write_text(json.dumps({"quick": args.quick, "parts": parts}, indent=1))
         path.with_suffix(".md").write_text(as_text(parts))
         print(f"{name:10} {summary(parts[name])}", flush=True)

@@ -41,11 +41,13 @@ class Settings(NamedTuple):
         device: "cuda", or "cpu", where triton interprets its kernels and nothing of the figures counts
         quick: a rehearsal: few steps, small sizes, two rounds
         compiled: a file of what the part `compile` has compiled in time, a line each
+        tests: files or tests for pytest, in order; if none are given, all of FILES
     """
 
     device: str
     quick: bool
     compiled: Path
+    tests: tuple[str, ...] = ()
 
 
 class Part(NamedTuple):
@@ -355,12 +357,23 @@ def compile_steps(settings: Settings) -> list[str]:
                 by_torch.append(f"{step} | {contender.name}")
             elif "triton" in contender.provider:
                 by_triton.append(f"{step} | {contender.name}")
-    return [*by_torch, *by_triton]
+    trained = []
+    if importlib.util.find_spec("fairseq") is not None:
+        trained = [f"{TRAINING} | {step}" for step in training_steps(settings)[1:]]  # fairseq's own compiles nothing
+    return [*trained, *by_torch, *by_triton]
+
+
+TRAINING = "training"
 
 
 def compile_step(settings: Settings, step: str) -> Iterator[Row]:
-    """Yield the seconds of the first call of a contender; what it compiles stays on disk for `core`."""
+    """Yield the seconds of the first call of a contender; what it compiles stays on disk for `core` and `training`."""
     size, _, name = step.partition(" | ")
+    if size == TRAINING:
+        began = time.monotonic()
+        for _ in training_step(settings, name, updates=1):
+            yield {"size": size, "name": name, "seconds": time.monotonic() - began}
+        return
     timing = timing_of(settings, size)
     contender = next(one for one in contenders(settings, timing) if one.name == name)
     inputs = core.Inputs(timing.size, settings.device, timing.dtype)
@@ -636,16 +649,21 @@ def torch_module(size: core.Size, device: str, dtype: str) -> Generator[Row, Non
 # ---- the tests -------------------------------------------------------------------------------------------------------
 
 
+NEED_FAIRSEQ = ["tests/robustness/test_equality.py", "tests/scripts/test_benchmark.py"]
+FILES = [*NEED_FAIRSEQ, "tests/ops/test_triton_gpu.py", "tests/ops/test_extreme_scores.py"]
+
+
 def tests(settings: Settings, step: str) -> Iterator[Row]:
     """Yield the outcome of each test marked gpu, as it ends; those that need fairseq only where it is."""
-    files = ["tests/ops/test_triton_gpu.py", "tests/ops/test_extreme_scores.py"]
-    if importlib.util.find_spec("fairseq") is not None:
-        files += ["tests/robustness/test_equality.py", "tests/scripts/test_benchmark.py"]
+    files = list(settings.tests) or FILES
+    if importlib.util.find_spec("fairseq") is None:
+        files = [name for name in files if name not in NEED_FAIRSEQ]
     if settings.quick:
         files = ["tests/ops/test_triton_gpu.py::test_a_captured_graph_draws_new_zeros_at_each_replay"]
     workers = min(cores(), 16) if settings.device == "cuda" and importlib.util.find_spec("xdist") else 0
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu and not slow", "-p", "no:cacheprovider"]
-    command += ["-p", "benchmarks.outcomes", *(["-n", str(workers)] if workers else []), *files]
+    # Tests are handed out one by one, so that they begin in the order of the files.
+    command += ["-p", "benchmarks.outcomes", *(["-n", str(workers), "--maxschedchunk=1"] if workers else []), *files]
     read, write = os.pipe()
     path = os.pathsep.join([str(ROOT / "scripts"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OUTCOMES": str(write)}
@@ -666,14 +684,14 @@ def training_steps(settings: Settings) -> list[str]:
     return ["fairseq", "softmax", "Mixhead A", "Mixhead B"]
 
 
-def training_step(settings: Settings, step: str) -> Iterator[Row]:
+def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator[Row]:
     """Yield losses and times of 100 updates by fairseq's trainer; all variants get the same weights and words."""
     from benchmarks import model  # needs fairseq
 
-    arch, vocabulary, batch, length, updates = model.SMALL, 10000, 16, 512, 100
+    arch, vocabulary, batch, length = model.SMALL, 10000, 16, 512
     if settings.quick:
         arch = arch.replace("512", "16").replace("2048", "16").replace("layers 4", "layers 1")
-        vocabulary, batch, length, updates = 64, 2, 16, 3
+        vocabulary, batch, length, updates = 64, 2, 16, min(updates, 3)
     dtype = "bfloat16" if settings.device == "cuda" else "float32"
     dictionary = model.dictionary_of(vocabulary)
     trainer = model.trainer_of(step, arch, dictionary, length, settings.device, dtype)
@@ -709,8 +727,8 @@ PARTS = {
         "Tiles that fail", tile_compile_steps, tile_compile_step, seconds=50, limit=50, parallel=True, asked=True
     ),
     "tiles": Part("More tiles", tile_steps, tile_step, seconds=40, limit=15, asked=True),
-    "tests": Part("The tests marked gpu", one_step, tests, seconds=60, limit=60, needs="pytest"),
+    "tests": Part("The tests marked gpu", one_step, tests, seconds=75, limit=75, needs="pytest"),
     "module": Part("The module", module_steps, module_step, seconds=15, limit=15),
     "decoding": Part("A step of decoding", one_step, decoding, seconds=10, limit=10),
-    "training": Part("100 updates", training_steps, training_step, seconds=40, limit=20, needs="fairseq"),
+    "training": Part("100 updates", training_steps, training_step, seconds=60, limit=30, needs="fairseq"),
 }

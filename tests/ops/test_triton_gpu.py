@@ -17,6 +17,7 @@ from tests.ops.triton_cases import (
     must_be_right_with_dropout,
     operators,
     padding,
+    record,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
@@ -89,6 +90,23 @@ def test_full_size_with_masks(size, masks, mixed):
 @covering(length=[1024, 777], dtype=[torch.bfloat16, torch.float16], normalizer=NORMALIZERS, mixed=MIXINGS)
 def test_full_size_with_dropout(length, dtype, normalizer, mixed):
     must_be_right_with_dropout(full_size(mixed, length, dtype=dtype), normalizer, 0.1)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("width", [128, 9])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+def test_values_that_are_columns_of_a_wide_matrix(place, width, dropout_p):
+    """Rows of 777 numbers are never aligned, and all heads share them. Each tile runs alone, so a crash is its own."""
+    n, dtype = 777, torch.bfloat16
+    query, key, _ = (torch.zeros_like(tensor) for tensor in full_size(None, n).values())
+    value = torch.eye(n, device=DEVICE, dtype=dtype)[:, n - width :].expand(*query.shape[:2], -1, -1)
+    seed = torch.tensor(3, device=DEVICE) if dropout_p else None
+    call = operators.Call(record({"query": query, "key": key, "value": value}, seed=seed, dropout_p=dropout_p), place)
+    out, _ = call.forward()
+    torch.cuda.synchronize()
+    kept = out != 0
+    assert abs(kept.double().mean() - (1 - dropout_p)) < 0.01
+    torch.testing.assert_close(out, (kept / (n * (1 - dropout_p))).to(dtype))
 
 
 @pytest.mark.parametrize("mixed", MIXINGS)

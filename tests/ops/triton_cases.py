@@ -204,6 +204,12 @@ def must_agree(names, got, by_formula, exact):
             assert error <= allowed, f"{name} is wrong by {error:.2g}, {allowed:.2g} is allowed"
 
 
+def synchronize():
+    """Let a kernel that fails fail here, not in what comes after it."""
+    if ON_GPU:
+        torch.cuda.synchronize()
+
+
 def kept_weights(p, query, key, mixing=None):
     """Return which weights dropout keeps: with V the identity, the output is the weights."""
     found = []
@@ -223,7 +229,9 @@ def must_be_right_with_dropout(tensors, normalizer, p):
         identity = torch.eye(n_keys, dtype=key.dtype, device=DEVICE).expand(*key.shape[:2], n_keys, n_keys)
         return (formula(query, key, identity, mixing, sink, normalizer=normalizer) * kept / (1 - p)) @ value
 
+    synchronize()
     exact = with_gradients(dropped, in_float64(tensors))
+    synchronize()
     torch.manual_seed(5)
     got = with_gradients(fused, tensors, normalizer=normalizer, dropout_p=p)
     must_agree(tensors, got, with_gradients(dropped, tensors), exact)

@@ -58,6 +58,16 @@ def test_a_wrong_flag_is_refused(case, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_words_choose_steps_of_a_part_in_their_order():
+    only = gpu_report.parse(["--only", "core=float16+0.1", "machine", "tests=a.py::b+c.py"]).only
+    assert list(only) == ["core", "machine", "tests"] and only["tests"] == ["a.py::b", "c.py"]
+    assert gpu_report.chosen(["1 float16", "2 bfloat16 0.1", "3 float32"], only["core"]) == [
+        "1 float16",
+        "2 bfloat16 0.1",
+    ]
+    assert gpu_report.chosen(["a", "b"], only["machine"]) == ["a", "b"]
+
+
 def test_a_machine_without_a_gpu_is_told_in_one_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
