@@ -1,6 +1,6 @@
 """Share flags, the loading of checkpoints, and the registration in every family among all models."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import field, fields, make_dataclass
 from functools import partial
@@ -9,17 +9,12 @@ from typing import Any, ClassVar
 
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model, register_model_architecture
-from omegaconf import DictConfig, OmegaConf
 
-from mixhead_plugin.errors import OptionError, unknown_field
 from mixhead_plugin.modules.checkpoint import check_checkpoint
 from mixhead_plugin.options import FAMILIES, AttentionOptions, AttentionSite, as_namespace, check, complete
 
 # Sets the missing values of its argument, a Namespace or DictConfig, to those of an architecture.
 Preset = Callable[[Any], None]
-
-# Fields of `model` in YAML that are no flags of the model: names, and what a model reads that has no task beside it.
-BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
 
 
 class FamilyModel(BaseFairseqModel):
@@ -59,27 +54,6 @@ class FamilyModel(BaseFairseqModel):
         complete(args)
         cls.check_args(args)
         return args
-
-    def check_training(self, cfg: Any, criterion: Any) -> None:
-        """Refuse, before a training, its whole config or its criterion; repairs/before_training.py calls this.
-
-        A model that is loaded to be used is not checked: older checkpoints may have what is refused here.
-        """
-        if OmegaConf.is_config(cfg.model) and not self.by_dataclass:
-            self._refuse_unknown_fields(cfg.model)
-
-    @classmethod
-    def _refuse_unknown_fields(cls, given: DictConfig) -> None:
-        """Refuse a field of `model` in a YAML file that nothing reads; fairseq checks only those of dataclasses."""
-        parser = ArgumentParser(allow_abbrev=False)
-        cls.add_args(parser)
-        preset = Namespace()
-        cls.presets.get(given._name, lambda args: None)(preset)
-        known = {action.dest for action in parser._actions} | vars(preset).keys() | BESIDE_FLAGS
-        known |= {each.name for each in fields(cls.config)}
-        for name in given:
-            if name not in known:
-                raise OptionError(unknown_field("model", name, known))
 
     def load_state_dict(
         self, state_dict: dict[str, Any], strict: bool = True, model_cfg: Any = None, args: Any = None

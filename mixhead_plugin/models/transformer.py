@@ -46,7 +46,10 @@ class TransformerModel(FamilyModel, upstream.TransformerModel):
             refuse_relative(args, "with --cross-self-attention: the distance to the source is not defined")
 
     def check_training(self, cfg: Any, criterion: Any) -> None:
-        super().check_training(cfg, criterion)
+        """Refuse, before a training, a criterion that needs other weights; repairs/before_training.py calls this.
+
+        A model that is loaded to be used is not checked: older checkpoints may have what is refused here.
+        """
         problem = self.weights_problem()
         if problem and isinstance(criterion, LabelSmoothedCrossEntropyCriterionWithAlignment):
             raise OptionError(

@@ -7,7 +7,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
 )
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.models.architectures import ARCHITECTURES
 from mixhead_plugin.repairs.dropped_scales import SCALES
+from mixhead_plugin.repairs.unknown_fields import is_checked, known_fields
 from tests.helpers import build, dictionary
 
 PLAIN = {"head_mixing": "none"}
@@ -56,11 +57,23 @@ def test_a_field_that_nothing_reads_is_refused_by_name(arch, fields, refused):
     assert str(error.value).partition(" or ")[0].rstrip("?") == refused.rstrip("?")
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ARCHITECTURES.items() if not entry.model.by_dataclass])
-def test_the_fields_that_fairseq_itself_adds_are_known(name):
-    cfg = OmegaConf.create({"_name": f"mixhead_{name}", "tokens_per_sample": 32})
-    ARCH_CONFIG_REGISTRY[cfg._name](cfg)  # as fairseq's build_model completes the fields of a YAML file
-    ARCHITECTURES[name].model._refuse_unknown_fields(cfg)
+def test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused():
+    with pytest.raises(OptionError, match=r"^model.head_mixing: unknown; "):
+        begin(build("transformer"), _name="transformer", head_mixing="position-wise")
+    with pytest.raises(Begun):
+        begin(build("transformer"), _name="transformer", encoder_layers=2, share_all_embeddings=True)
+
+
+@pytest.mark.parametrize("family", ["", "mixhead_"], ids=["fairseq's", "the plugin's"])
+def test_the_fields_that_fairseq_itself_adds_are_known(family):
+    for name, entry in ARCHITECTURES.items():
+        arch = f"{family}{name}"
+        if entry.model.by_dataclass or arch not in ARCH_CONFIG_REGISTRY:
+            continue
+        cfg = OmegaConf.create({"_name": arch, "tokens_per_sample": 32})
+        ARCH_CONFIG_REGISTRY[arch](cfg)  # as fairseq's build_model completes the fields of a YAML file
+        kind = ARCH_MODEL_REGISTRY[arch]
+        assert is_checked(kind) and set(cfg) <= known_fields(kind, arch), arch
 
 
 # ---- flags that fairseq drops ----------------------------------------------------------------------------------------

@@ -17,7 +17,15 @@ from mixhead_plugin.repairs import GROUPS, REPAIRS, chosen
 from tests.commands import PLUGIN, SIZES, TRAINING, WHOLE_SETS, refusal, run
 
 REQUIRED = {"safe_globals", "numpy_long", "truncated_bptt", "learning_rate", "before_training", "printed_alignments"}
-TRAPS = {"restore_file", "wrong_names", "dropped_scales", "no_worker", "torchrun_workers", "longer_inputs"}
+TRAPS = {
+    "restore_file",
+    "wrong_names",
+    "unknown_fields",
+    "dropped_scales",
+    "no_worker",
+    "torchrun_workers",
+    "longer_inputs",
+}
 
 
 def test_groups():
