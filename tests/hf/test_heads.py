@@ -147,6 +147,32 @@ def test_an_ablation_belongs_to_one_thread_and_one_without_effect_is_told():
         hf.importance(model, [inputs], lambda model, batch: model.get_encoder()(**batch)[0].square().sum())
 
 
+@torch.no_grad()
+def test_two_threads_silence_each_their_own_heads():
+    model, inputs = build("LlamaForCausalLM")
+    expected, wrong, both = {}, [], threading.Barrier(2)
+    for head in (1, 2):
+        with hf.ablate(model, {0: [head]}):
+            expected[head] = model(**inputs).logits
+
+    @torch.no_grad()
+    def silence(head):
+        for _ in range(5):
+            with hf.ablate(model, {0: [head]}):
+                both.wait()
+                if not torch.equal(model(**inputs).logits, expected[head]):
+                    wrong.append(head)
+                both.wait()
+
+    threads = [threading.Thread(target=silence, args=(head,)) for head in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert torch._dynamo.eval_frame._stance.stance == "default"  # compiled models are compiled again
+
+
 def test_gates_can_be_inside_each_other_and_end_with_their_block():
     model, inputs = build("LlamaForCausalLM", head_mixing="position-wise")
     expected = model(**inputs).logits
