@@ -47,7 +47,7 @@ def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_qu
         for i_n in range(begin, end, C.BN):
             o_n = i_n + tl.arange(0, C.BN)
             b_k = rows.load_rows(k, o_n, o_d, n_keys, C.D)  # [BN, DP]
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=C.PRECISION) * scale  # [BM, BN]
+            b_s = rows.product(b_q, tl.trans(b_k), C) * scale  # [BM, BN]
             if EDGE:
                 b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
             if C.NORMALIZER == "sigmoid":
@@ -70,7 +70,7 @@ def flash_fwd_kernel(q, k, v, o, sink, peak, factor, masks, dropout, scale, n_qu
                 if dropout is not None:
                     b_w = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_w, 0.0)
                 b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
-                b_o = tl.dot(b_w.to(b_v.dtype), b_v, b_o * b_shrink[:, None], input_precision=C.PRECISION)
+                b_o = rows.add_product(b_w.to(b_v.dtype), b_v, b_o * b_shrink[:, None], C)
 
     if C.NORMALIZER == "l2":
         b_sum = tl.sqrt(b_sum)
@@ -121,15 +121,15 @@ def flash_bwd_dq_kernel(
             o_n = i_n + tl.arange(0, C.BN)
             b_k = rows.load_rows(k, o_n, o_d, n_keys, C.D)  # [BN, DP]
             b_v = rows.load_rows(v, o_n, o_v, n_keys, C.DV)  # [BN, DVP]
-            b_s = tl.dot(b_q, tl.trans(b_k), input_precision=C.PRECISION) * scale  # [BM, BN]
+            b_s = rows.product(b_q, tl.trans(b_k), C) * scale  # [BM, BN]
             if EDGE:
                 b_s += rows.bias_of(i_b, i_h, o_m[:, None], o_n[None, :], masks, n_queries, n_keys, C)
-            b_dp = tl.dot(b_do, tl.trans(b_v), input_precision=C.PRECISION)  # [BM, BN]
+            b_dp = rows.product(b_do, tl.trans(b_v), C)  # [BM, BN]
             if dropout is not None:
                 b_dp = tl.where(rows.kept(seed, dropout, i_bh, first, i_n, 2, C), b_dp * dropout.gain, 0.0)
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BM, BN]
             b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BM, BN]
-            b_dq = tl.dot(b_ds.to(b_k.dtype), b_k, b_dq, input_precision=C.PRECISION)
+            b_dq = rows.add_product(b_ds.to(b_k.dtype), b_k, b_dq, C)
     rows.store_rows(rows.at(d_q, i_b, i_h), b_dq * d_scale, o_m, o_d, n_queries, C.D)
 
 
@@ -158,18 +158,18 @@ def flash_bwd_dkv_kernel(
             b_peak = tl.load(peak + p_row, mask=o_m < n_queries, other=float("inf"))[None, :]  # [1, BM]
             b_factor = tl.load(factor + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
             b_delta = tl.load(delta + p_row, mask=o_m < n_queries, other=0.0)[None, :]  # [1, BM]
-            b_s = tl.dot(b_k, tl.trans(b_q), input_precision=C.PRECISION) * scale  # [BN, BM]
+            b_s = rows.product(b_k, tl.trans(b_q), C) * scale  # [BN, BM]
             if EDGE:
                 b_s += rows.bias_of(i_b, i_h, o_m[None, :], o_n[:, None], masks, n_queries, n_keys, C)
             b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [BN, BM]
-            b_dp = tl.dot(b_v, tl.trans(b_do), input_precision=C.PRECISION)  # [BN, BM]
+            b_dp = rows.product(b_v, tl.trans(b_do), C)  # [BN, BM]
             b_w = b_p  # [BN, BM], the weights after dropout
             if dropout is not None:
                 keep = tl.trans(rows.kept(seed, dropout, i_bh, i_m, first, 2, C))  # [BN, BM]
                 b_dp = tl.where(keep, b_dp * dropout.gain, 0.0)
                 b_w = tl.where(keep, b_p * dropout.gain, 0.0)
-            b_dv = tl.dot(b_w.to(b_do.dtype), b_do, b_dv, input_precision=C.PRECISION)
+            b_dv = rows.add_product(b_w.to(b_do.dtype), b_do, b_dv, C)
             b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [BN, BM]
-            b_dk = tl.dot(b_ds.to(b_q.dtype), b_q, b_dk, input_precision=C.PRECISION)
+            b_dk = rows.add_product(b_ds.to(b_q.dtype), b_q, b_dk, C)
     rows.store_rows(rows.at(d_k, i_b, i_h), b_dk * d_scale, o_n, o_d, n_keys, C.D)
     rows.store_rows(rows.at(d_v, i_b, i_h), b_dv, o_n, o_v, n_keys, C.DV)

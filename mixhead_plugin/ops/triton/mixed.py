@@ -35,7 +35,7 @@ def scores_of(
         o_m, o_n = o_m[None, None, :], o_n[None, :, None]
     else:
         o_m, o_n = o_m[None, :, None], o_n[None, None, :]
-    b_s = tl.dot(b_x, b_y, input_precision=C.PRECISION) * scale
+    b_s = rows.product(b_x, b_y, C) * scale
     # A head beyond the last reads the mask of the last one. Its weights are 0 whatever its scores.
     o_mask = tl.minimum(o_h, C.H - 1).to(tl.int64)[:, None, None] if C.MASK_HEADS else 0
     return b_s + rows.bias_of(i_b, o_mask, o_m, o_n, masks, n_queries, n_keys, C)
@@ -78,7 +78,7 @@ def mix(b_x, b_m, b_sum, b_last, ROUND: tl.constexpr, C: tl.constexpr, KEYS_FIRS
     b_h = tl.reshape(b_h, [C.PARTS, b_last.shape[1], C.HC * C.PACK])
     if HG == C.HC:
         b_h = laid_out(b_h, b_last)
-    b_last = tl.dot(b_h, b_m, input_precision=C.PRECISION)  # [PARTS, .., HG * PACK]
+    b_last = rows.product(b_h, b_m, C)  # [PARTS, .., HG * PACK]
     b_y = tl.reshape(b_last, [C.BM, C.BN // C.PACK, HG, C.PACK])
     b_y = b_sum + tl.reshape(tl.permute(b_y, (2, 1, 3, 0) if KEYS_FIRST else (2, 0, 1, 3)), b_sum.shape)
     if HG == C.HC:
@@ -115,7 +115,7 @@ def mixed_fwd_kernel(q, k, v, m, o, peak, factor, masks, dropout, scale, n_queri
         if dropout is not None:
             keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
             b_mixed = tl.where(keep, b_mixed, 0.0)
-        b_o = tl.dot(transposed(b_v), transposed(b_mixed.to(b_v.dtype)), b_o, input_precision=C.PRECISION)
+        b_o = rows.add_product(transposed(b_v), transposed(b_mixed.to(b_v.dtype)), b_o, C)
         b_v = rows.load_heads_upright(v, o_g, o_n + C.BN, o_v, n_keys, C.H, C.DV)  # of the next tile
     if dropout is not None:
         b_o *= dropout.gain
@@ -150,7 +150,7 @@ def mixed_bwd_dm_kernel(
         b_vt = transposed(rows.load_heads(v, o_g, o_n, o_v, n_keys, C.H, C.DV))  # [HG, DVP, BN]
         b_s = scores_of(b_q, b_kt, i_b, o_h, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HC, BM, BN]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HC, BM, BN]
-        b_dw = tl.dot(b_do, b_vt, input_precision=C.PRECISION)  # [HG, BM, BN]
+        b_dw = rows.product(b_do, b_vt, C)  # [HG, BM, BN]
         if dropout is not None:
             keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_g, first, i_n, 3, C)  # [HG, BM, BN]
             b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
@@ -159,7 +159,7 @@ def mixed_bwd_dm_kernel(
         if C.HC == C.HG:
             b_like = tl.max(b_g, 2)[:, :, None]  # [BM, HC, 1]
             b_p, b_dw = laid_out(b_p, b_like), laid_out(b_dw, b_like)
-        b_g = tl.dot(b_p, transposed(b_dw), b_g, input_precision=C.PRECISION)
+        b_g = rows.add_product(b_p, transposed(b_dw), b_g, C)
     m, d_m = rows.at(m, i_b, 0), rows.at(d_m, i_b, 0)
     if C.PER_QUERY:
         rows.store_heads(d_m, tl.permute(b_g, (1, 0, 2)), o_h, o_m, o_g, n_queries, C.H, C.H)
@@ -199,7 +199,7 @@ def mixed_bwd_dq_kernel(
             b_do = rows.load_heads_upright(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
             b_v = rows.load_heads(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
             b_m = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_v.dtype)  # [PARTS, HC * PACK, HG * PACK]
-            b_dw = tl.dot(b_do, transposed(b_v), input_precision=C.PRECISION)  # [HC, BM, BN]
+            b_dw = rows.product(b_do, transposed(b_v), C)  # [HC, BM, BN]
             if dropout is not None:
                 keep = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, first, i_n, 3, C)  # [HC, BM, BN]
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
@@ -208,7 +208,7 @@ def mixed_bwd_dq_kernel(
         b_s = scores_of(b_q, b_kt, i_b, o_g, o_m, o_n, masks, scale, n_queries, n_keys, C)  # [HG, BM, BN]
         b_p = rows.weights_of(b_s, b_peak, b_factor, C)  # [HG, BM, BN]
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BM, BN]
-        b_dq = tl.dot(b_kt, transposed(b_ds.to(b_kt.dtype)), b_dq, input_precision=C.PRECISION)
+        b_dq = rows.add_product(b_kt, transposed(b_ds.to(b_kt.dtype)), b_dq, C)
     rows.store_heads(rows.at(d_q, i_b, 0), transposed(b_dq * d_scale), o_g, o_m, o_d, n_queries, C.H, C.D)
 
 
@@ -249,7 +249,7 @@ def mixed_bwd_dkv_kernel(
         if ALL_HEADS:
             b_m = load_mixing(m, o_m, o_g, o_g, n_queries, C).to(b_qt.dtype)  # [PARTS, HG * PACK, HG * PACK]
             b_mixed, b_last = mix(b_p, b_m, b_mixed, b_last, C.CHUNKS == 1, C, True)
-            b_dw = tl.dot(b_vg, b_dot, input_precision=C.PRECISION)  # [HG, BN, BM]
+            b_dw = rows.product(b_vg, b_dot, C)  # [HG, BN, BM]
             if dropout is not None:
                 b_dw = tl.where(keep, b_dw * dropout.gain, 0.0)
             b_dp, b_last = mix(b_dw, transposed(b_m), b_dp, b_last, False, C, True)
@@ -267,16 +267,16 @@ def mixed_bwd_dkv_kernel(
                 b_v = rows.load_heads_upright(v, o_h, o_n, o_v, n_keys, C.H, C.DV)  # [HC, BN, DVP]
                 b_do = rows.load_heads(d_o, o_h, o_m, o_v, n_queries, C.H, C.DV)  # [HC, BM, DVP]
                 b_mt = load_mixing(m_t, o_m, o_h, o_g, n_queries, C).to(b_k.dtype)  # [PARTS, HC * PACK, HG * PACK]
-                b_dw = tl.dot(b_v, transposed(b_do), input_precision=C.PRECISION)  # [HC, BN, BM]
+                b_dw = rows.product(b_v, transposed(b_do), C)  # [HC, BN, BM]
                 if dropout is not None:
                     keeph = rows.kept(seed, dropout, i_b.to(tl.int32) * C.H + o_h, i_m, first, 3, C)  # [HC, BM, BN]
                     b_dw = tl.where(transposed(keeph), b_dw * dropout.gain, 0.0)
                 b_dp, b_last = mix(b_dw, b_mt, b_dp, b_last, False, C, True)
         if dropout is not None:
             b_mixed = tl.where(keep, b_mixed, 0.0)
-        b_dv = tl.dot(b_dot, transposed(b_mixed.to(b_dot.dtype)), b_dv, input_precision=C.PRECISION)
+        b_dv = rows.add_product(b_dot, transposed(b_mixed.to(b_dot.dtype)), b_dv, C)
         b_ds = rows.score_gradient(b_s, b_p, b_dp, b_delta, C)  # [HG, BN, BM]
-        b_dk = tl.dot(b_qt, transposed(b_ds.to(b_qt.dtype)), b_dk, input_precision=C.PRECISION)
+        b_dk = rows.add_product(b_qt, transposed(b_ds.to(b_qt.dtype)), b_dk, C)
     if dropout is not None:
         b_dv *= dropout.gain
     rows.store_heads(rows.at(d_k, i_b, 0), transposed(b_dk * d_scale), o_g, o_n, o_d, n_keys, C.H, C.D)
