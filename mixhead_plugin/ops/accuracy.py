@@ -264,15 +264,16 @@ def _mean_square_share(errors: Errors) -> Tensor:
 def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
     """Return the median quotient of two errors of a row as a share of what is allowed; sums of squares [..., rows].
 
-    From fewer than 100 rows a lower quantile is returned. For rows of one number the quotient is that of two numbers of
-    a normal distribution, above 2 in 30 of 100 rows, and so the quantile is by chance above 2 once in 100,000 times.
+    From fewer than 100 rows a lower quantile is returned, from fewer than 9 none: they tell nothing. For rows of one
+    number the quotient is that of two numbers of a normal distribution, above 2 in 30 of 100 rows, and so the quantile
+    is by chance above 2 once in 100,000 times.
     """
     ratio = (found / formula).sqrt()  # NaN in rows without any error, as hidden ones; they say nothing
     told = (~ratio.isnan()).sum(-1, keepdim=True)
     quantile = (0.7 - 2 * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
     place = (quantile * (told - 1).clamp(min=0)).long()
     sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values
-    return sorted_ratio.gather(-1, place).where(told > 0, 0.0)[..., 0] / 2
+    return sorted_ratio.gather(-1, place).where(quantile > 0, 0.0)[..., 0] / 2
 
 
 def _allowed(numbers: Tensor) -> Tensor:

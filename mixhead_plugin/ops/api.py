@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from mixhead_plugin.ops import fused, triton
 from mixhead_plugin.ops.blockwise import blockwise_attention
@@ -14,6 +13,8 @@ from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS, exporting, sink_problem
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
+from mixhead_plugin.ops.operators import no_derivative
+from mixhead_plugin.ops.transforms import transformations, unserved
 
 
 class Implementation(NamedTuple):
@@ -28,6 +29,9 @@ IMPLEMENTATIONS = {
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
     "triton": Implementation(triton.triton_attention, "fused GPU kernels; so far not run on a GPU"),
 }
+
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what every implementation computes with
 
 
 def implementation_problem(impl: str) -> str:
@@ -61,13 +65,13 @@ def attention(
     Mixing one matrix for all queries is the post-softmax projection of talking-heads attention (Shazeer et al. 2020).
 
     Args:
-        query: [B, H, Nq, D]; float16, bfloat16, float32 or float64, as `key` and `value`
+        query: [B, H, Nq, D]; float16, bfloat16, float32 or float64, as `key` and `value`; dense
         key: [B, H, Nk, D]
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
-        mixing: floats of any dtype, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
+        mixing: floats of any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
         causal: query t sees the keys up to t + (Nk - Nq)
-        attn_mask: additive floats of any dtype, broadcastable to [B, H, Nq, Nk]; -inf hides a key
+        attn_mask: additive floats of any of these dtypes, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
         relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the dtype of `query`; adds
             a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key k
@@ -87,19 +91,28 @@ def attention(
 
     Raises:
         ValueError: an unknown name, or tensors whose shapes do not fit together
-        TypeError: a mask of the wrong dtype, or dtypes that differ
+        TypeError: a mask of the wrong dtype, dtypes that differ, other floats such as float8, nested and sparse tensors
         RuntimeError: `impl` cannot run here, with the reason
         NotImplementedError: `impl` lacks a derivative that is asked for
     """
+    if relative is not None and not isinstance(relative, RelativeScores):
+        raise TypeError(f"relative is {type(relative).__name__}: must be ops.RelativeScores(query, key)")
     inputs = AttentionInputs(
         query=query, key=key, value=value, mixing=mixing, attn_mask=attn_mask, key_padding_mask=key_padding_mask,
         relative_query=None if relative is None else relative.query,
         relative_key=None if relative is None else relative.key,
         gain=gain, sink=sink, score_mixing=score_mixing, normalizer=normalizer, causal=causal, dropout_p=dropout_p,
-        scale=max(1, query.shape[-1:].numel()) ** -0.5 if scale is None else scale,
+        scale=_usual_scale(query) if scale is None else scale,
     )  # fmt: skip
     out, weights = attend_with_weights(inputs, impl, need_weights)
     return out if weights is None else (out, weights)
+
+
+def _usual_scale(query: Tensor) -> float:
+    """Return D ** -0.5; 1 where D is 0, and for a tensor that `check` refuses."""
+    if query.is_nested or query.dim() == 0 or query.shape[-1] == 0:
+        return 1.0
+    return query.shape[-1] ** -0.5
 
 
 def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> tuple[Tensor, Tensor | None]:
@@ -117,8 +130,8 @@ def attend(inputs: AttentionInputs, impl: str) -> Tensor:
         impl = fastest(inputs)
     elif impl == "triton" and (problem := triton_problem(inputs)):
         raise RuntimeError(f"impl 'triton': {problem}; usable here: auto, reference, blockwise")
-    elif impl != "reference" and in_forward_mode(inputs):
-        raise NotImplementedError(f"impl {impl!r} has no forward-mode derivative; impl 'reference' has")
+    elif impl != "reference" and (kind := unserved(inputs)):
+        raise no_derivative(impl, kind)
     return fused.fused_attention(inputs) if impl == "fused" else IMPLEMENTATIONS[impl].run(inputs)
 
 
@@ -132,6 +145,7 @@ def check(inputs: AttentionInputs, impl: str) -> None:
         raise ValueError(f"scale {inputs.scale}, dropout_p {inputs.dropout_p}: must be a float, and a probability")
     if inputs.sink is not None and (problem := sink_problem(inputs.normalizer)):
         raise ValueError(f"sink: {problem}")
+    _check_kinds(inputs)
     query, key, value = inputs.query, inputs.key, inputs.value
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -144,19 +158,35 @@ def check(inputs: AttentionInputs, impl: str) -> None:
     for name, tensor in inputs.given().items():
         name = name.replace("relative_", "relative.")
         same = name in ("query", "key", "value") or name.startswith("relative")
-        if not tensor.is_floating_point() or (same and tensor.dtype != query.dtype):
-            raise TypeError(f"{name} is {tensor.dtype}: must be floats{f', {query.dtype} as the query' * same}")
-        if tensor.device != query.device:
-            raise ValueError(f"{name} is on {tensor.device}: must be on {query.device}, as the query")
+        if tensor.dtype not in FLOATS:
+            raise TypeError(f"{name} is {tensor.dtype}: must be float16, bfloat16, float32 or float64")
+        if same and tensor.dtype != query.dtype:
+            raise TypeError(f"{name} is {tensor.dtype}: must be {query.dtype}, as the query")
     for name, tensor in inputs.given().items():
         _check_shape(name, tensor, *(tuple(sizes[dim] for dim in shape) for shape in DIMENSIONS[name]))
     _check_masks(inputs.attn_mask, inputs.key_padding_mask, (batch, heads, n_queries, n_keys))
 
 
+def _check_kinds(inputs: AttentionInputs) -> None:
+    """Refuse what is no dense tensor on the device of the query."""
+    masks = {"attn_mask": inputs.attn_mask, "key_padding_mask": inputs.key_padding_mask}
+    for name, tensor in {**inputs.given(), **masks}.items():
+        name = name.replace("relative_", "relative.")
+        if tensor is None:
+            continue
+        if tensor.is_nested:
+            raise TypeError(f"{name} is a nested tensor: must be padded, with key_padding_mask for what is no key")
+        if tensor.layout != torch.strided:
+            raise TypeError(f"{name} is {tensor.layout}: must be dense, as by to_dense()")
+        if tensor.device != inputs.query.device:
+            raise ValueError(f"{name} is on {tensor.device}: must be on {inputs.query.device}, as the query")
+
+
 def _check_masks(mask: Tensor | None, padding: Tensor | None, full: tuple[int, ...]) -> None:
     if mask is not None:
-        if not mask.is_floating_point():
-            raise TypeError(f"attn_mask is {mask.dtype}: must be additive floats, -inf hides a key")
+        if mask.dtype not in FLOATS:
+            floats = "float16, bfloat16, float32 or float64"
+            raise TypeError(f"attn_mask is {mask.dtype}: must be {floats}, which is added; -inf hides a key")
         if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(mask.shape[::-1], full[::-1])):
             raise ValueError(f"attn_mask {list(mask.shape)}: must be broadcastable to {list(full)}")
     if padding is not None:
@@ -182,8 +212,8 @@ def fastest(inputs: AttentionInputs) -> str:
         return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
-    if in_forward_mode(inputs) or (not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()):
-        return "reference"  # the only one with forward-mode derivatives, and for torch.func.grad
+    if unserved(inputs) or transformations():
+        return "reference"  # the only one that serves torch.func, and forward mode
     if fused.serves(inputs):
         return "fused"
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
@@ -194,13 +224,6 @@ def fastest(inputs: AttentionInputs) -> str:
     if n_keys <= head_dim and (n_keys <= 16 or query.shape[:3].numel() * n_keys <= block_size(query.device)):
         return "reference"
     return "blockwise"
-
-
-def in_forward_mode(inputs: AttentionInputs) -> bool:
-    """Return whether a tensor carries a tangent; torch's operators without such a derivative give 0, silently."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return False
-    return any(isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in inputs)
 
 
 def triton_problem(inputs: AttentionInputs) -> str:

@@ -28,9 +28,12 @@ def serves(inputs: AttentionInputs) -> bool:
 def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` for inputs that it `serves`."""
     query, key, value = inputs[:3]
-    # torch aligns the first query with the first key; here the last query belongs to the last key.
-    plain_causal = inputs.causal and query.shape[2] == key.shape[2]
-    plain_causal = plain_causal and inputs.attn_mask is None and inputs.key_padding_mask is None
+    plain_causal = False
+    if inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None:
+        # torch aligns the first query with the first key; here the last query belongs to the last key. An `if`, because
+        # the compiler decides one: it would hand a comparison of changing lengths to torch as it stands.
+        if query.shape[2] == key.shape[2]:
+            plain_causal = True
     mask = unseen = None
     if not plain_causal:
         mask = additive_mask(inputs, upcast(query).dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
+from mixhead_plugin.ops.operators import announce_flops
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
 READ = ("query", "key", "value", "mixing", "sink")  # the tensors that the kernels read, beside masks and seed
@@ -111,4 +112,5 @@ def triton_attention(inputs: AttentionInputs) -> Tensor:
         # From torch's generator, so that it repeats with torch.manual_seed and under activation checkpointing. From the
         # device's, as in F.dropout, because a CUDA graph replays draws there but would freeze a number of the host.
         inputs = inputs._replace(seed=torch.randint(2**62, (), dtype=torch.int64, device=inputs.query.device))
+    announce_flops()
     return torch.ops.mixhead_plugin.triton(*inputs)[0]

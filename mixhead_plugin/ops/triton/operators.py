@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.operators import SCHEMA, empty_output, register, register_backward, save_inputs, saved_inputs
+from mixhead_plugin.ops.operators import (
+    GRADIENTS,
+    SCHEMA,
+    all_gradients,
+    by_field,
+    empty_output,
+    register,
+    register_backward,
+    save_inputs,
+    saved_inputs,
+)
 from mixhead_plugin.ops.triton import flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
@@ -223,13 +233,16 @@ def _forward_fake(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tupl
     return empty_output(query, value), query.new_empty(2, *query.shape[:3], dtype=torch.float32)
 
 
-def _backward(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> list[Tensor]:
+def _backward(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> tuple[Tensor, ...]:
+    inputs = AttentionInputs(*fields)
     with torch.cuda.device_of(d_output):
-        return Call(AttentionInputs(*fields)).backward(d_output, rows, output)
+        grads = Call(inputs).backward(d_output, rows, output)
+    return all_gradients(dict(zip(inputs.given(), grads)), d_output)
 
 
-def _backward_fake(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in AttentionInputs(*fields).given().values()]
+def _backward_fake(d_output: Tensor, rows: Tensor, output: Tensor | None, *fields: Any) -> tuple[Tensor, ...]:
+    grads = {name: torch.empty_like(tensor) for name, tensor in AttentionInputs(*fields).given().items()}
+    return all_gradients(grads, d_output)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -245,11 +258,10 @@ def _differentiate(ctx: Any, d_output: Tensor | None, d_rows: Tensor | None) -> 
         return (None,) * len(AttentionInputs._fields)
     inputs, rows, output = saved_inputs(ctx)
     grads = torch.ops.mixhead_plugin.triton_backward(d_output, rows, output, *inputs)
-    by_name = dict(zip(inputs.given(), grads))
-    return tuple(by_name.get(name) for name in AttentionInputs._fields)
+    return by_field(grads, inputs.given())
 
 
 _RESULTS = "Tensor d_output, Tensor rows, Tensor? output"
 register("triton", f"({SCHEMA}) -> (Tensor, Tensor)", _forward, _forward_fake)
-register("triton_backward", f"({_RESULTS}, {SCHEMA}) -> Tensor[]", _backward, _backward_fake)
+register("triton_backward", f"({_RESULTS}, {SCHEMA}) -> {GRADIENTS}", _backward, _backward_fake)
 register_backward("triton", _save, _differentiate)
