@@ -110,9 +110,10 @@ def attention(
 
 def _usual_scale(query: Tensor) -> float:
     """Return D ** -0.5; 1 where D is 0, and for a tensor that `check` refuses."""
-    if query.is_nested or query.dim() == 0 or query.shape[-1] == 0:
+    if query.is_nested:
         return 1.0
-    return query.shape[-1] ** -0.5
+    # `numel` is a number while torch.jit.trace runs; an entry of the shape would be a tensor there
+    return max(1, query.shape[-1:].numel()) ** -0.5
 
 
 def attend_with_weights(inputs: AttentionInputs, impl: str, need_weights: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,5 +1,7 @@
 """Plain softmax attention by torch's own fused kernels."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,4 +51,27 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=inputs.dropout_p, is_causal=plain_causal, scale=inputs.scale
         )
+    if out.grad_fn is not None and not torch.compiler.is_compiling():
+        out.grad_fn.register_hook(_name_the_missing_derivative)
     return out if unseen is None else out.masked_fill(unseen, 0.0)
+
+
+def _name_the_missing_derivative(d_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
+    """Let a second derivative that torch's kernel lacks be refused in words that name `impl`, not the kernel."""
+    lacks = [d is not None and d.grad_fn is not None and d.grad_fn.name().endswith("NotImplemented") for d in d_inputs]
+    if not any(lacks):
+        return None
+    return tuple(_Once.apply(d) if lack else d for d, lack in zip(d_inputs, lacks))
+
+
+class _Once(torch.autograd.Function):
+    """The identity, without a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, d_input: Tensor) -> Tensor:
+        return d_input.view_as(d_input)
+
+    @staticmethod
+    def backward(ctx: Any, *d_outputs: Any) -> Any:
+        kernel = "torch's scaled_dot_product_attention"
+        raise NotImplementedError(f"impl 'auto' took {kernel}, which has no second derivative here; impl 'reference' has")

@@ -99,8 +99,12 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
 
 
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32
-    return softmax(F.logsigmoid(scores).add_(scores), seen, out)
+    # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32. That sum is 2 s far below
+    # 0. So a row of scores as low as the lowest float, which masks may have, would become a row of hidden keys. Less
+    # the largest score, which the softmax ignores, the sum stays finite for the largest.
+    largest = _largest(scores).clamp(max=0)
+    largest = largest.masked_fill(largest == float("-inf"), 0.0)
+    return softmax(F.logsigmoid(scores).add_(scores - largest), seen, out)
 
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
@@ -156,42 +160,66 @@ def _count(scores: Tensor) -> Tensor:
 
 def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     visible, sigmoid = _visible_and_sigmoid(scores)
-    weights = visible * sigmoid
+    weights = _over_largest(visible * sigmoid)
     return _divide(weights, _length(weights, out), out)
 
 
 def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # swish'(s) / |swish(s)| (g - w (w.g))
     visible, sigmoid = _visible_and_sigmoid(scores)
-    norm = torch.linalg.vector_norm(visible * sigmoid, dim=-1, keepdim=True)  # [..., 1]
+    swish = visible * sigmoid
+    largest = _largest_size(swish)
+    norm = torch.linalg.vector_norm(swish / largest, dim=-1, keepdim=True)  # [..., 1]
     slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
-    return _tangent(weights, d_weights, out).mul_(_divide(slope, norm))
+    return _tangent(weights, d_weights, out).mul_(_divide(slope / _normal(largest), norm))
 
 
 def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the scores and a multiple of their sigmoid, each with 0 for a hidden key.
 
-    The largest swish of a row, their product, becomes 1 or -1. The factor cancels in a quotient of swishes. Without it
-    a row of s < -104 would vanish in float32, as would the squares of very small and of very large scores.
+    The factor cancels in a quotient of swishes. Without it a row of s < -104 would vanish in float32.
     """
     visible = torch.nan_to_num(scores, float("nan"), float("inf"), 0.0)
-    sigmoid = torch.exp(_shifted(F.logsigmoid(scores)))
-    largest = _largest((visible * sigmoid).abs())
-    # at least the least normal float32, whose inverse is finite
-    return visible, sigmoid / largest.clamp_min(1.2e-38).masked_fill(largest == 0, 1.0)
+    return visible, torch.exp(_shifted(F.logsigmoid(scores)))
 
 
 def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    signed = _scaled_expm1(scores)
+    signed = _over_largest(_scaled_expm1(scores))
     return _divide(F.relu(signed), signed.abs().sum(-1, keepdim=True), out)
 
 
 def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
     # exp(s) / sum |exp(s) - 1| times (g where s > 0, less sign(s) w.g)
     signed = _scaled_expm1(scores)
-    slope = _divide(torch.exp(scores - _largest(scores).clamp(min=0)), signed.abs().sum(-1, keepdim=True))
+    largest = _largest_size(signed)
+    total = (signed / largest).abs().sum(-1, keepdim=True)
+    slope = _divide(torch.exp(scores - _largest(scores).clamp(min=0)) / _normal(largest), total)
     torch.mul(d_weights, signed > 0, out=out)
     return out.sub_(signed.sign() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
+
+
+def _over_largest(signed: Tensor) -> Tensor:
+    """Return the numbers of each row over the largest size among them, which cancels in a quotient of two such numbers.
+
+    Squares of very small and of very large numbers would vanish or overflow. The derivative is that of a number which
+    is large enough to have one: for scores near 1e-40 it would be infinite in float32, and then NaN in a sum.
+    """
+    largest = _largest_size(signed)
+    over = signed / largest
+    if not over.requires_grad:
+        return over
+    return over.detach() + (signed - signed.detach()) / _normal(largest)
+
+
+def _largest_size(signed: Tensor) -> Tensor:
+    """Return the largest size in each row, [..., 1], without gradient; 1 where all are 0."""
+    largest = _largest(signed.abs())
+    return largest.masked_fill(largest == 0, 1.0)
+
+
+def _normal(largest: Tensor) -> Tensor:
+    """Return at least ten times the least normal number, so that gradients times the inverse are finite."""
+    return largest.clamp_min(2.3e-307 if largest.dtype == torch.float64 else 1.2e-37)
 
 
 def _scaled_expm1(scores: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ operations, so a busy machine would delay each by its slowest core. Here each co
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Barrier, Lock
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], 
     """Let `work` go through `items`, without gradients and autocast.
 
     On the CPU every thread of torch calls `work` once. The threads take their items, in order, from one iterator.
+    Where no thread can be had, as after the end of the main thread, the caller goes through all items itself.
     After an error no thread takes another item; the error is raised once all threads are back.
     """
     threads = min(torch.get_num_threads(), len(items)) if device.type == "cpu" else 1
@@ -52,8 +53,13 @@ def parallel_for(work: Callable[[Iterator[Item]], None], items: Sequence[Item], 
                 waiting.clear()
                 raise
 
-    results = [_pool().submit(run) for _ in range(threads)]
+    results: list[Future[None]] = []
     try:
+        try:
+            pool = _pool()
+            results.extend(pool.submit(run) for _ in range(threads))
+        except RuntimeError:  # Python starts no thread and takes no work once the main thread has ended
+            run()
         for result in results:
             result.result()
     finally:  # also after Ctrl-C
@@ -71,6 +77,9 @@ def _pool() -> ThreadPoolExecutor:
                 for _ in range(size):
                     pool.submit(_use_one_core, ready)
                 ready.wait()
+            except BaseException:
+                ready.abort()  # the threads that have started would wait for the others
+                raise
             finally:
                 torch.set_num_threads(size)  # set_num_threads(1) in a thread also applies to every later thread
             _pools[size] = pool
