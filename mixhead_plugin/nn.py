@@ -17,6 +17,16 @@ class ShapeError(ValueError, AssertionError, RuntimeError):
     """Say which shape or type was expected; torch's module raises one of the last two, this project the first."""
 
 
+class _NotTorchs:
+    """Stand where torch's module has its packed weight; no operation takes it."""
+
+    requires_grad = False
+
+    @classmethod
+    def __torch_function__(cls, function: Any, *arguments: Any) -> Any:
+        raise TypeError("MixedAttention has no in_proj_weight; it has q_proj, k_proj and v_proj")
+
+
 class MixedAttention(Assembly):
     """Replace `nn.MultiheadAttention`: same call and masks; loads a state dict of torch's or of fairseq's attention.
 
@@ -33,8 +43,10 @@ class MixedAttention(Assembly):
             relative positions are for self-attention
     """
 
-    # torch's TransformerEncoderLayer would compute the attention itself if these were there.
-    in_proj_weight = in_proj_bias = None
+    # torch's TransformerEncoderLayer would compute the attention itself if these were there. TransformerEncoder asks
+    # torch.overrides whether the weight is a plain tensor, and pads nothing away if it is not.
+    in_proj_weight = _NotTorchs()
+    in_proj_bias = None
     _qkv_same_embed_dim = False
 
     def __init__(
@@ -77,17 +89,25 @@ class MixedAttention(Assembly):
         self.k_proj = nn.Linear(self.kdim, inner_dim, bias)
         self.v_proj = nn.Linear(self.vdim, inner_dim, bias)
         self.out_proj = nn.Linear(inner_dim, embed_dim, bias)
-        # torch draws the projections of equal inputs as one matrix [3 * embed_dim, embed_dim].
-        gain = 2**-0.5 if self.kdim == self.vdim == embed_dim else 1.0
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.xavier_uniform_(projection.weight, gain)
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj) if bias else ():
-            nn.init.zeros_(projection.bias)
+        self.reset_parameters()
 
         sizes = sizes_of(variant, num_heads, self.head_dim, embed_dim, causal)
         self.num_mixed_heads = sizes.mixed_heads
         self.add_parts(variant, sizes, relative_gain)
         self.to(device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """Draw the projections anew, as `nn.MultiheadAttention` draws its own; each part has such a method, too.
+
+        A loop over all modules reaches the projections themselves afterwards, which `nn.Linear` draws in its own way.
+        """
+        # torch draws the projections of equal inputs as one matrix [3 * embed_dim, embed_dim].
+        gain = 2**-0.5 if self.kdim == self.vdim == self.embed_dim else 1.0
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            nn.init.xavier_uniform_(projection.weight, gain)
+        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *settings: Any) -> None:
         """Split the packed projections of `nn.MultiheadAttention`; a part that it lacks wholly starts anew."""
@@ -134,6 +154,8 @@ class MixedAttention(Assembly):
         Returns:
             output, shaped as `query`, and weights: None, [B, Nq, Nk], or [B, H', Nq, Nk] if not averaged
         """
+        if query.is_nested:
+            return self._of_nested(query, key, value, need_weights), None
         unbatched = query.dim() == 2
         self._check_shapes(query, key, value, key_padding_mask, attn_mask)
         inputs: list[Any] = [query, key, value]
@@ -165,6 +187,17 @@ class MixedAttention(Assembly):
         if unbatched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _of_nested(self, query: Tensor, key: Tensor | None, value: Tensor | None, need_weights: bool) -> Tensor:
+        """Attend within each row of a nested tensor; torch's TransformerEncoder makes one of a padded batch in eval."""
+        if query is not key or query is not value or need_weights or not self.batch_first:
+            raise ShapeError("nested query: must be key and value, too, with batch_first and need_weights=False")
+        lengths = torch.tensor([row.size(0) for row in query.unbind()], device=query.device)
+        padded = torch.nested.to_padded_tensor(query, 0.0)  # [B, N, embed_dim]
+        hidden = torch.arange(padded.size(1), device=query.device) >= lengths[:, None]  # [B, N]
+        out, _ = self(padded, padded, padded, key_padding_mask=hidden, need_weights=False)
+        rows = [row[:length] for row, length in zip(out, lengths.tolist())]
+        return torch.nested.as_nested_tensor(rows, layout=query.layout)
 
     def _check_shapes(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, padding: Tensor | None, mask: Tensor | None

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from mixhead_plugin.nn import MixedAttention, mix, parameter_groups
+from mixhead_plugin.parts import PARTS
 from tests.covering import each_once
 from tests.modules.definition import KINDS, MIXINGS, NORMALIZERS, NQ, B, E, H, build, future, inputs, padding, variant
 
@@ -199,6 +200,70 @@ def test_padded_batches_of_torchs_encoder_are_not_nested():
     expected = encoder(x, src_key_padding_mask=HIDDEN)[~HIDDEN]
     found = mix(encoder, "position-wise")(x, src_key_padding_mask=HIDDEN)[~HIDDEN]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("which", [[0], [1], [0, 1]], ids=["first", "second", "both"])
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_layer_of_torchs_encoder_may_be_replaced_by_hand(which, grad):
+    """torch hands the second layer a nested tensor if the first one is torch's."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(E, H, E, batch_first=True), 2).eval()
+    x = torch.randn(B, NQ, E)
+    hidden = torch.arange(NQ) >= torch.arange(NQ - B + 1, NQ + 1)[:, None]  # at the end, as torch's kernels ask for
+    with torch.set_grad_enabled(grad):
+        expected = encoder(x, src_key_padding_mask=hidden)[~hidden]
+        for number in which:
+            layer = encoder.layers[number]
+            state = layer.self_attn.state_dict()
+            layer.self_attn = MixedAttention(E, H, batch_first=True, head_mixing="position-wise").eval()
+            layer.self_attn.load_state_dict(state)
+        found = encoder(x, src_key_padding_mask=hidden)[~hidden]
+    torch.testing.assert_close(found, expected)
+
+
+def test_nested_cross_attention_is_refused():
+    nested = torch.nested.nested_tensor([torch.zeros(2, E), torch.zeros(3, E)])
+    with pytest.raises(ValueError, match=r"^nested query: must be key and value, too"):
+        MixedAttention(E, H, batch_first=True)(nested, nested, nested)
+
+
+PARTS_WITH_TENSORS = [
+    (option, value)
+    for option, table in PARTS.items()
+    for value, kind in table.items()
+    if kind.parameters
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("option, value", [*PARTS_WITH_TENSORS, ("relative_gain", 3), ("mixing_start", "random")])
+def test_the_usual_loop_after_to_empty_gives_every_part_its_start(option, value):
+    variant = {option: value}
+    if option == "mixing_start":
+        variant["head_mixing"] = "position-wise"
+    torch.manual_seed(5)
+    fresh = MixedAttention(E, H, **variant)
+    with torch.device("meta"):
+        emptied = MixedAttention(E, H, **variant)
+    emptied.to_empty(device="cpu")
+    for tensor in (*emptied.parameters(), *emptied.buffers()):
+        tensor.data.fill_(torch.nan)
+
+    torch.manual_seed(5)
+    for module in emptied.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert not any(tensor.isnan().any() for tensor in emptied.state_dict().values())
+    emptied.reset_parameters()  # the loop has drawn the projections as nn.Linear does
+    assert all((projection.bias == 0).all() for projection in (emptied.q_proj, emptied.out_proj))
+
+    name = "head_mixing" if option == "mixing_start" else option
+    part, started = getattr(fresh, name), getattr(emptied, name)
+    random = {"hidden_weight", "left_weight", "left"} if value in ("low-rank", "output") else set()
+    if value == "random":
+        random = {"weight", "bias"} & part.state_dict().keys()
+    for key, tensor in part.state_dict().items():
+        if key not in random:
+            assert torch.equal(started.state_dict()[key], tensor)
 
 
 def test_weight_decay_spares_the_mixing():

@@ -11,9 +11,9 @@ from mixhead_plugin.ops.blockwise import blockwise_attention
 from mixhead_plugin.ops.blockwise.plan import block_size
 from mixhead_plugin.ops.inputs import DIMENSIONS, AttentionInputs
 from mixhead_plugin.ops.normalizers import NORMALIZERS, exporting, sink_problem
+from mixhead_plugin.ops.operators import no_derivative
 from mixhead_plugin.ops.reference import reference_attention, reference_with_weights
 from mixhead_plugin.ops.relative import RelativeScores
-from mixhead_plugin.ops.operators import no_derivative
 from mixhead_plugin.ops.transforms import transformations, unserved
 
 
@@ -69,9 +69,9 @@ def attention(
         key: [B, H, Nk, D]
         value: [B, H', Nk, Dv]; H' differs from H only with a rectangular `mixing`
         normalizer: a key of `NORMALIZERS`
-        mixing: floats of any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
+        mixing: any of these dtypes, [H, H'] or [B, Nq, H, H']; M[..., j, i]: weight of source head j in mixed head i
         causal: query t sees the keys up to t + (Nk - Nq)
-        attn_mask: additive floats of any of these dtypes, broadcastable to [B, H, Nq, Nk]; -inf hides a key
+        attn_mask: any of these dtypes, additive, broadcastable to [B, H, Nq, Nk]; -inf hides a key
         key_padding_mask: bool [B, Nk], True hides a key
         relative: `RelativeScores(a, r)`, a [B, H, Nq, R] and r [H, Nk or Nq + Nk - 1, R] in the dtype of `query`; adds
             a[b, h, t] . r[h, k - t + Nq - 1] to the score of query t and key k

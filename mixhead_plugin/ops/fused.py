@@ -31,11 +31,11 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
     """Compute `ops.attention` for inputs that it `serves`."""
     query, key, value = inputs[:3]
     plain_causal = False
-    if inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None:
-        # torch aligns the first query with the first key; here the last query belongs to the last key. An `if`, because
-        # the compiler decides one: it would hand a comparison of changing lengths to torch as it stands.
-        if query.shape[2] == key.shape[2]:
-            plain_causal = True
+    alone = inputs.causal and inputs.attn_mask is None and inputs.key_padding_mask is None
+    # torch aligns the first query with the first key; here the last query belongs to the last key. An `if`, because the
+    # compiler decides one: it would hand a comparison of changing lengths to torch as it stands.
+    if alone and query.shape[2] == key.shape[2]:
+        plain_causal = True
     mask = unseen = None
     if not plain_causal:
         mask = additive_mask(inputs, upcast(query).dtype)
@@ -74,4 +74,6 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *d_outputs: Any) -> Any:
         kernel = "torch's scaled_dot_product_attention"
-        raise NotImplementedError(f"impl 'auto' took {kernel}, which has no second derivative here; impl 'reference' has")
+        raise NotImplementedError(
+            f"impl 'auto' took {kernel}, which has no second derivative here; impl 'reference' has"
+        )

@@ -20,7 +20,7 @@ def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
 # The compiler guards the stack of transformations: a program compiled under one does not run under another.
 @while_traced
 def transformations() -> str:
-    """Return the names of all that are active, of Grad, Jvp, Vmap and Functionalize; Jvp for forward mode of any kind."""
+    """Return the names of those that are active: Grad, Jvp (forward mode of any kind), Vmap, Functionalize."""
     names = {interpreter.key().name for interpreter in torch._C._functorch.get_interpreter_stack() or ()}
     if forward_ad._current_level >= 0:
         names.add("Jvp")

@@ -10,12 +10,38 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from mixhead_plugin.ops.normalizers import exporting
 from mixhead_plugin.parts.head_mixing import own_numbers
 from mixhead_plugin.parts.kinds import AttentionSizes, Axis, Part, PartKind
 
 OUTPUT_RANK = 4  # of U V^T
+
+# What a plain projection is made of: a module's own tables, all empty, and two sizes. Whatever has more, or has any of
+# them filled, may compute something else.
+_TABLES = {name: table for name, table in vars(nn.Module()).items() if name not in ("training", "_parameters")}
+_ATTRIBUTES = {*vars(nn.Module()), "in_features", "out_features"}
+_FORWARD = nn.Linear.forward
+_CALL = nn.Linear.__call__
+
+
+def is_plain(linear: Any) -> bool:
+    """Return whether a call of `linear` is certainly its weight times the input plus its bias, and nothing else.
+
+    LoRA tools patch `forward` or add modules, quantisation changes the weight's type, offloading and pruning add hooks,
+    and so does whoever reads or changes inputs, outputs and gradients, of one module or of all.
+    """
+    if type(linear) is not nn.Linear or nn.Linear.forward is not _FORWARD or nn.Linear.__call__ is not _CALL:
+        return False
+    if _has_any_global_hook():
+        return False
+    state = vars(linear)
+    if state.keys() != _ATTRIBUTES or any(state[name] != table for name, table in _TABLES.items()):
+        return False
+    if linear._parameters.keys() != {"weight", "bias"}:
+        return False
+    return all(tensor is None or type(tensor) in (Tensor, nn.Parameter) for tensor in linear._parameters.values())
 
 
 class FeatureMixing(Part):
@@ -33,7 +59,15 @@ class FeatureMixing(Part):
         value_dim = sizes.head_dim if sizes.key_heads else sizes.value_dim
         for name, number in heads.items():
             size = number if of_heads else value_dim if name == "value" else sizes.head_dim
-            self.register_parameter(name, nn.Parameter(torch.eye(size)) if name[0] in sizes.mixed_features else None)
+            mixes = name[0] in sizes.mixed_features
+            self.register_parameter(name, nn.Parameter(torch.empty(size, size)) if mixes else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name in ("query", "key", "value"):
+            matrix = getattr(self, name)
+            if matrix is not None:
+                nn.init.eye_(matrix)
 
     def identity(self) -> dict[str, Tensor]:
         return {name: torch.eye(len(matrix)) for name, matrix in self.named_parameters()}
@@ -64,14 +98,14 @@ class FeatureMixing(Part):
     def project(self, linear: Any, x: Tensor, name: str) -> Tensor:
         """Return the mixed features [..., H * D] of a projection of x [..., C].
 
-        If there are more tokens than C, it costs less to mix the weights. Hooks, as of quantisation noise, see every
-        call of `linear`, and those of offloaded weights bring them from the device meta.
+        If there are more tokens than C, it costs less to mix the weights. That goes around `linear`, so it must be
+        plain.
         """
         matrix = getattr(self, name)
-        if matrix is None or type(linear) is not nn.Linear or linear._forward_pre_hooks or linear._forward_hooks:
-            return self(linear(x), name)
         # an exported program is for all sizes
-        if linear.weight.device != x.device or exporting() or x.numel() <= linear.in_features**2:
+        if matrix is None or exporting() or x.numel() <= x.size(-1) ** 2 or not is_plain(linear):
+            return self(linear(x), name)
+        if linear.weight.device != x.device:
             return self(linear(x), name)
         bias = None if linear.bias is None else self.of_weight(linear.bias, matrix)
         return F.linear(x, self.of_weight(linear.weight, matrix), bias)
@@ -93,9 +127,16 @@ class OutputMixing(FeatureMixing):
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__(sizes._replace(mixed_features=""), of_heads=True)
-        with own_numbers():
-            self.left = nn.Parameter(torch.randn(sizes.mixed_heads, OUTPUT_RANK) * sizes.mixed_heads**-0.5)  # U
-        self.right = nn.Parameter(torch.zeros(sizes.mixed_heads, OUTPUT_RANK))  # V
+        self.left = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # U
+        self.right = nn.Parameter(torch.empty(sizes.mixed_heads, OUTPUT_RANK))  # V
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if not hasattr(self, "right"):  # the class above calls it before there are any
+            return
+        with torch.no_grad(), own_numbers():
+            self.left.copy_(torch.randn(self.left.shape, device="cpu") * self.left.size(0) ** -0.5)
+            self.right.zero_()
 
     def identity(self) -> dict[str, Tensor]:
         return {"right": torch.zeros(self.right.shape)}

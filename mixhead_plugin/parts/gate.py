@@ -17,8 +17,13 @@ class AttentionGate(Part):
     def __init__(self, sizes: AttentionSizes, by_number: bool):
         super().__init__()
         gates = sizes.mixed_heads * (sizes.value_dim if by_number else 1)
-        self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
-        self.bias = nn.Parameter(torch.zeros(gates))
+        self.weight = nn.Parameter(torch.empty(sizes.embed_dim, gates))  # [C, H'] or [C, H' * D]
+        self.bias = nn.Parameter(torch.empty(gates))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
 
     def identity(self) -> dict[str, Tensor]:
         return {name: torch.zeros(parameter.shape) for name, parameter in self.named_parameters()}

@@ -9,6 +9,7 @@ one. Mixhead B has a forerunner in the dynamic projections of mesh-tensorflow's 
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -107,11 +108,18 @@ class LowRankMixing(HeadMixing):
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
         heads, hidden = sizes.num_heads, 2 * RANK * sizes.num_heads
-        with own_numbers():
-            self.hidden_weight = nn.Parameter(torch.randn(sizes.embed_dim, hidden) * sizes.embed_dim**-0.5)  # W_1
-            self.left_weight = nn.Parameter(torch.randn(hidden, heads * RANK) * hidden**-0.5)  # W_2 of U
-        self.right_weight = nn.Parameter(torch.zeros(hidden, heads * RANK))  # W_2 of V
-        self.diagonal_weight = nn.Parameter(torch.zeros(sizes.embed_dim, heads))  # W_g
+        self.hidden_weight = nn.Parameter(torch.empty(sizes.embed_dim, hidden))  # W_1
+        self.left_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of U
+        self.right_weight = nn.Parameter(torch.empty(hidden, heads * RANK))  # W_2 of V
+        self.diagonal_weight = nn.Parameter(torch.empty(sizes.embed_dim, heads))  # W_g
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad(), own_numbers():
+            for weight in (self.hidden_weight, self.left_weight):
+                weight.copy_(torch.randn(weight.shape, device="cpu") * weight.size(0) ** -0.5)
+            self.right_weight.zero_()
+            self.diagonal_weight.zero_()
 
     def identity(self) -> dict[str, Tensor]:
         return {name: torch.zeros(self.get_parameter(name).shape) for name in ("right_weight", "diagonal_weight")}
@@ -134,7 +142,11 @@ class DifferentialMixing(HeadMixing):
 
     def __init__(self, sizes: AttentionSizes):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(sizes.embed_dim, sizes.mixed_heads))  # [C, H / 2]
+        self.weight = nn.Parameter(torch.empty(sizes.embed_dim, sizes.mixed_heads))  # [C, H / 2]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         share = torch.sigmoid(torch.matmul(x, self.weight))  # [B, Nq, H / 2]
@@ -145,15 +157,20 @@ class DifferentialMixing(HeadMixing):
 class FrozenMixing(HeadMixing):
     """Keep a constant M (ablations of mixhead table 7) in a buffer, so that checkpoints contain it."""
 
-    def __init__(self, matrix: Tensor):
+    def __init__(self, sizes: AttentionSizes, start: Callable[[int, int], Tensor]):
         super().__init__()
-        self.weight = nn.Buffer(matrix)  # [H, H']
+        self.start = start
+        self.weight = nn.Buffer(torch.empty(sizes.num_heads, sizes.mixed_heads))  # [H, H']
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.weight.copy_(self.start(*self.weight.shape))
 
     def forward(self, query: Tensor, x: Tensor) -> Tensor:
         return self.weight  # [H, H']
 
 
-def random_mixing(sizes: AttentionSizes) -> FrozenMixing:
+def _normal_columns(heads: int, mixed_heads: int) -> Tensor:
     """Return normal entries, each column scaled to sum to 1 (after mixhead section 4.4.2).
 
     The paper's entries are normal and fixed, and it says no more. Two changes: columns are scaled, as in the authors'
@@ -161,17 +178,11 @@ def random_mixing(sizes: AttentionSizes) -> FrozenMixing:
     again, which is ours.
     """
     # Drawn on the CPU: the loop looks at values, which the device `meta` does not have.
-    heads = sizes.num_heads
-    matrix = torch.randn(heads, sizes.mixed_heads, dtype=torch.float64, device="cpu")
+    matrix = torch.randn(heads, mixed_heads, dtype=torch.float64, device="cpu")
     # A column sum near 0, within a tenth of its deviation, would make large entries: draw such columns again.
     while (small := matrix.sum(0).abs() < 0.1 * heads**0.5).any():
         matrix[:, small] = torch.randn(heads, int(small.sum()), dtype=torch.float64, device="cpu")
-    return FrozenMixing((matrix / matrix.sum(0)).float().to(torch.get_default_device()))
-
-
-def average_mixing(sizes: AttentionSizes) -> FrozenMixing:
-    """Return 1 / H everywhere: each mixed head is the mean head (mixhead section 4.4.2)."""
-    return FrozenMixing(torch.full((sizes.num_heads, sizes.mixed_heads), 1 / sizes.num_heads))
+    return (matrix / matrix.sum(0)).float()
 
 
 _MATRIX = (Axis(0, "source"), Axis(1, "mixed"))  # M [H, H']
@@ -216,14 +227,18 @@ HEAD_MIXINGS = {
         uncut="its source heads come in pairs",
     ),
     "random": PartKind(
-        random_mixing,
+        partial(FrozenMixing, start=_normal_columns),
         "normal, columns scaled to sum to 1, frozen",
         "ablation, mixhead section 4.4.2; it scales columns in its code alone, and redraws none",
         {"weight": _MATRIX},
         frozen=True,
     ),
     "average": PartKind(
-        average_mixing, "1 / H, frozen", "ablation, mixhead section 4.4", {"weight": _MATRIX}, frozen=True
+        partial(FrozenMixing, start=_uniform_start),  # each mixed head is the mean head, mixhead section 4.4.2
+        "1 / H, frozen",
+        "ablation, mixhead section 4.4",
+        {"weight": _MATRIX},
+        frozen=True,
     ),
 }
 

@@ -37,7 +37,11 @@ class AttentionSizes(NamedTuple):
 
 
 class Part(nn.Module):
-    """A part of an attention whose parameters may do nothing, as at the start of the training."""
+    """A part of an attention whose parameters may do nothing, as at the start of the training.
+
+    Each part with tensors of its own has `reset_parameters`, which gives them their start again: programs that build a
+    model on the device meta call it after `to_empty`, on every module that has it.
+    """
 
     def identity(self) -> dict[str, Tensor]:
         """Return values with which a trained part does nothing; empty for one that never does nothing."""

@@ -51,7 +51,11 @@ class BucketedBias(Part):
         super().__init__()
         self.causal = sizes.causal
         self.num_buckets, self.farthest = 32, 128  # as in T5
-        self.weight = nn.Parameter(torch.zeros(self.num_buckets, sizes.num_heads))  # [buckets, H]
+        self.weight = nn.Parameter(torch.empty(self.num_buckets, sizes.num_heads))  # [buckets, H]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.zeros(self.weight.shape)}
@@ -107,7 +111,11 @@ class DistanceGain(Part):
     def __init__(self, num_heads: int, clip: int):
         super().__init__()
         self.clip = clip
-        self.weight = nn.Parameter(torch.ones(num_heads, 2 * clip + 1))  # [H, distances]
+        self.weight = nn.Parameter(torch.empty(num_heads, 2 * clip + 1))  # [H, distances]
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
     def identity(self) -> dict[str, Tensor]:
         return {"weight": torch.ones(self.weight.shape)}

@@ -16,7 +16,12 @@ class AttentionSink(nn.Module):
 
     def __init__(self, sizes: AttentionSizes, trained: bool):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(sizes.num_heads)) if trained else None
+        self.weight = nn.Parameter(torch.empty(sizes.num_heads)) if trained else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.weight is not None:
+            nn.init.zeros_(self.weight)
 
     def forward(self, q: Tensor) -> Tensor:
         """Return the scores [H] for queries [B, H, Nq, D]."""

@@ -4,11 +4,13 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 
 from mixhead_plugin.modules.attention import MixheadAttention
 from mixhead_plugin.modules.penalties import PENALTIES, RegularizedPass
 from mixhead_plugin.ops import fused
-from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS
+from mixhead_plugin.parts.feature_mixing import FEATURE_MIXINGS, FeatureMixing, is_plain
+from mixhead_plugin.parts.kinds import AttentionSizes
 from tests.covering import each_once
 from tests.helpers import shake
 from tests.modules.definition import E, H, definition, future
@@ -57,3 +59,58 @@ def test_the_features_to_mix_are_those_of_the_option_and_only_they_have_a_matrix
     for refused in ({"feature_mixing": "output", "mixed_features": "q"}, {"mixed_features": "k"}):
         with pytest.raises(ValueError, match=r"mixed_features .: .* must be qkv"):
             MixheadAttention(E, H, **refused)
+
+
+class Traced(torch.Tensor):
+    """A tensor of a type of its own, as those of quantised weights are."""
+
+
+def patch(linear):
+    original = linear.forward
+    linear.forward = lambda x: original(x) + 1
+
+
+def doubled(x):
+    return x if x is None else 2 * x
+
+
+# What a call of the projection does beside its weight and bias; each is removed again where it is not the module's own.
+NOT_PLAIN = {
+    "a patched forward": patch,
+    "a module inside": lambda linear: linear.add_module("lora", torch.nn.Linear(1, 1)),
+    "a hook before": lambda linear: linear.register_forward_pre_hook(lambda module, x: (2 * x[0],)),
+    "a hook behind": lambda linear: linear.register_forward_hook(lambda module, x, out: 2 * out),
+    "a hook of gradients": lambda linear: linear.register_full_backward_hook(lambda *_: (2 * _[1][0],)),
+    "a hook of gradients before": lambda linear: linear.register_full_backward_pre_hook(lambda *_: (2 * _[1][0],)),
+    "a weight of another type": lambda linear: setattr(
+        linear, "weight", torch.nn.Parameter(linear.weight.detach().as_subclass(Traced))
+    ),
+    "a parametrization": lambda linear: torch.nn.utils.parametrizations.weight_norm(linear),
+    "a hook of all modules": lambda _: register_module_forward_hook(
+        lambda module, x, out: 2 * out if type(module) is torch.nn.Linear else None
+    ),
+    "a hook of all modules' gradients": lambda _: register_module_full_backward_hook(
+        lambda module, d_in, d_out: tuple(map(doubled, d_in)) if type(module) is torch.nn.Linear else None
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NOT_PLAIN)
+def test_a_projection_that_is_not_plain_is_called(what):
+    """For few tokens it always is; many tokens are computed alike then."""
+    torch.manual_seed(4)
+    mixing = FeatureMixing(AttentionSizes(2, 3, 2, 3, 5), of_heads=True)
+    torch.nn.init.normal_(mixing.query)
+    linear, x = torch.nn.Linear(5, 6), torch.randn(30, 5, requires_grad=True)
+    assert is_plain(linear)
+    handle = NOT_PLAIN[what](linear)
+    try:
+        assert not is_plain(linear)
+        outcomes = []
+        for parts in ([x], x.split(3)):
+            out = torch.cat([mixing.project(linear, part, "query") for part in parts])
+            outcomes.append((out, torch.autograd.grad(out.square().sum(), x)[0]))
+        torch.testing.assert_close(*outcomes)
+    finally:
+        if "all modules" in what:
+            handle.remove()

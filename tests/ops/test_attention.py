@@ -208,6 +208,33 @@ def test_autocast_does_not_lower_the_precision(impl, mixing):
         assert torch.equal(attention(**given, impl=impl), expected)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_a_mask_may_have_the_half_precision_that_autocast_has_not(impl):
+    given = tensors(dtype=torch.float32, n_queries=40, n_keys=40)
+    mask = calls.future(40, 40).half()
+    expected = attention(**given, attn_mask=mask, impl=impl)
+    with torch.autocast("cpu", dtype=torch.bfloat16), blocks(1, 2**8):
+        assert_same({"out": attention(**given, attn_mask=mask, impl=impl)}, {"out": expected})
+
+
+@pytest.mark.parametrize("mixing, distances", [("none", "none"), ("per query", "scores shared"), ("shared", "past")])
+def test_the_counter_of_flops_sees_every_product_of_matrices(mixing, distances):
+    from torch.utils.flop_counter import FlopCounterMode  # imports triton
+
+    given, counts = tensors(mixing, distances), {}
+    for impl in ("reference", "blockwise"):
+        with FlopCounterMode(display=False) as counter:
+            calls.run(given, impl=impl)
+        counts[impl] = counter.get_total_flops()
+    assert counts["blockwise"] == counts["reference"] > 0
+
+    given = {name: tensor.requires_grad_() for name, tensor in given.items()}
+    out = calls.run(given, impl="blockwise")
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() > 2 * counts["blockwise"]
+
+
 @covering(impl=["reference", "blockwise"], normalizer=NORMALIZERS)
 def test_on_the_device_meta_there_are_shapes(impl, normalizer):
     given = {name: t.to("meta") for name, t in tensors("per query", FEW[-1]).items()}
@@ -322,6 +349,13 @@ WRONG = {
     "score_mixing": dict(score_mixing=torch.zeros(H, H + 1).double()),
     "sink of other heads": dict(sink=torch.zeros(H + 1).double()),
     "sink without a denominator": dict(sink=torch.zeros(H).double(), normalizer="relu2"),
+    "query of float8": dict(query=torch.zeros(B, H, NQ, D).to(torch.float8_e4m3fn)),
+    "mixing of float8": dict(mixing=torch.zeros(H, H).to(torch.float8_e4m3fn)),
+    "attn_mask of float8": dict(attn_mask=torch.zeros(NQ, NK).to(torch.float8_e4m3fn)),
+    "attn_mask elsewhere": dict(attn_mask=torch.zeros(NQ, NK, device="meta")),
+    "key_padding_mask elsewhere": dict(key_padding_mask=torch.zeros(B, NK, device="meta").bool()),
+    "query that is nested": dict(query=torch.nested.nested_tensor([torch.zeros(H, n, D) for n in (2, 3, 4)])),
+    "key of sparse layout": dict(key=torch.zeros(B, H, NK, D).double().to_sparse()),
     "gain of integers": dict(gain=torch.zeros(H, NQ + NK - 1, dtype=torch.long)),
 }
 
@@ -335,6 +369,12 @@ def must_refuse(name, arguments):
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_arguments_are_refused_by_name(case):
     must_refuse(case.split()[0], {**tensors(), **WRONG[case]})
+
+
+def test_a_pair_that_names_neither_relative_tensor_is_refused():
+    pair = torch.zeros(B, H, NQ, 1).double(), torch.zeros(H, NK, 1).double()
+    with pytest.raises(TypeError, match=r"^relative is tuple: must be ops.RelativeScores\(query, key\)$"):
+        attention(**tensors(), relative=pair)
 
 
 @pytest.mark.parametrize("name", ["gain", "relative_query", "relative_key"])

@@ -67,13 +67,27 @@ def test_torchscript_compiles_it(name, n_keys):
 @every_normalizer
 def test_the_lowest_score_is_not_a_hidden_key(name):
     for dtype in (torch.float32, torch.float64):
-        lowest = torch.finfo(dtype).min / 4  # s + logsigmoid(s) of the lowest itself overflows
+        lowest = torch.finfo(dtype).min
         scores = torch.tensor([[lowest, -INF, -INF], [lowest, lowest, -INF]], dtype=dtype)
         weights = NORMALIZERS[name].weights(scores)
         assert weights.isfinite().all()
         if name in ("softmax", "sigsoftmax", "l2"):  # invariant under shifts as s goes to -inf
             near = torch.tensor([[-9.0, -INF, -INF], [-9.0, -9.0, -INF]], dtype=dtype)
             torch.testing.assert_close(weights, NORMALIZERS[name].weights(near))
+
+
+@pytest.mark.parametrize("name", ["softpick", "swish-l2"])
+@pytest.mark.parametrize("score", [1e-40, 1e-38, -1e-40])
+def test_gradients_of_scores_near_zero_are_finite(name, score):
+    """Their weights are quotients of numbers that float32 holds, but the derivative, about 1 / score, overflows."""
+    scores = torch.full((2, 20), score, requires_grad=True)
+    d_weights = torch.randn(2, 20)
+    weights = NORMALIZERS[name].weights(scores)
+    (by_autograd,) = torch.autograd.grad(weights, scores, d_weights)
+    written = NORMALIZERS[name].grad(scores.detach(), weights.detach(), d_weights, torch.empty(2, 20))
+    assert by_autograd.isfinite().all() and written.isfinite().all()
+    exact = NORMALIZERS[name].weights(scores.detach().double())
+    torch.testing.assert_close(weights.double(), exact, rtol=1e-3, atol=1e-6)
 
 
 @every_normalizer_and_length

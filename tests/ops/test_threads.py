@@ -120,3 +120,26 @@ assert count() == 20
 
 def test_a_forked_process_does_not_count_on_threads_of_its_parent():
     subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+AFTER_MAIN = """
+import threading, torch
+from mixhead_plugin.ops import attention
+
+def work(q, before):
+    threading.main_thread().join()
+    torch.testing.assert_close(attention(q, q, q, mixing=torch.eye(4), impl="blockwise"), before)
+    print("done")
+
+torch.set_num_threads(2)
+q = torch.randn(2, 4, 600, 16)
+before = attention(q, q, q, mixing=torch.eye(4), impl="BEFORE")
+threading.Thread(target=work, args=(q, before)).start()
+"""
+
+
+@pytest.mark.parametrize("before", ["blockwise", "reference"], ids=["with threads", "without threads"])
+def test_a_thread_that_outlives_the_main_thread_goes_on(before):
+    program = AFTER_MAIN.replace("BEFORE", before)
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (run.stdout, run.returncode) == ("done\n", 0), run.stderr
