@@ -19,7 +19,10 @@ from provenance import ROOT
 from studies import Row, Study, from_results
 
 RESULTS = ROOT / "results"
-LEARNED = 0.1  # nats an answer; recall is learned below it, guessing has ln 64 = 4.16
+# Nats an answer; a run of recall has learned it below the first, and nearly below the second.
+# Guessing has ln 64 = 4.16. Both were chosen after the results.
+LEARNED = 0.1
+NEARLY = 0.5
 
 
 # ---- the comparisons -----------------------------------------------------------------------------
@@ -138,6 +141,12 @@ def effect(study: Study, of: Comparison) -> Effect:
     return Effect(of, gain, percent, error, over_best)
 
 
+def percent(study: Study, row: Row, base: Row, metric: str) -> Estimate:
+    """Return by how many percent of the base's loss the loss of the row is lower."""
+    mean = statistics.fmean(theirs for _, theirs in paired_losses(study, row, base, metric))
+    return paired(gains(study, row, base, metric)).scaled(100 / mean)
+
+
 def percent_of(log_ratio: float) -> float:
     """Return by how many percent the loss is lower, from a log ratio."""
     return 100 * (1 - math.exp(-log_ratio))
@@ -226,7 +235,9 @@ def recall_table(folder: Path = RESULTS) -> str:
         for row in (of.softmax, of.mixed, (*of.softmax[:-1], "average")):
             values = losses(study, row, of.loss).values()
             learned = sum(value < LEARNED for value in values)
-            cells.append(f"{learned} of {len(values)}; {statistics.fmean(values):.4f}")
+            nearly = sum(value < NEARLY for value in values)
+            mean = statistics.fmean(values)
+            cells.append(f"{learned} of {len(values)}; {nearly}; {mean:.4f}")
         rows.append(cells)
     return table(["length", "heads", "softmax", "B", "`average`"], rows)
 
@@ -250,7 +261,10 @@ def summarised(found: Sequence[Effect], method: str = "iterated") -> Summary:
 
 
 def summary_table(folder: Path = RESULTS) -> str:
-    """Return the gain over all rows of text by two estimators, and over the corpora's means."""
+    """Return the gain over all rows of text by two estimators, and over the means of the tasks.
+
+    Words and bytes are two tasks, but one text.
+    """
     by_corpus = of_text(effects(folder))
     text = [each for corpus in by_corpus.values() for each in corpus]
     means = [statistics.fmean(each.percent.mean for each in mine) for mine in by_corpus.values()]
@@ -261,7 +275,7 @@ def summary_table(folder: Path = RESULTS) -> str:
         new = f"{signed(found.new_low, 1)} to {signed(found.new_high, 1)}"
         rows.append([f"{len(text)} rows of text, {name}", shown(mean, 1), f"{found.tau:.1f}", new])
     spread = f"{statistics.stdev(means):.1f}"
-    rows.append([f"the means of {len(means)} corpora, t", shown(paired(means), 1), spread, ""])
+    rows.append([f"the means of {len(means)} tasks, t", shown(paired(means), 1), spread, ""])
     head = ["over", "gain, % of the loss", "spread of the settings (tau)", "one more setting"]
     return table(head, rows)
 
@@ -278,6 +292,9 @@ ALONG = {
     "B in cross-attention alone, 4 heads of 32": ("4", "B cross", "1600"),
     "`--attention-gate head`, 4 heads of 32": ("4", "gate", "1600"),
 }
+
+
+END_OF_CONSTANT_RATE = 1280  # of translation.toml; then it decays to 0
 
 
 def along(study: Study, row: Row) -> dict[int, dict[int, float]]:
@@ -300,21 +317,55 @@ def validations(study: Study, row: Row) -> dict[tuple[int, int], float]:
     return found
 
 
+def first_validation(study: Study, row: Row) -> int:
+    """Return the update at which fairseq validated first: the end of the first epoch."""
+    return min(update for update, _ in validations(study, row))
+
+
 def along_table(folder: Path = RESULTS) -> str:
-    """Return the gain in validation loss at the first and the last validation, and its change."""
+    """Return the gain in validation loss at three updates, and its changes.
+
+    The first is the end of the first epoch, the second the end of the constant rate.
+    """
     study = study_of("translation", folder)
     updates = sorted({update for update, _ in validations(study, ALONG["B, 4 heads of 32"])})
-    first, last = updates[0], updates[-1]
+    first, middle, last = updates[0], END_OF_CONSTANT_RATE, updates[-1]
     rows = []
     for name, row in ALONG.items():
         by_update = along(study, row)
-        early = by_update[first]
-        late = by_update[last]
-        change = paired([late[seed] - early[seed] for seed in early])
-        cells = [paired(list(early.values())), paired(list(late.values())), change]
+        cells = [paired(list(by_update[update].values())) for update in (first, middle, last)]
+        for since in (first, middle):
+            changes = [by_update[last][seed] - gain for seed, gain in by_update[since].items()]
+            cells.append(paired(changes))
         rows.append([name, *(shown(cell, 3) for cell in cells)])
-    head = ["over softmax with the same heads", f"at update {first:,}", f"at {last:,}", "change"]
+    head = ["over softmax with the same heads", f"at update {first:,}", f"at {middle:,}"]
+    head += [f"at {last:,}", f"change since {first:,}", f"change since {middle:,}"]
     return table(head, rows)
+
+
+# ---- the pilots of words ---------------------------------------------------------------------------
+
+PILOT_ROWS = {
+    "softmax, 16 heads of 8": ("16", "softmax"),
+    "B, 16 heads of 8": ("16", "B"),
+    "B with `--mixing-lr-scale 0.1`": ("16", "B slow"),
+    "`average`, 16 heads of 8": ("16", "average"),
+    "softmax, 4 heads of 32": ("4", "softmax"),
+}
+PILOT_RATES = ("0.003", "0.004", "0.005", "0.006", "0.008")
+
+
+def pilots_table(folder: Path = RESULTS) -> str:
+    """Return the validation perplexity of the pilots of words by rate, each seed by itself."""
+    study = study_of("pilots/words", folder)
+    rows = []
+    for name, row in PILOT_ROWS.items():
+        cells = []
+        for rate in PILOT_RATES:
+            values = study.values((*row, rate), "valid") if (*row, rate) in study.rows else {}
+            cells.append(", ".join(f"{values[seed]:.1f}" for seed in sorted(values)))
+        rows.append([name, *cells])
+    return table(["rate", *PILOT_RATES], rows)
 
 
 # ---- BLEU, time, and what else stands beside the loss --------------------------------------------
@@ -382,6 +433,67 @@ def translation_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
+def share_of_loss(task: str, updates: int, heads: str, folder: Path = RESULTS) -> float:
+    """Return how much of the loss that small heads cost, beside the best softmax, B wins back."""
+    asked = (task, updates, heads)
+    found = [each for each in effects(folder) if (each.of.task, each.of.updates, each.of.heads) == asked]
+    (each,) = found
+    if each.over_best is None:
+        raise ValueError(f"{heads}: are the best heads, and cost nothing")
+    return each.gain.mean / (each.gain.mean - each.over_best.mean)
+
+
+def more_updates_table(folder: Path = RESULTS) -> str:
+    """Return what B gains beside softmax that trains for 4.7 % more updates, with 4 heads."""
+    study = study_of("translation", folder)
+    softmax = ("4", "softmax", "1600")
+    b = ("4", "B", "1600")
+    more = ("4", "softmax in the time of B", "1600")
+    rows = []
+    for name, row, base in (
+        ("softmax with 4.7 % more updates, over softmax", more, softmax),
+        ("B, over softmax", b, softmax),
+        ("B, over softmax with 4.7 % more updates", b, more),
+    ):
+        loss = shown(paired(gains(study, row, base, "test")), 4)
+        rows.append([name, loss, shown(bleu_gain(study, row, base, "BLEU"), 2)])
+    return table(["4 heads of 32", "gain in test loss, nats", "gain in BLEU"], rows)
+
+
+WORDS = {
+    "softmax, 16 heads of 8": ("16", "softmax"),
+    "B, 16 heads of 8": ("16", "B"),
+    "`average`, 16 heads of 8": ("16", "average"),
+    "softmax, 4 heads of 32": ("4", "softmax"),
+}
+
+
+def words_table(folder: Path = RESULTS) -> str:
+    """Return the perplexity of every row of words, and the gain over softmax with 16 heads."""
+    study = study_of("words", folder)
+    base = WORDS["softmax, 16 heads of 8"]
+    rows = []
+    for name, row in WORDS.items():
+        perplexity = statistics.fmean(study.values(row, "test").values())
+        gain = "" if row == base else shown(percent(study, row, base, "test"), 2)
+        rows.append([name, f"{perplexity:.1f}", gain])
+    return table(["attention", "test perplexity", "gain over softmax, 16 heads, % of the loss"], rows)
+
+
+def unmixed_table(folder: Path = RESULTS) -> str:
+    """Return how much BLEU a model with B loses if beam search leaves out the mixing."""
+    study = study_of("table4", folder)
+    rows = []
+    for of in read_comparisons(folder / "comparisons.csv"):
+        if of.study != "table4" and of.study != "table4_fresh":
+            continue
+        mixed = study.values(of.mixed, "test")
+        unmixed = study.values(of.mixed, "test unmixed")
+        lost = paired([mixed[seed] - unmixed[seed] for seed in sorted(unmixed)])
+        rows.append([of.heads, str(lost.count), shown(lost, 1)])
+    return table(["heads", "seeds", "BLEU lost"], rows)
+
+
 def worth_in_updates(folder: Path = RESULTS) -> Estimate:
     """Return how many percent more updates would give softmax, 4 heads, the gain of B.
 
@@ -392,6 +504,15 @@ def worth_in_updates(folder: Path = RESULTS) -> Estimate:
     of_b = gains(study, ("4", "B", "1600"), base, "test")
     of_more = gains(study, ("4", "softmax in the time of B", "1600"), base, "test")
     return ratio(of_b, of_more).scaled(100 * 75 / 1600)
+
+
+def share_of_bleu(mixed: Row, small: Row, large: Row, folder: Path = RESULTS) -> Estimate:
+    """Return how much of the BLEU that small heads cost in translation the mixing wins back."""
+    bleu = {row: study_of("translation", folder).values(row, "BLEU") for row in (mixed, small, large)}
+    seeds = sorted(bleu[mixed].keys() & bleu[small].keys() & bleu[large].keys())
+    won = [bleu[mixed][seed] - bleu[small][seed] for seed in seeds]
+    cost = [bleu[large][seed] - bleu[small][seed] for seed in seeds]
+    return ratio(won, cost)
 
 
 def time_table(folder: Path = RESULTS) -> str:
@@ -415,6 +536,10 @@ TABLES = {
     "recall": recall_table,
     "over all texts": summary_table,
     "training time": time_table,
+    "words": words_table,
+    "pilots of words": pilots_table,
+    "more updates": more_updates_table,
+    "decoded without the mixing": unmixed_table,
 }
 MEANINGS = {
     "effects": """\
@@ -427,13 +552,19 @@ lowest loss among the numbers of heads that were run.""",
     "translation": "Test set after 1,600 updates, eight seeds; intervals at 95 %.",
     "along the training": """\
 Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.""",
-    "recall": f"Runs that end below {LEARNED} nats an answer, and the mean loss.",
+    "recall": f"Runs that end below {LEARNED} and {NEARLY} nats an answer, and the mean loss.",
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other
 estimators differ.""",
     "training time": """\
 CPU time of the updates, median over the seeds and its range, on busy machines.""",
+    "words": "Test set after 1,000 updates, six seeds; intervals at 95 %.",
+    "more updates": "Translation, test set, eight seeds; intervals at 95 %.",
+    "decoded without the mixing": """\
+Translation, B in the self-attentions, 800 updates: the BLEU of the test set with the mixing less
+that without it in beam search. Intervals at 95 %.""",
+    "pilots of words": "Validation perplexity, seed 101, then 102 where it was run.",
 }
 
 

@@ -167,8 +167,46 @@ def test_a_rounded_0_has_no_sign(value, text):
 def test_the_share_of_recall_that_was_learned():
     losses = by_seed("recall", "128", "8", "softmax").values()
     learned = sum(loss < 0.1 for loss in losses)
+    nearly = sum(loss < 0.5 for loss in losses)
     assert 0 < learned < 6
-    assert f"| 128 tokens | 8 of 8 | {learned} of 6; " in effects.recall_table()
+    assert f"| 128 tokens | 8 of 8 | {learned} of 6; {nearly}; " in effects.recall_table()
+
+
+def test_the_share_of_bleu_is_that_of_the_mean_gains():
+    def mean(heads, attention):
+        runs = runs_of("translation", heads, attention, "1600")
+        return statistics.fmean(run["metrics"]["BLEU"] for run in runs)
+
+    small = mean("32", "softmax")
+    share = (mean("32", "B") - small) / (mean("4", "softmax") - small)
+    rows = [("32", "B", "1600"), ("32", "softmax", "1600"), ("4", "softmax", "1600")]
+    assert effects.share_of_bleu(*rows).mean == pytest.approx(share)
+
+
+def test_the_share_of_the_loss_is_the_gain_of_what_small_heads_cost():
+    loss = {}
+    for heads, attention in (("4", "softmax"), ("32", "softmax"), ("32", "B")):
+        loss[heads, attention] = statistics.fmean(run["valid_loss"] for run in runs_of("table4", heads, attention))
+    small = loss["32", "softmax"]
+    share = (small - loss["32", "B"]) / (small - loss["4", "softmax"])
+    found = effects.share_of_loss("translation, self-attention mixed", 800, "32 of 4")
+    assert found == pytest.approx(share)
+
+
+def test_heads_that_are_the_best_cost_nothing():
+    with pytest.raises(ValueError, match="4 of 32: are the best heads, and cost nothing"):
+        effects.share_of_loss("translation", 1600, "4 of 32")
+
+
+def test_decoding_without_the_mixing_loses_bleu():
+    lost = [run["metrics"]["test"] - run["metrics"]["test unmixed"] for run in runs_of("table4", "32", "B")]
+    assert f"| 32 of 4 | {len(lost)} | {statistics.fmean(lost):.1f} (" in effects.unmixed_table()
+
+
+def test_a_rate_that_a_pilot_did_not_try_is_an_empty_cell():
+    (line,) = [line for line in effects.pilots_table().splitlines() if line.startswith("| B, 16 heads of 8")]
+    assert line.split("|")[3].strip() == ""
+    assert line.split("|")[4].strip() == "249.3, 249.6"
 
 
 def test_the_summary_is_over_all_rows_of_text():
