@@ -213,7 +213,7 @@ def fastest(inputs: AttentionInputs) -> str:
         return "reference"  # counters of FLOPs and exported programs know its operations, and it asks for no sizes
     if query.shape[2] <= 1:  # a step of decoding
         return "reference"
-    if unserved(inputs) or transformations():
+    if transformations():
         return "reference"  # the only one that serves torch.func, and forward mode
     if fused.serves(inputs):
         return "fused"

@@ -21,7 +21,10 @@ def while_traced(function: Callable[[], Any]) -> Callable[[], Any]:
 @while_traced
 def transformations() -> str:
     """Return the names of those that are active: Grad, Jvp (forward mode of any kind), Vmap, Functionalize."""
-    names = {interpreter.key().name for interpreter in torch._C._functorch.get_interpreter_stack() or ()}
+    stack = torch._C._functorch.get_interpreter_stack()
+    if not stack and forward_ad._current_level < 0:  # as nearly always
+        return ""
+    names = {interpreter.key().name for interpreter in stack or ()}
     if forward_ad._current_level >= 0:
         names.add("Jvp")
     return " ".join(sorted(names))
