@@ -7,7 +7,7 @@
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,8 @@ def lasting_table(study: Study) -> str:
     return table([*head, "gain in BLEU at 1,600", "at 6,400"], lines)
 
 
+# ---- what report.py calls ------------------------------------------------------------------------
+
 # by the name of the grid
 TABLES = {
     "recall_steps": steps_table,
@@ -212,3 +214,35 @@ TABLES = {
     "translation_long": lasting_table,
 }
 PICTURES = {"recall_steps": draw_steps}
+
+
+def with_whole_seeds(study: Study) -> tuple[Study, list[int]]:
+    """Return the study with the seeds that every row has, and the seeds that some row lacks.
+
+    A row lacks a seed whose run failed, or that had not ended when the experiment did.
+    """
+    seeds = [study.values(row, study.metric).keys() for row in study.rows]
+    whole = set.intersection(*map(set, seeds))
+    partial = set.union(*map(set, seeds)) - whole
+    return replace(study, runs=[run for run in study.runs if run["seed"] in whole]), sorted(partial)
+
+
+def own_table(study: Study) -> str:
+    """Return the table that was registered for a study; empty text if none was."""
+    make = TABLES.get(Path(study.source).stem)
+    if make is None:
+        return ""
+    whole, partial = with_whole_seeds(study)
+    text = make(whole)
+    if partial:
+        text += f"\n\nLeft out of all rows, because some row lacks them: seeds {', '.join(map(str, partial))}."
+    return text
+
+
+def draw_own(study: Study, path: Path) -> bool:
+    """Draw the picture that was registered for a study; return False if none was."""
+    draw = PICTURES.get(Path(study.source).stem)
+    if draw is None:
+        return False
+    draw(with_whole_seeds(study)[0], path)
+    return True

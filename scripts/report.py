@@ -85,8 +85,8 @@ def median(ratios: Sequence[float]) -> str:
 def markdown(study: Study) -> str:
     """Return the table of a study; columns that no row has are left out."""
     hidden = study.waits
-    own_table = planned.TABLES.get(Path(study.source).stem)
-    compared = not hidden and own_table is None and any(study.baseline(row) for row in study.rows)
+    own_table = "" if hidden else planned.own_table(study)
+    compared = not hidden and not own_table and any(study.baseline(row) for row in study.rows)
     metrics = study.metrics
     gained = study.metrics if study.grid.seeds else [study.metric]  # a planned experiment has all its metrics compared
     if not study.measure(study.metric).startswith(LOWER_IS_BETTER) and any(study.values(r, LOSS) for r in study.rows):
@@ -112,8 +112,8 @@ def markdown(study: Study) -> str:
     text = "\n".join("| " + " | ".join(line[i] for i in used) + " |" for line in table)
     if hidden:
         text += f"\n\nNot ended: {study.whole_seeds} of {study.grid.seeds} seeds have every point."
-    elif own_table is not None:
-        text += f"\n\n{own_table(study)}"
+    elif own_table:
+        text += f"\n\n{own_table}"
     return f"## {study.grid.title}\n\n{facts(study)}\n\n{text}\n"
 
 
@@ -148,9 +148,7 @@ def facts(study: Study) -> str:
 @matplotlib.rc_context({"svg.hashsalt": "mixhead", "svg.fonttype": "none", "font.size": 9})
 def draw(study: Study, path: Path) -> None:
     """Draw the metric of each row, the gains with their intervals, and the training curves, if any."""
-    own_picture = planned.PICTURES.get(Path(study.source).stem)
-    if own_picture is not None:
-        own_picture(study, path)
+    if planned.draw_own(study, path):
         return
     rows = [row for row in study.rows if study.values(row, study.metric)]
     gained = {row: found for row in rows if (found := gain(study, row))}

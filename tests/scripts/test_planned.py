@@ -133,6 +133,17 @@ def test_report_shows_the_table_and_the_picture_only_when_every_seed_has_ended(t
     assert "4 of 5 seeds have every point" in waiting and "of 4 (" not in waiting
 
 
+def test_a_seed_that_some_row_lacks_is_left_out_of_all_rows_and_named(tmp_path):
+    study = study_of_steps(tmp_path, seeds=3)
+    kept = [run for run in study.runs if (run["labels"]["attention"], run["seed"]) != ("A", 2)]
+    some = dataclasses.replace(study, runs=kept)
+    found = report.markdown(some)
+    assert "Left out of all rows, because some row lacks them: seeds 2.\n" in found
+    without = dataclasses.replace(study, runs=[run for run in study.runs if run["seed"] != 2])
+    assert planned.own_table(some).startswith(planned.own_table(without))
+    assert "Left out" not in planned.own_table(without)
+
+
 def test_errors_are_ratios_and_their_change_is_paired_by_seed(tmp_path):
     axes = {
         "steps": {"500": "--steps 500", "2000": "--steps 2000"},
