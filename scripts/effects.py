@@ -237,7 +237,7 @@ def recall_table(folder: Path = RESULTS) -> str:
             learned = sum(value < LEARNED for value in values)
             nearly = sum(value < NEARLY for value in values)
             mean = statistics.fmean(values)
-            cells.append(f"{learned} of {len(values)}; {nearly}; {mean:.4f}")
+            cells.append(f"{learned} and {nearly} of {len(values)}; {mean:.4f}")
         rows.append(cells)
     return table(["length", "heads", "softmax", "B", "`average`"], rows)
 
@@ -516,7 +516,10 @@ def share_of_bleu(mixed: Row, small: Row, large: Row, folder: Path = RESULTS) ->
 
 
 def time_table(folder: Path = RESULTS) -> str:
-    """Return the CPU time of the updates with B divided by that of softmax with the same heads."""
+    """Return the CPU time of the updates with B divided by that of softmax with the same heads.
+
+    Seeds whose two runs come from different machines do not count.
+    """
     rows = []
     for of in read_comparisons(folder / "comparisons.csv"):
         study = study_of(of.study, folder)
@@ -524,8 +527,9 @@ def time_table(folder: Path = RESULTS) -> str:
         if ratios and not study.waits:
             middle = statistics.median(ratios)
             ratio_and_range = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-            rows.append([of.task, f"{of.updates:,}", of.heads, ratio_and_range])
-    return table(["task", "updates", "heads", "time of B, softmax with the same heads has 1"], rows)
+            rows.append([of.task, f"{of.updates:,}", of.heads, str(len(ratios)), ratio_and_range])
+    head = ["task", "updates", "heads", "seeds", "time of B, softmax with the same heads has 1"]
+    return table(head, rows)
 
 
 TABLES = {
@@ -552,13 +556,14 @@ lowest loss among the numbers of heads that were run.""",
     "translation": "Test set after 1,600 updates, eight seeds; intervals at 95 %.",
     "along the training": """\
 Translation: gain in validation loss, nats a token, eight seeds, intervals at 95 %.""",
-    "recall": f"Runs that end below {LEARNED} and {NEARLY} nats an answer, and the mean loss.",
+    "recall": f"Runs that end below {LEARNED} and below {NEARLY} nats an answer, and the mean loss.",
     "over all texts": """\
 The lines on text as settings that each have a true gain (random effects); the intervals of the
 mean are Hartung and Knapp's. The lines share corpora, and most have three seeds, so other
 estimators differ.""",
     "training time": """\
-CPU time of the updates, median over the seeds and its range, on busy machines.""",
+CPU time of the updates, median over the seeds and its range, on busy machines. Only seeds count
+whose two runs come from the same kind of machine.""",
     "words": "Test set after 1,000 updates, six seeds; intervals at 95 %.",
     "more updates": "Translation, test set, eight seeds; intervals at 95 %.",
     "decoded without the mixing": """\

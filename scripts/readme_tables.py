@@ -98,7 +98,7 @@ def repairs() -> str:
 # The comparisons of the front page: what it calls them, and their task, updates and heads in
 # results/comparisons.csv. Texts by the size of the heads, then synthetic tasks.
 MEASURED = {
-    "translation, shorter": ("translation, self-attention mixed", 800, "64 of 2"),
+    "translation, half as many updates": ("translation, self-attention mixed", 800, "64 of 2"),
     "translation": ("translation", 1600, "32 of 4"),
     "words, each at its best rate": ("words, tuned rate", 1000, "16 of 8"),
     "words, both at a lower rate": ("words, rate 0.003", 1000, "16 of 8"),
@@ -157,7 +157,7 @@ def advice() -> str:
     over_large = effects.percent(words, ("16", "B"), ("4", "softmax"), "test")
     answers = [
         f"""**Yes, if your heads have a size of about 4** and must stay so small. In translation
-        after 1,600 updates ({epochs:.1f} epochs), B had won back all the loss that such heads had
+        (one corpus) after 1,600 updates ({epochs:.1f} epochs), B had won back all the loss that such heads had
         cost, and {with_unit(share, 0, "%")} of the BLEU. In a shorter training, of 800 updates,
         it had won back {early("32 of 4")} of the loss, and {early("64 of 2")} with heads of 2.""",
         f"""**Perhaps, if their size is 8 to 32 and you train for a short time.** In translation

@@ -101,12 +101,22 @@ class Study:
         return {run["seed"]: run["metrics"][metric] for run in self.of(row) if metric in run["metrics"]}
 
     def time_ratios(self, row: Row, base: Row) -> list[float]:
-        """Return the CPU time of the updates of a row divided by that of another, for each seed that both have."""
-        ours, theirs = (
-            {run["seed"]: time for run in self.of(each) if (time := last_point(run).get("cpu_seconds"))}
-            for each in (row, base)
-        )
+        """Return the CPU time of the updates of a row divided by that of another.
+
+        There is one ratio for each seed that both have from the same kind of machine.
+        """
+        ours = self._times(row)
+        theirs = self._times(base)
         return [ours[seed] / theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+
+    def _times(self, row: Row) -> dict[tuple[int, str], float]:
+        """Return the CPU seconds of the updates by seed and machine."""
+        found = {}
+        for run in self.of(row):
+            seconds = last_point(run).get("cpu_seconds")
+            if seconds:
+                found[run["seed"], run["device"]] = seconds
+        return found
 
     def published(self, row: Row) -> str:
         return self.grid.published.get("/".join(row), "")

@@ -169,7 +169,7 @@ def test_the_share_of_recall_that_was_learned():
     learned = sum(loss < 0.1 for loss in losses)
     nearly = sum(loss < 0.5 for loss in losses)
     assert 0 < learned < 6
-    assert f"| 128 tokens | 8 of 8 | {learned} of 6; {nearly}; " in effects.recall_table()
+    assert f"| 128 tokens | 8 of 8 | {learned} and {nearly} of 6; " in effects.recall_table()
 
 
 def test_the_share_of_bleu_is_that_of_the_mean_gains():
@@ -196,6 +196,17 @@ def test_the_share_of_the_loss_is_the_gain_of_what_small_heads_cost():
 def test_heads_that_are_the_best_cost_nothing():
     with pytest.raises(ValueError, match="4 of 32: are the best heads, and cost nothing"):
         effects.share_of_loss("translation", 1600, "4 of 32")
+
+
+def test_times_of_different_machines_are_not_compared():
+    study = effects.study_of("translation", effects.RESULTS)
+    devices = {}
+    for attention in ("softmax", "B self"):
+        runs = runs_of("translation", "4", attention, "1600")
+        devices[attention] = {(run["seed"], run["device"]) for run in runs}
+    both = devices["softmax"] & devices["B self"]
+    assert 0 < len(both) < 8
+    assert len(study.time_ratios(("4", "B self", "1600"), ("4", "softmax", "1600"))) == len(both)
 
 
 def test_decoding_without_the_mixing_loses_bleu():
