@@ -433,16 +433,6 @@ def translation_table(folder: Path = RESULTS) -> str:
     return table(head, rows)
 
 
-def share_of_loss(task: str, updates: int, heads: str, folder: Path = RESULTS) -> float:
-    """Return how much of the loss that small heads cost, beside the best softmax, B wins back."""
-    asked = (task, updates, heads)
-    found = [each for each in effects(folder) if (each.of.task, each.of.updates, each.of.heads) == asked]
-    (each,) = found
-    if each.over_best is None:
-        raise ValueError(f"{heads}: are the best heads, and cost nothing")
-    return each.gain.mean / (each.gain.mean - each.over_best.mean)
-
-
 def more_updates_table(folder: Path = RESULTS) -> str:
     """Return what B gains beside softmax that trains for 4.7 % more updates, with 4 heads."""
     study = study_of("translation", folder)

@@ -183,21 +183,6 @@ def test_the_share_of_bleu_is_that_of_the_mean_gains():
     assert effects.share_of_bleu(*rows).mean == pytest.approx(share)
 
 
-def test_the_share_of_the_loss_is_the_gain_of_what_small_heads_cost():
-    loss = {}
-    for heads, attention in (("4", "softmax"), ("32", "softmax"), ("32", "B")):
-        loss[heads, attention] = statistics.fmean(run["valid_loss"] for run in runs_of("table4", heads, attention))
-    small = loss["32", "softmax"]
-    share = (small - loss["32", "B"]) / (small - loss["4", "softmax"])
-    found = effects.share_of_loss("translation, self-attention mixed", 800, "32 of 4")
-    assert found == pytest.approx(share)
-
-
-def test_heads_that_are_the_best_cost_nothing():
-    with pytest.raises(ValueError, match="4 of 32: are the best heads, and cost nothing"):
-        effects.share_of_loss("translation", 1600, "4 of 32")
-
-
 def test_times_of_different_machines_are_not_compared():
     study = effects.study_of("translation", effects.RESULTS)
     devices = {}
