@@ -21,7 +21,7 @@ def table(shapes: list[str]) -> None:
 
     8x64/1 takes the second tiles of tuning.py.
     """
-    columns = (*count.COLUMNS, *count.GPUS)
+    columns = count.COLUMNS
     print(f"{'':66}" + "".join(f"{name:>10}" for name in columns))
     for shape in shapes:
         size, _, place = shape.partition("/")

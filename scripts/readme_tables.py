@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import effects
+import gpu_tables
 
 from mixhead_plugin.errors import option_name
 from mixhead_plugin.modules.penalties import PENALTIES
@@ -198,6 +199,7 @@ NAMED = (flags, families, variants, scopes, implementations, arguments, penaltie
 TABLES = {
     **{each.__name__: each for each in NAMED},
     **effects.TABLES,  # of the results
+    **gpu_tables.TABLES,
 }
 
 

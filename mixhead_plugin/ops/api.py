@@ -27,7 +27,7 @@ class Implementation(NamedTuple):
 IMPLEMENTATIONS = {
     "reference": Implementation(reference_attention, "the formula as it stands; all weights in memory"),
     "blockwise": Implementation(blockwise_attention, "exact, by blocks of queries; memory linear in the length"),
-    "triton": Implementation(triton.triton_attention, "fused GPU kernels; so far not run on a GPU"),
+    "triton": Implementation(triton.triton_attention, "fused GPU kernels; they ran on one NVIDIA H200"),
 }
 
 

@@ -1,4 +1,7 @@
-"""Count what kernels execute: `scripts/emulate.py --count`. All numbers are for a pair of query and key of one head."""
+"""Count what kernels execute: `scripts/emulate.py --count`. All numbers are for a pair of query and key of one head.
+
+They do not tell how long a kernel takes on a GPU: triton.md, 'Measured'.
+"""
 
 from collections import Counter
 
@@ -15,9 +18,6 @@ from tests.ptx.shared import Shared
 CONTENDERS = {"FlashAttention-2": 0, "no mixing": 0, "shared": 2, "per query": 4}  # dimensions of M
 # Instructions and products are of a thread; a warp multiplies 16 x 8 x 16 numbers at once. Cycles are times 32.
 COLUMNS = ("instr.", "mma", "ex2", "shared B", "cycles", "conflicts", "global B")
-# An estimate from public figures. For each SM and clock: products of 16-bit numbers, instructions of warps, exp2, bytes
-# of shared memory, bytes of L2 (measured by others). On H100 mma.sync reaches about 0.6 of what wgmma does.
-GPUS = {"A100": (1024, 4, 16, 128, 47), "H100": (2048 * 0.6, 4, 16, 128, 42)}
 
 tally: Counter = Counter()
 
@@ -42,13 +42,6 @@ class CountingMemory(Memory):
         return super()._place(site, who, address, size)
 
 
-def clocks(n: dict[str, float], gpu: str) -> float:
-    """Return the clocks of an SM for 32 pairs, if its busiest part alone decided."""
-    products, issued, exp2, shared, l2 = GPUS[gpu]
-    parts = (n["mma"] * 2048 / products, n["instr."] / issued, 32 * n["ex2"] / exp2, n["cycles"] * 128 / shared)
-    return max(*parts, 32 * n["global B"] / l2)
-
-
 def passes(contender: str, place: int, heads: int, size: int, length: int = 256) -> dict[str, dict[str, float]]:
     """Return the counts of the passes of a contender, forward and backward; refuse wrong results."""
     like = Variant("softmax", heads, size, size, torch.float16, torch.device("cpu"), mixing_dim=CONTENDERS[contender])
@@ -61,7 +54,7 @@ def passes(contender: str, place: int, heads: int, size: int, length: int = 256)
         for opcode, threads in launch.launch(kernel, blocks, arguments, tile.warps, tile.stages)[1].items():
             tally.update({"instr.": threads, opcode.split(".")[0]: threads})
         line = {column: tally[column] / (heads * length**2) for column in COLUMNS}
-        found[f"{kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line | {gpu: clocks(line, gpu) for gpu in GPUS}
+        found[f"{kernel.fn.__name__} {'x'.join(map(str, tile))}"] = line
 
     machine.Shared, machine.Memory, operators.start = CountingShared, CountingMemory, start
     if contender == "FlashAttention-2":
