@@ -1,4 +1,7 @@
-"""Tables of what scripts/gpu_report.sh measured, from results/gpu. scripts/readme_tables.py writes them into the pages."""
+"""Tables of what scripts/gpu_report.sh measured, from results/gpu, for the pages.
+
+scripts/readme_tables.py writes them.
+"""
 
 import json
 from pathlib import Path

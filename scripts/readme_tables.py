@@ -64,7 +64,7 @@ def scopes() -> str:
 
 
 def implementations() -> str:
-    rows = [["`auto`", "the fastest that serves"]]
+    rows = [["`auto`", "usually the fastest that serves"]]
     rows += [[f"`{name}`", entry.summary] for name, entry in IMPLEMENTATIONS.items()]
     return table(["`--attention-impl`", "computes"], rows)
 

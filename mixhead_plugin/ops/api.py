@@ -82,7 +82,8 @@ def attention(
             times that of head j, before relative scores and masks are added (talking heads)
         dropout_p: probability of dropping a (mixed) weight; the caller passes 0 outside of training
         scale: factor on query . key; None for D ** -0.5
-        impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses the fastest; any other choice runs or raises.
+        impl: "auto" or a key of `IMPLEMENTATIONS`. "auto" chooses what is usually the fastest;
+            any other choice runs or raises.
         need_weights: also return the mixed weights [B, H', Nq, Nk]; then "reference" computes all, whatever `impl` is
 
     Returns:

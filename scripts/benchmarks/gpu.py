@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from benchmarks import core
-from benchmarks.measure import Case, check, measure, peak_on_gpu
+from benchmarks.measure import Case, check, measure
 from benchmarks.opponents import OPPONENTS, problem
 from benchmarks.steps import Row, one_line
 from mixhead_plugin import check as machine_check
@@ -709,8 +709,6 @@ def training_step(settings: Settings, step: str, updates: int = 100) -> Iterator
     for update in (1, 2, 10, 50, 100):
         if update <= updates:
             row[f"loss_{update}"] = losses[update - 1]
-    if settings.device == "cuda":
-        row["peak_mib"] = peak_on_gpu(functools.partial(trainer.train_step, [sample], raise_oom=True))
     yield row
 
 
