@@ -49,6 +49,10 @@ def convert(file: str, out: str) -> str:
     if os.path.exists(out):
         raise OptionError(f"{out}: is there already; must be a new file")
     state = checkpoint_utils.load_checkpoint_to_cpu(file)
+    if state.get("cfg") is None:
+        raise OptionError(
+            f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+        )
     found = converted(file, state["model"])
     cfg = OmegaConf.to_container(state["cfg"], resolve=True, enum_to_str=True)
     flags = vars(cfg["model"]) if isinstance(cfg["model"], Namespace) else cfg["model"]
@@ -91,8 +95,14 @@ def converted(file: str, tensors: Mapping[str, Tensor]) -> Converted:
     for name in mixed:
         weight = renamed.pop(f"{name}{ending}")
         bias = renamed.pop(f"{name}.bias", None)
+        query = tensors.get(f"{name}.q_proj.weight")
+        if query is None:
+            raise OptionError(f"{file}: has {name}{ending}, but no {name}.q_proj.weight; must be a whole model")
+        if weight.dim() != 2 or weight.size(1) == 0 or query.dim() != 2:
+            shapes = f"{name}{ending} is {list(weight.shape)}, {name}.q_proj.weight is {list(query.shape)}"
+            raise OptionError(f"{file}: {shapes}; both must be matrices with numbers")
         heads = weight.size(1)
-        inner_dim, embed_dim = tensors[f"{name}.q_proj.weight"].shape
+        inner_dim, embed_dim = query.shape
         head_dim = inner_dim // heads
         if bias is None and weight.shape == (heads, heads):
             mixings.add("position-independent")

@@ -115,6 +115,15 @@ def test_a_model_that_the_plugin_does_not_compute_is_refused_in_one_line(change,
     assert not (tmp_path / "converted.pt").exists()
 
 
+def test_a_file_without_a_config_is_refused_in_one_line(tmp_path):
+    file = str(tmp_path / "published.pt")
+    published(file, "transformer", "A")
+    torch.save({**torch.load(file, weights_only=False), "cfg": None}, file)
+    said = f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+    with pytest.raises(OptionError, match=f"^{re.escape(said)}$"):
+        convert(file, str(tmp_path / "converted.pt"))
+
+
 Q = "decoder.layers.0.self_attn.q_proj.weight"
 W = "decoder.layers.0.self_attn.stochastic_w"
 BIAS = "decoder.layers.0.self_attn.bias"
@@ -133,9 +142,18 @@ OTHER = {name.replace("layers.0", "layers.1"): value for name, value in {Q: torc
             {W: torch.zeros(8, 8), BIAS: torch.zeros(8, 8)},
             f"{W} is [8, 8] with a bias; must be [8, 8] without one (A), or [2, 8] with one (B)",
         ),
+        (
+            {W: torch.zeros(8)},
+            f"{W} is [8], {Q} is [16, 16]; both must be matrices with numbers",
+        ),
+        ({W: torch.zeros(8, 0)}, f"{W} is [8, 0], {Q} is [16, 16]; both must be matrices with numbers"),
+        (
+            {W.replace("0", "1"): torch.zeros(8, 8)},
+            f"has {W.replace('0', '1')}, but no {Q.replace('0', '1')}; must be a whole model",
+        ),
         ({W: torch.zeros(8, 8), **OTHER}, "mixes 1 of 2 attentions, which no --attention-scope covers"),
     ],
-    ids=["no mixing", "no static part", "another shape", "some layers"],
+    ids=["no mixing", "no static part", "another shape", "vector", "empty", "no projection", "some layers"],
 )
 def test_tensors_that_are_neither_a_nor_b_are_refused_in_one_line(tensors, said):
     with pytest.raises(OptionError, match=f"^{re.escape(f'x.pt: {said}')}$"):

@@ -83,7 +83,10 @@ def overrides(text: str) -> dict[str, Any]:
 
 def load_from(args: Namespace, path: str, name: str | None = None) -> Loaded:
     """Load a checkpoint as the flags of `add_arguments` say."""
-    utils.import_user_module(args)
+    try:
+        utils.import_user_module(args)
+    except FileNotFoundError as error:  # fairseq says the path alone
+        raise OptionError(f"--user-dir {args.user_dir}: no such folder") from error
     return load(path, args.data, args.model_overrides, args.cpu, name)
 
 
@@ -95,6 +98,10 @@ def load(
     state = checkpoint_utils.load_checkpoint_to_cpu(path, changes)
     try:
         (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([path], state=state)
+    except FileNotFoundError as error:
+        if data is None:
+            raise
+        raise OptionError(f"--data {data}: {error.filename or error}: no such file or folder") from error
     except Exception as error:
         # fairseq refuses a folder of data by a plain Exception, and a model by a RuntimeError.
         if type(error) is not Exception and not isinstance(error, (RuntimeError, OptionError)):
@@ -160,7 +167,7 @@ def load_subset(loaded: Loaded, subset: str) -> Any:
     try:
         if subset not in loaded.task.datasets:
             loaded.task.load_dataset(subset, combine=False, epoch=1, task_cfg=loaded.cfg.task)
-    except AssertionError as error:  # of fairseq's sentence_prediction
+    except (AssertionError, FileNotFoundError) as error:  # the first is of fairseq's sentence_prediction
         raise OptionError(f"--subset {subset}: {error}") from error
     return loaded.task.dataset(subset)
 

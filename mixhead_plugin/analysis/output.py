@@ -54,7 +54,7 @@ def name_of(path: str) -> str:
 def labels(args: Namespace, defaults: Sequence[str]) -> list[str]:
     """Return the names of the inputs, from --labels or else from `defaults`; refuse equal names."""
     names = list(defaults) if args.labels is None else args.labels.split(",")
-    if len(names) != len(defaults) or not all(names):
+    if args.labels is not None and (len(names) != len(defaults) or not all(names)):
         raise OptionError(f"--labels {args.labels}: must be {len(defaults)} names, with commas between them")
     if len(set(names)) < len(names):
         raise OptionError(f"--labels: two inputs have the same name, {','.join(names)}; name them by --labels A,B")

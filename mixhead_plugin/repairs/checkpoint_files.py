@@ -86,6 +86,11 @@ def _load_models(original, filenames: list[str], *args, **kwargs):
     except RuntimeError as error:
         if problem := mismatch(str(error)):
             raise OptionError(f"{':'.join(filenames)}: {problem}") from error
+        if str(error).startswith("Neither args nor cfg"):
+            raise OptionError(
+                f"{':'.join(filenames)}: has no config; must be a checkpoint that fairseq-train wrote, not its "
+                "tensors alone"
+            ) from error
         raise
     except OSError as error:
         found = re.fullmatch(r"Model file not found: (.*)", str(error))

@@ -9,7 +9,8 @@ from fairseq import checkpoint_utils
 from fairseq.modules import MultiheadAttention
 
 from mixhead_plugin.analysis.heads import Where, attentions, by_site, hooked, where
-from mixhead_plugin.analysis.loading import batches, load
+from mixhead_plugin.analysis.loading import batches, load, load_from
+from mixhead_plugin.analysis.output import labels, name_of
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.modules.attention import MixheadAttention
 from tests.repairs.test_checkpoint_files import Code
@@ -141,3 +142,37 @@ def test_a_batch_that_holds_no_sentence_is_refused_in_one_line(translation_check
 def test_a_folder_without_the_languages_is_refused_in_one_line(translation_checkpoint, tmp_path):
     with pytest.raises(OptionError, match=rf"^--data {tmp_path}: \S+\.pt: Could not infer language pair"):
         load(translation_checkpoint, data=str(tmp_path), cpu=True)
+
+
+def test_a_folder_or_file_of_data_that_is_missing_is_refused_in_one_line(
+    translation_checkpoint, lm_checkpoint, tmp_path
+):
+    with pytest.raises(OptionError, match=r"^--data /nowhere: /nowhere: no such file or folder$"):
+        load(translation_checkpoint, data="/nowhere", cpu=True)
+    with pytest.raises(OptionError, match=rf"^--data {tmp_path}: {tmp_path}/dict\.txt: no such file or folder$"):
+        load(lm_checkpoint, data=str(tmp_path), cpu=True)
+
+
+def test_a_set_that_the_data_lack_is_refused_by_the_name_of_its_flag(translation_checkpoint):
+    loaded = load(translation_checkpoint, cpu=True)
+    with pytest.raises(OptionError, match=r"^--subset zzz: Dataset not found: zzz "):
+        batches(loaded, "zzz")
+
+
+def test_a_plugin_that_is_missing_is_refused_by_the_name_of_its_flag(lm_checkpoint):
+    args = Namespace(user_dir="/nowhere", data=None, model_overrides={}, cpu=True)
+    with pytest.raises(OptionError, match=r"^--user-dir /nowhere: no such folder$"):
+        load_from(args, lm_checkpoint)
+
+
+def test_a_checkpoint_without_a_config_is_refused_in_one_line(lm_checkpoint, tmp_path):
+    file = str(tmp_path / "tensors.pt")
+    torch.save({**torch.load(lm_checkpoint), "cfg": None, "args": None}, file)
+    with pytest.raises(OptionError) as error:
+        load(file, cpu=True)
+    expected = f"{file}: has no config; must be a checkpoint that fairseq-train wrote, not its tensors alone"
+    assert str(error.value) == expected
+
+
+def test_a_folder_in_place_of_a_checkpoint_is_not_called_a_wrong_label():
+    assert labels(Namespace(labels=None), [name_of(".")]) == [""]
