@@ -7,7 +7,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.criterions.label_smoothed_cross_entropy_with_alignment import (
     LabelSmoothedCrossEntropyCriterionWithAlignment as Alignment,
 )
-from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.sequence_generator import SequenceGeneratorWithAlignment
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
@@ -50,7 +50,7 @@ def fairseqs_part(monkeypatch):
         ({"xyzzy": 1}, "model.xyzzy: unknown; must be left out"),
     ],
 )
-@pytest.mark.parametrize("arch", ["mixhead_transformer", "mixhead_roberta_base"])
+@pytest.mark.parametrize("arch", ["mixhead_transformer", "mixhead_roberta_base", "mixhead_transformer_lm_gpt"])
 def test_a_field_that_nothing_reads_is_refused_by_name(arch, fields, refused):
     with pytest.raises(OptionError) as error:
         begin(build(arch), _name=arch, **fields)
@@ -64,12 +64,27 @@ def test_a_field_of_the_plugin_in_fairseqs_own_model_is_refused():
         begin(build("transformer"), _name="transformer", encoder_layers=2, share_all_embeddings=True)
 
 
+def test_a_field_that_an_architecture_of_fairseqs_language_model_lacks_is_refused():
+    with pytest.raises(OptionError, match=r"^model.dropuot: unknown; did you mean dropout"):
+        begin(build("transformer_lm_gpt"), _name="transformer_lm_gpt", dropuot=0.1)
+
+
+def test_the_whole_config_of_a_language_model_is_known():
+    for family in ("", "mixhead_"):
+        for name in ("transformer_lm", "transformer_lm_gpt"):
+            arch = f"{family}{name}"
+            config = MODEL_DATACLASS_REGISTRY[f"{family}transformer_lm"]()
+            fields = {each: None for each in vars(config) if each != "_name"}
+            with pytest.raises(Begun):
+                begin(build(arch), _name=arch, **fields)
+
+
 @pytest.mark.parametrize("family", ["", "mixhead_"], ids=["fairseq's", "the plugin's"])
 def test_the_fields_that_fairseq_itself_adds_are_known(family):
-    for name, entry in ARCHITECTURES.items():
+    for name in ARCHITECTURES:
         arch = f"{family}{name}"
-        if entry.model.by_dataclass or arch not in ARCH_CONFIG_REGISTRY:
-            continue
+        if arch not in ARCH_CONFIG_REGISTRY or arch in MODEL_DATACLASS_REGISTRY:
+            continue  # fairseq itself checks the fields of the second
         cfg = OmegaConf.create({"_name": arch, "tokens_per_sample": 32})
         ARCH_CONFIG_REGISTRY[arch](cfg)  # as fairseq's build_model completes the fields of a YAML file
         kind = ARCH_MODEL_REGISTRY[arch]
