@@ -13,7 +13,7 @@ from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
 from mixhead_plugin.hf.heads import LayerHeads
 from mixhead_plugin.hf.layouts import NAME, Site, check_order, sites_of
-from mixhead_plugin.hf.mixing import PRUNED, attach, refuse_offloaded
+from mixhead_plugin.hf.mixing import PRUNED, attach, refuse_offloaded, refuse_quantised
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.reference import mix_heads, reference_with_weights
 from mixhead_plugin.parts import complete
@@ -152,11 +152,14 @@ def prune(model: PreTrainedModel, heads: Mapping[int | str, Iterable[int]]) -> P
 
     Raises:
         ValueError: a layer or a head that does not exist, a part of a group, all heads of a layer, heads that need each
-            other, or a model with adapters or offloaded weights
+            other, or a model with adapters, or with weights that are offloaded or quantised
     """
     refuse_offloaded(model, "pruned")
+    refuse_quantised(model, "pruned")
     for site in sites_of(model):
-        check_order(site, model)
+        if NAME not in vars(site.module):  # what is mixed was checked then
+            site.check_sizes(model)
+            check_order(site, model)
     return prune_checked(model, heads)
 
 

@@ -118,7 +118,7 @@ class MixedHeads:
         for hook in self.hooks:
             hook.remove()
         for projection in self.projections().values():
-            remove_hook(projection._forward_hooks, self._project)
+            remove_hook(projection, self._project)
         for name in (NAME, *PARTS):
             delattr(self.attention, name)
 
@@ -128,7 +128,7 @@ class MixedHeads:
     @torch.compiler.disable  # graphs break here, where a hook or an adapter came since the last call
     def _place(self) -> None:
         for projection in self.projections().values():
-            remove_hook(projection._forward_hooks, self._project)
+            remove_hook(projection, self._project)
             projection.register_forward_hook(self._project)
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -182,10 +182,12 @@ class MixedHeads:
             raise RuntimeError(f"{what}, its attention must go through the AttentionInterface")
 
 
-def remove_hook(hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+def remove_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
     """Remove a hook, however it came there: torch's quantisation copies hooks to new modules."""
-    for number in [number for number, each in hooks.items() if each == hook]:
-        del hooks[number]
+    for hooks in (module._forward_hooks, module._forward_pre_hooks):
+        for number in [number for number, each in hooks.items() if each == hook]:
+            del hooks[number]
+            module._forward_pre_hooks_with_kwargs.pop(number, None)
 
 
 def mixed_attention(

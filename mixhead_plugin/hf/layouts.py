@@ -95,7 +95,16 @@ class Site(NamedTuple):
             widths |= dict.fromkeys(others, left // len(others))
         return widths
 
-    def check(self, model: nn.Module) -> None:
+    def check_names(self, model: nn.Module) -> None:
+        """Raise ValueError unless the attention has all that its row names."""
+        try:
+            for kind in ("queries", "keys", "values", "output"):
+                model.get_submodule(self.path(kind))
+            _ = self.heads, self.head_dim
+        except AttributeError as error:
+            raise ValueError(f"{type(self.module).__name__}: does not fit its row of hf.LAYOUTS, {error}") from None
+
+    def check_sizes(self, model: nn.Module) -> None:
         """Raise ValueError unless the projections have the sizes of heads times head size, for keys of fewer heads."""
         widths, inner = self.widths(model), self.heads * self.head_dim
         widths["output"] = in_features(model.get_submodule(self.path("output")))
@@ -111,15 +120,22 @@ class Site(NamedTuple):
 
 def out_features(projection: Any) -> int:
     """Return how many outputs a projection has; GPT-2's Conv1D has another name for it."""
-    return projection.out_features if hasattr(projection, "out_features") else projection.nf
+    return _size(projection, "out_features", "nf")
 
 
 def in_features(projection: Any) -> int:
-    return projection.in_features if hasattr(projection, "in_features") else projection.nx
+    return _size(projection, "in_features", "nx")
+
+
+def _size(projection: Any, *names: str) -> int:
+    for name in names:
+        if hasattr(projection, name):
+            return getattr(projection, name)
+    raise ValueError(f"{type(projection).__name__}: is no projection; a row of hf.LAYOUTS must name an nn.Linear")
 
 
 def sites_of(model: nn.Module) -> list[Site]:
-    """Return the attentions of a model in its order; raise ValueError if there are none, or one has other sizes."""
+    """Return the attentions of a model in its order; raise ValueError if there are none, or one has other names."""
     named = ((name, module) for name, module in model.named_modules() if type(module).__name__ in LAYOUTS)
     # A wrapper of an older version may have the name of a row, but none of its projections.
     found = [Site(*each) for each in named if any(hasattr(each[1], name) for name in Site(*each).layout.queries)]
@@ -129,8 +145,7 @@ def sites_of(model: nn.Module) -> list[Site]:
             "docs/huggingface.md says how to add a row"
         )
     for site in found:
-        if NAME not in vars(site.module):  # pruning changes sizes
-            site.check(model)
+        site.check_names(model)
     return found
 
 
@@ -165,9 +180,10 @@ def check_order(site: Site, model: nn.Module) -> None:
     Some models give queries, keys and values of one head, then those of the next. So the attention runs once, with
     zeros as queries and numbers as keys and values; what arrives as query and value tells where it was taken from.
     """
-    if not site.packs_by_own_numbers():
+    # Without a config, no attention can be put in place; MixedHeads says so.
+    if not site.packs_by_own_numbers() or not hasattr(site.module, "config"):
         return
-    path, kinds = next(reversed(site.packed().items()))
+    path, kinds = max(site.packed().items(), key=lambda item: len(item[1]))
     projection, module = model.get_submodule(path), site.module
     widths, size = site.widths(model), site.head_dim
     numbers = torch.arange(out_features(projection), dtype=torch.float32)
@@ -180,13 +196,13 @@ def check_order(site: Site, model: nn.Module) -> None:
     module.config._attn_implementation_internal = _PROBE
     try:
         with torch.no_grad():
-            module.forward(**_arguments(module, model, weight.new_zeros(1, 2, in_features(projection))))
+            module.forward(**_arguments(module, weight.new_zeros(1, 2, in_features(projection)), size))
         right = False
     except _Arrived as arrived:
         query, value = arrived.args
         wanted = numbers[-widths["values"] :].view(-1, 1, size).expand(-1, 2, -1)  # [G, 2, D]
         right = value.shape[1:] == wanted.shape and bool((value[0] == wanted).all())
-        right = right and not (kinds[0] == "queries" and query.any())
+        right = right and not (kinds[0] == "queries" and query.any()) and kinds[-1] == "values"
     except Exception:  # it may want arguments that only its model can give
         right = False
     finally:
@@ -197,14 +213,14 @@ def check_order(site: Site, model: nn.Module) -> None:
         raise ValueError(f"{type(module).__name__}: {path} {needed}; with another order it cannot be mixed or pruned")
 
 
-def _arguments(module: nn.Module, model: nn.Module, x: Tensor) -> dict[str, Any]:
+def _arguments(module: nn.Module, x: Tensor, size: int) -> dict[str, Any]:
     """Return arguments for one call of an attention alone: the input x [1, N, C], and what it cannot do without."""
+    parameters = inspect.signature(module.forward).parameters
     given: dict[str, Any] = {}
-    for name, parameter in inspect.signature(module.forward).parameters.items():
+    for name, parameter in parameters.items():
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty:
             given[name] = None
-    first = next(iter(inspect.signature(module.forward).parameters))
-    rotary = [each for each in model.modules() if type(each).__name__.endswith("RotaryEmbedding")]
-    if rotary and "position_embeddings" in inspect.signature(module.forward).parameters:
-        given["position_embeddings"] = rotary[0](x, torch.arange(x.size(1), device=x.device)[None])
-    return given | {first: x}
+    if "position_embeddings" in parameters:  # cosines and sines of no rotation
+        ones = x.new_ones(*x.shape[:2], size)
+        given["position_embeddings"] = ones, torch.zeros_like(ones)
+    return given | {next(iter(parameters)): x}

@@ -37,9 +37,12 @@ def load(
     for name in ("tp_plan", "tp_size", "device_mesh"):
         if settings.get(name) is not None:
             raise ValueError(f"{name}: must be left out; {SPLIT}")
-    base: Any = cls or getattr(transformers, saved["architectures"][0], object)
+    written = (saved.get("architectures") or [None])[0]
+    if cls is None and written is None:
+        raise ValueError(f"{folder}: its config names no class in architectures; give the class as cls")
+    base: Any = cls or getattr(transformers, written, object)
     if not issubclass(base, PreTrainedModel):  # an AutoModel makes models of other classes, without the mixing
-        raise ValueError(f"cls {base.__name__}: must be the class of a model, as {saved['architectures'][0]}")
+        raise ValueError(f"cls {base.__name__}: must be the class of a model, as {written}")
     variant = complete(saved[NAME], impl)
 
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class

@@ -38,7 +38,7 @@ def mix(
 
     Raises:
         ValueError: an unknown value, nothing that is asked for, a model without such attentions, or one that is mixed
-            or pruned already, has adapters, is offloaded or split, or whose attentions do not fit their row
+            or pruned already, has adapters, is offloaded, quantised or split, or whose attentions do not fit their row
     """
     asked = variant if head_mixing is None else {**variant, "head_mixing": head_mixing}
     variant = complete(asked, impl)
@@ -50,10 +50,12 @@ def mix(
     if has_adapters(model):
         raise ValueError(f"{type(model).__name__}: has adapters; must be mixed before they are added")
     refuse_offloaded(model, "mixed")
+    refuse_quantised(model, "mixed")
     if getattr(model, "_tp_size", None) is not None:
         raise ValueError(f"{type(model).__name__}: is split by tp_plan; {SPLIT}")
     refuse_nothing(asked)
     for site in sites:
+        site.check_sizes(model)
         check_order(site, model)
     attach(model, variant, impl)
     if others := left_out(model, sites):
@@ -84,12 +86,22 @@ def refuse_offloaded(model: nn.Module, what: str) -> None:
             raise ValueError(f"{type(model).__name__}: {where} is offloaded; must be {what} before it is offloaded")
 
 
+def refuse_quantised(model: nn.Module, what: str) -> None:
+    """Raise ValueError if projections keep no weights of floats, which `mix` follows, and `fold` and `prune` change."""
+    for site in sites_of(model):
+        for path in (*site.packed(), site.path("output")):
+            weight: Any = getattr(model.get_submodule(path), "weight", None)
+            if not isinstance(weight, Tensor) or not weight.is_floating_point():
+                raise ValueError(f"{type(model).__name__}: {path} is quantised; must be {what} before it is quantised")
+
+
 def attach(model: PreTrainedModel, variant: dict[str, str], impl: str) -> PreTrainedModel:
     """Make every attention of `model` compute a variant, which may be the plain one."""
     sites = sites_of(model)
     all_heads = []  # before any change: one may be refused
     with own_numbers():
         for site in sites:
+            site.check_sizes(model)
             all_heads.append(MixedHeads(site, model, variant, impl))
             # A part draws by the state of the generator: without this number all layers would start equal.
             torch.rand((), device="cpu")
@@ -151,7 +163,7 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
         heads.detach()
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            remove_hook(module._forward_pre_hooks, note_wishes)
+            remove_hook(module, note_wishes)
         config: Any = getattr(module, "config", None)
         if NAME in vars(config or object):
             config._attn_implementation_internal = attn_implementation or found[0].former
@@ -163,11 +175,12 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
 def fold(model: PreTrainedModel, attn_implementation: str | None = None) -> PreTrainedModel:
     """Multiply the feature mixing of `model` into its projections, in place, and return it without mixing, as `unmix`.
 
-    Raise ValueError if another part has an effect, or if the model has adapters, is pruned or offloaded.
+    Raise ValueError if another part has an effect, or if the model has adapters, is pruned, quantised or offloaded.
     """
     if has_adapters(model):
         raise ValueError(f"{type(model).__name__}: has adapters; must be folded after they are merged")
     _removable(model, folded="feature_mixing")
+    refuse_quantised(model, "folded")
     for site in sites_of(model):
         mixed: MixedHeads | None = vars(site.module).get(NAME)
         if mixed is None or mixed.feature_mixing is None:

@@ -69,6 +69,31 @@ def test_quantised_models_mix_features_once_called_before_or_not():
     assert error < 0.1  # applied twice, it is about 0.6
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_quantised_models_are_refused_where_their_weights_are_read_or_changed():
+    plain, inputs = build("LlamaForCausalLM")
+    mixed, _ = build("LlamaForCausalLM", feature_mixing="shared")
+    plain, mixed = (torch.ao.quantization.quantize_dynamic(each.float(), {nn.Linear}) for each in (plain, mixed))
+    before = plain(**inputs).logits
+    for refused, what in (
+        (lambda: hf.mix(plain, "position-wise"), "mixed"),
+        (lambda: hf.prune(plain, {0: [0, 1]}), "pruned"),
+        (lambda: hf.fold(mixed), "folded"),
+    ):
+        problem = rf"^LlamaForCausalLM: model\..*q_proj is quantised; must be {what} before it is quantised$"
+        with pytest.raises(ValueError, match=problem):
+            refused()
+    assert torch.equal(plain(**inputs).logits, before)
+
+
+def test_unmixing_leaves_no_hook_behind():
+    model, _ = build("GPT2LMHeadModel")
+    hf.unmix(hf.mix(model, **VARIANT))
+    for module in model.modules():
+        hooks = [name for name, value in vars(module).items() if "_hooks" in name and value]
+        assert not hooks
+
+
 @torch.no_grad()
 def test_another_projection_in_place_of_one_is_followed():
     model, inputs = mixed_llama()

@@ -49,14 +49,63 @@ def test_a_projection_that_gives_all_queries_then_keys_then_values_is_served(key
     torch.testing.assert_close(hf.prune(model, {0: [2, 3]})(**inputs).logits, expected)
 
 
-def test_gates_beside_queries_are_refused(monkeypatch):
+@torch.no_grad()
+def test_gates_beside_queries_are_not_mixed_but_heads_can_be_silenced(monkeypatch):
     row(monkeypatch, "Qwen3Next", ("q_proj",), "num_attention_heads", "head_dim")
     sizes = dict(head_dim=8, layer_types=["full_attention"] * 2, mlp_only_layers=[0, 1], num_experts=2)
     config = transformers.Qwen3NextConfig(**CONFIG, **sizes)
-    model = transformers.Qwen3NextForCausalLM(config)
-    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.ablate(model, {0: [1]})):
+    model = transformers.Qwen3NextForCausalLM(config).eval()
+    for refused in (lambda: hf.mix(model, "position-wise"), lambda: hf.prune(model, {0: [0, 1]})):
         with pytest.raises(ValueError, match=r"q_proj has 64 features, but 4 heads of 8 have 32$"):
             refused()
+    ids = torch.randint(3, 31, (2, 5))
+    with hf.ablate(model, {0: [1]}):  # needs the output projection alone
+        found = model(ids).logits
+    model.model.layers[0].self_attn.o_proj.weight[:, 8:16] = 0
+    torch.testing.assert_close(found, model(ids).logits)
+
+
+@torch.no_grad()
+def test_rotations_that_ask_for_more_than_positions_do_not_hide_the_order(monkeypatch):
+    names = ("Wqkv",)
+    row(monkeypatch, "ModernBert", names, "num_attention_heads", "head_dim", names, names, ("Wo",))
+    model, inputs = build("ModernBertModel")
+    before = model(**inputs)[0]
+    torch.testing.assert_close(hf.mix(model, "position-wise")(**inputs)[0], before)
+
+
+ROWS = {
+    "head size": ((("q_proj",), "num_attention_heads", "size"), {}, "'LlamaAttention' object has no attribute 'size'"),
+    "heads": ((("q_proj",), "n", "head_dim"), {}, "'LlamaConfig' object has no attribute 'n'"),
+    "keys": ((("q_proj",), "num_attention_heads", "head_dim", ("k",)), {}, "LlamaAttention has no attribute `k`"),
+    "output": (
+        (("q_proj",), "num_attention_heads", "head_dim"),
+        {"output": ("dense",)},
+        "LlamaAttention has no attribute `dense`",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", ROWS)
+def test_names_that_an_attention_does_not_have_are_told_as_a_fault_of_the_row(wrong, monkeypatch):
+    fields, others, problem = ROWS[wrong]
+    row(monkeypatch, "Llama", *fields, **others)
+    model, _ = build("LlamaForCausalLM")
+    for refused in (
+        lambda: hf.mix(model, "position-wise"),
+        lambda: hf.ablate(model, {0: [1]}),
+        lambda: hf.prune(model, {0: [0, 1]}),
+    ):
+        with pytest.raises(ValueError, match=f"^LlamaAttention: does not fit its row of hf.LAYOUTS, {problem}$"):
+            refused()
+
+
+def test_attentions_with_one_packed_projection_and_no_config_are_refused(monkeypatch):
+    names = ("query_key_value",)
+    row(monkeypatch, "Bloom", names, "num_heads", "head_dim", names, names, ("dense",))
+    model, _ = build("BloomForCausalLM")
+    with pytest.raises(ValueError, match=r"^BloomAttention: has no config to choose its attention by; a later"):
+        hf.mix(model, "position-wise")
 
 
 def test_attentions_of_older_versions_that_choose_no_implementation_are_refused():

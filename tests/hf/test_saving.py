@@ -64,6 +64,18 @@ def test_from_pretrained_says_what_to_do_and_heads_are_not_split(tmp_path):
         hf.load(tmp_path, tp_plan="auto")
 
 
+def test_a_config_that_names_no_class_needs_one(tmp_path):
+    model, inputs = build("BertForMaskedLM", head_mixing="position-wise")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["architectures"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"its config names no class in architectures; give the class as cls$"):
+        hf.load(tmp_path)
+    loaded = hf.load(tmp_path, type(model))
+    torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+
+
 def test_a_class_that_mixes_where_it_is_made_is_loaded(tmp_path):
     class Own(transformers.BertForMaskedLM):
         def __init__(self, config):
