@@ -219,7 +219,8 @@ def fastest(inputs: AttentionInputs) -> str:
     if fused.serves(inputs):
         return "fused"
     # Nobody has reported from one of AMD's GPUs yet, so the kernels must be asked for there.
-    if query.device.type != "cpu" and torch.version.hip is None and not triton_problem(inputs):
+    may = query.device.type != "cpu" and torch.version.hip is None
+    if may and not triton.slower_than_blocks(inputs) and not triton_problem(inputs):
         return "triton"
     # All weights take no more memory than the queries. Computing them twice pays where blocks keep them in the cache.
     n_keys, head_dim = key.shape[2], query.shape[3]

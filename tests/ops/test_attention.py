@@ -315,11 +315,20 @@ def test_auto_takes_the_kernels_where_they_serve(monkeypatch, obstacle):
     for name in ("machine_problem", "problem", "fault"):
         monkeypatch.setattr(api.triton, name, lambda *call, name=name: "no" if name == obstacle else "")
     on_gpu = inputs(normalizer="l2")
-    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query))
+    on_gpu = on_gpu._replace(query=_Elsewhere(on_gpu.query.half()))
     assert api.fastest(on_gpu) == ("blockwise" if obstacle else "triton")
     with mock.patch.object(torch.version, "hip", "6.4"):
         assert api.fastest(on_gpu) == "blockwise"
     assert api.fastest(inputs(normalizer="l2")) == "blockwise"
+
+
+@pytest.mark.parametrize("tf32, chosen", [(False, "blockwise"), (True, "triton")])
+def test_auto_takes_the_kernels_for_float32_only_with_tf32(monkeypatch, tf32, chosen):
+    for name in ("machine_problem", "problem", "fault"):
+        monkeypatch.setattr(api.triton, name, lambda *call: "")
+    monkeypatch.setattr(api.triton, "allows_tf32", lambda: tf32)
+    on_gpu = inputs(normalizer="l2")
+    assert api.fastest(on_gpu._replace(query=_Elsewhere(on_gpu.query))) == chosen
 
 
 class _Elsewhere:

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 AMD = {"gfx90a": 64, "gfx942": 64, "gfx1100": 32}  # threads of a warp; each has 64 KiB
 SHARED_BY_MACHINE = {**SHARED, **dict.fromkeys(AMD, 64)}
 TENSOR_CORES = {90: "wgmma.mma_async", 100: "tcgen05.mma"}  # beside mma.sync, which all of NVIDIA's have
+STAGES = ("ttir", "llir", "cubin")  # of triton's compiler, before which it can stop
 WITHOUT_PRODUCTS = ("flash_bwd_delta_kernel", "spans_kernel")
 MIXED = [None, "shared", "per query"]
 
@@ -38,6 +40,22 @@ def skipping(ttgir):
     """Return the products that skip some of their numbers: four threads multiply kWidth neighbours each, or more."""
     products = re.findall(r"(tt\.dot .*tensor<[\dx]*x(\d+)x\w+, #ttg.dot_op<{opIdx = 0.*kWidth = (\d+)}>>.*)", ttgir)
     return [product for product, inner, width in products if 4 * int(width) > int(inner)]
+
+
+def read_in_two_ways(ptx):
+    """Return the addresses of shared memory for which `wgmma` gets several descriptors that differ in the upper half.
+
+    The upper half says how rows are swizzled. The one operand of a descriptor is its address, the other one the rest.
+    """
+    made = re.findall(r"(?:or\.b64|add\.s64)\s+(%rd\d+), (%rd\d+), (-?\d+);", ptx)
+    parts = {descriptor: (address, int(rest) >> 32) for descriptor, address, rest in made}
+    upper = defaultdict(set)
+    for operands in re.findall(r"wgmma\.mma_async[^{]*\{[^}]*\},([^;]*);", ptx):
+        for descriptor in re.findall(r"%rd\d+", operands):
+            if descriptor in parts:
+                address, half = parts[descriptor]
+                upper[address].add(half)
+    return [address for address, halves in upper.items() if len(halves) > 1]
 
 
 class Stopped(Exception):
@@ -71,7 +89,14 @@ def compile_kernel(kernel, arguments, tile, machine, stage=None):
         with contextlib.redirect_stdout(io.StringIO()) as log:
             compiled = triton.compile(source, target=target, options=options.__dict__)
     except Stopped as stopped:
-        return dict(kernel=kernel.fn.__name__, shared=0, skipping=skipping(str(stopped)))
+        text = str(stopped)
+        return dict(
+            kernel=kernel.fn.__name__,
+            shared=0,
+            skipping=skipping(text),
+            in_two_ways=read_in_two_ways(text),
+            descriptors=text.count("wgmma.mma_async"),
+        )
     # A product that tensor cores do not compute has another layout than an mma's.
     layouts = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<[^#]*#(\w+)", compiled.asm["ttgir"])
     layouts += ["mma"] * compiled.asm["ttgir"].count("ttng.tc_gen5_mma ")
@@ -82,6 +107,7 @@ def compile_kernel(kernel, arguments, tile, machine, stage=None):
         hash=compiled.hash,
         tile=list(tile),
         skipping=skipping(compiled.asm["ttgir"]),
+        in_two_ways=read_in_two_ways(assembly),
         shared=compiled.metadata.shared,
         spilled=sum(map(int, spilled)),  # stores and loads, bytes a thread; registers for AMD
         tensor_cores=len(re.findall(rf"mma.sync|v_w?mf?ma_|{TENSOR_CORES.get(machine, 'mma.sync')}", assembly)),
@@ -105,7 +131,7 @@ def compile_all(machine, tiles, calls):
         records = [argument for argument in arguments if isinstance(argument, tuple)]
         # triton 3.6 loses the constants of an inner record where a loop begins.
         assert not any(isinstance(field, tuple) for record in records for field in record), "a record holds another one"
-        line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in ("ttir", "llir") else None)
+        line = compile_kernel(kernel, arguments, tile, machine, tiles if tiles in STAGES else None)
         report.append({**line, "fits": line["shared"] <= most, "likeliest": tile == likeliest})
         if line["shared"] > most:
             raise OutOfResources(line["shared"], most, "shared memory")
@@ -120,7 +146,10 @@ def compile_all(machine, tiles, calls):
         dtype = getattr(torch, call.get("dtype", "bfloat16"))
         torch.backends.cuda.matmul.allow_tf32 = call.get("tf32", False)
         b, h, n, d, mixed = 1, call["heads"], call.get("length", 1024), call["head_dim"], call.get("mixed")
-        q, k, v = (torch.empty(b, h, n, d, dtype=dtype) for _ in range(3))
+        # Rows of odd strides are never whole words, so nothing is loaded ahead, and places are used again.
+        sizes = (d, d, call.get("value_dim", d))
+        strides = [2 * size + 1 if call.get("odd") else size for size in sizes]
+        q, k, v = (torch.empty(b, h, n, stride, dtype=dtype)[..., :size] for size, stride in zip(sizes, strides))
         mixing = None if mixed is None else torch.empty((h, h) if mixed == "shared" else (b, n, h, h), dtype=dtype)
         mask = torch.empty(*call["mask"], n, n) if "mask" in call else None
         padding = torch.zeros(b, n, dtype=torch.bool) if call.get("padding") else None
@@ -148,7 +177,7 @@ def report_of(calls, tiles="first", machine=90):
 def must_fit(report, dtype="bfloat16", shrink=False):
     for line in report:
         assert line["fits"] or shrink or not line["likeliest"], line
-        assert line["skipping"] == [], line
+        assert line["skipping"] == [] and line["in_two_ways"] == [], line
         if line["kernel"] not in WITHOUT_PRODUCTS and dtype != "float32":
             assert line["tensor_cores"] > 0 and line["products"] > 0 and line["plain_products"] == 0, line
     assert {line["kernel"] for line in report} == {line["kernel"] for line in report if line["fits"]}
@@ -169,6 +198,29 @@ def test_every_product_multiplies_all_its_numbers():
     calls = [dict(heads=8, head_dim=64, mixed="per query"), dict(heads=1, head_dim=256, dropout=0.1)]
     calls = [dict(call, dtype="float16", padding=True) for call in calls]
     assert not [line for line in report_of(calls, "llir", 80) if line["skipping"]]
+
+
+def must_be_read_in_one_way(report, least):
+    assert sum(line["descriptors"] for line in report) >= least
+    assert not [line for line in report if line["in_two_ways"]]
+
+
+# With these sizes one product reads rows of 32 or 64 bytes, and another one rows of 128, where each has its own width.
+UNEQUAL = [(64, 9), (64, 32), (16, 64), (32, 128), (32, 16)]
+UNALIGNED = dict(heads=2, length=777, odd=True, dropout=0.1, causal=False)
+
+
+def test_no_place_of_shared_memory_is_read_in_two_ways():
+    """ptxas 12.8 takes a wrong address then: an H200 stopped the program with values of 9 and keys of 64."""
+    must_be_read_in_one_way(report_of([dict(UNALIGNED, head_dim=64, value_dim=9)], "cubin"), 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim, value_dim", UNEQUAL)
+def test_no_tile_of_unequal_heads_reads_a_place_in_two_ways(head_dim, value_dim, dtype):
+    call = dict(UNALIGNED, head_dim=head_dim, value_dim=value_dim, dtype=dtype, tf32=True)
+    must_be_read_in_one_way(report_of([call], "cubin"), 10)
 
 
 @pytest.mark.slow

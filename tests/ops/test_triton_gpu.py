@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from mixhead_plugin.ops import triton
 from mixhead_plugin.ops.triton import NORMALIZERS
 from tests.covering import covering, each_once
 from tests.ops.triton_cases import (
@@ -36,6 +37,7 @@ FULL_SIZE = {
     "500 x 100 float16": dict(length=500, head_dim=100, dtype=torch.float16),
     "values of 128": dict(length=512, value_dim=128, normalizer="sigsoftmax"),
     "values of 40": dict(length=700, head_dim=96, value_dim=40),
+    "values of 9": dict(length=777, value_dim=9),  # rows of 32 and of 128 bytes: ptxas 12.8
     "more keys": dict(length=300, n_keys=1000, normalizer="l2"),
     "more queries": dict(length=1000, n_keys=300),
     "more keys, float32": dict(length=129, n_keys=517, head_dim=33, value_dim=65, dtype=torch.float32),
@@ -47,13 +49,22 @@ def full_size(mixed, length, heads=8, head_dim=64, dtype=torch.bfloat16, n_keys=
     return inputs(mixed, dtype, **shape, value_dim=value_dim or head_dim, **more)
 
 
+@pytest.fixture
+def set_tf32():
+    """Return a function that sets torch's switch, which is put back. monkeypatch cannot: the switch is no attribute."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    yield lambda allowed: setattr(matmul, "allow_tf32", allowed)
+    matmul.allow_tf32 = before
+
+
 @each_once(case=FULL_SIZE, mixed=MIXINGS)
-def test_full_size(monkeypatch, case, mixed):
+def test_full_size(set_tf32, case, mixed):
     case = dict(FULL_SIZE[case])
     options = dict(normalizer=case.pop("normalizer", "softmax"), causal=True)
     tf32 = case.pop("tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
-    assert operators.allows_tf32() == tf32
+    set_tf32(tf32)
+    assert triton.allows_tf32() == tf32
     tensors = full_size(mixed, **case)
     must_be_right(tensors, **options, key_padding_mask=padding(tensors["key"].shape[2]))
 

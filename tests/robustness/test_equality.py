@@ -1,5 +1,7 @@
 """Train the same model in other ways: with more workers, in half precision, and compiled."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from mixhead_plugin.parts import PARTS
 from tests.commands import PLUGIN, logged, run, two_workers
 from tests.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
+from tests.launcher import locate
 from tests.robustness.tasks import TASKS, TRANSLATION
 from tests.xl import build_xl
 
@@ -70,6 +73,7 @@ def test_half_precision_trains_nearly_as_float32(precision, translation_data, tm
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not Path(locate("fairseq-train")).exists(), reason="no command fairseq-train beside this Python")
 @pytest.mark.parametrize("precision, dtype", [("--fp16", torch.float16), ("--bf16", torch.bfloat16)])
 def test_half_precision_on_a_gpu_trains_nearly_as_float32(precision, dtype, translation_data, tmp_path):
     expected = trained_in([], "cuda", translation_data, tmp_path / "float32")

@@ -97,6 +97,22 @@ def kernel_problem(inputs: AttentionInputs) -> str:
     return ""
 
 
+@torch.compiler.assume_constant_result
+def allows_tf32() -> bool:
+    """Return whether torch lets products of float32 use tf32."""
+    matmul = torch.backends.cuda.matmul
+    # Newer versions of torch have another switch, and raise when the old one is read after the new one was set.
+    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+
+
+def slower_than_blocks(inputs: AttentionInputs) -> bool:
+    """Return whether `blockwise` is faster than the kernels, at the price of more memory.
+
+    Without tf32 the kernels multiply float32 on CUDA cores: five times as long on an H200 (triton.md, Limits).
+    """
+    return inputs.query.dtype == torch.float32 and not allows_tf32()
+
+
 def fault(inputs: AttentionInputs) -> str:
     """Return what the kernels do wrong on this device for such a call, or an empty string (see `verify`)."""
     from mixhead_plugin.ops.triton import verify

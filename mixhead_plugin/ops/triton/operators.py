@@ -18,7 +18,7 @@ from mixhead_plugin.ops.operators import (
     save_inputs,
     saved_inputs,
 )
-from mixhead_plugin.ops.triton import flash, mixed, tuning
+from mixhead_plugin.ops.triton import allows_tf32, flash, mixed, tuning
 from mixhead_plugin.ops.triton.records import Constants, Dropout, Masks, Strided
 from mixhead_plugin.ops.triton.rows import LOG2E, spans_kernel
 from mixhead_plugin.ops.triton.tuning import Tile, ceil_div, power_of_2
@@ -47,8 +47,8 @@ class Call:
             mask = self.attn_mask.expand(self.batch, self.heads, self.n_queries, self.n_keys)
         hidden = None if padding is None else padding.int().contiguous()  # not bytes: see rows.load_wide
         spans = None if self.empty else spans_of(self.attn_mask)
-        strides = (None,) * 4 if mask is None else mask.stride()
-        self.masks = Masks(mask, *strides, padding=hidden, spans=spans)
+        s_b, s_h, s_n, s_d = (None,) * 4 if mask is None else mask.stride()
+        self.masks = Masks(mask, s_b, s_h, s_n, s_d, padding=hidden, spans=spans)
         self.dropout = None
         if p > 0:
             # A float, because triton compiles small and large integers apart; 2^32 - 256 is the largest below 2^32.
@@ -57,12 +57,13 @@ class Call:
         self.m = None if self.mixing is None else strided_mixing(self.mixing)
         self.sink = None if inputs.sink is None else inputs.sink.float() * LOG2E.value  # [H]
         self.scale = inputs.scale * LOG2E.value
+        padded_dim, padded_value_dim = padded(head_dim, value_dim)
         self.constants = Constants(
             H=self.heads,
             D=head_dim,
-            DP=max(16, power_of_2(head_dim)),
+            DP=padded_dim,
             DV=value_dim,
-            DVP=max(16, power_of_2(value_dim)),
+            DVP=padded_value_dim,
             NORMALIZER=inputs.normalizer,
             CAUSAL=inputs.causal,
             PRECISION="tf32" if query.dtype == torch.float32 and allows_tf32() else "ieee",
@@ -182,10 +183,15 @@ def with_tile(constants: Constants, tile: Tile) -> Constants:
     )  # fmt: skip
 
 
-def allows_tf32() -> bool:
-    matmul = torch.backends.cuda.matmul
-    # Newer versions of torch have another switch, and raise when the old one is read after the new one was set.
-    return matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+def padded(head_dim: int, value_dim: int) -> tuple[int, int]:
+    """Return both sizes as powers of 2; the smaller one is raised to the larger one, but to no more than 64.
+
+    Then the rows of queries, keys and values are swizzled alike in shared memory. ptxas 12.8 takes a wrong address
+    where two products read one place in two ways (triton.md, 'A fault of ptxas').
+    """
+    sizes = [max(16, power_of_2(size)) for size in (head_dim, value_dim)]
+    least = min(64, max(sizes))
+    return max(sizes[0], least), max(sizes[1], least)
 
 
 def strided(tensor: Tensor) -> Strided:

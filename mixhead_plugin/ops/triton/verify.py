@@ -26,8 +26,8 @@ from mixhead_plugin.ops.accuracy import (
     variant_of,
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
-from mixhead_plugin.ops.triton import tuning
-from mixhead_plugin.ops.triton.operators import Call, allows_tf32
+from mixhead_plugin.ops.triton import allows_tf32, tuning
+from mixhead_plugin.ops.triton.operators import Call
 
 logger = logging.getLogger(__name__)
 INTERPRETED = ((19, 18, 0.1, 1),)  # sizes in triton's interpreter, which takes a second for one such problem
