@@ -1,5 +1,6 @@
 """Plain softmax attention by torch's own fused kernels."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.masks import additive_mask
 from mixhead_plugin.ops.reference import upcast, without_autocast
+
+# Of a row's largest number in a mask. A float32 of this size has three digits behind the point.
+LOWEST = -1e4
 
 
 def serves(inputs: AttentionInputs) -> bool:
@@ -24,7 +28,23 @@ def serves(inputs: AttentionInputs) -> bool:
     # The same holds for a mask with a gradient; a mask beside half precision would be rounded.
     if mask is not None and (mask.requires_grad or query.dtype in (torch.float16, torch.bfloat16)):
         return False
+    if mask is not None and _loses_gradients(inputs[:3], mask):
+        return False
     return not inputs.causal or inputs.key_padding_mask is None  # both together need a mask [B, 1, Nq, Nk]
+
+
+def _loses_gradients(tensors: Sequence[Tensor], mask: Tensor) -> bool:
+    """Return whether gradients would come from a logarithm of sum exp(s) that is too large for its digits.
+
+    A row whose scores are all about -1e8, or the lowest float, has such a sum. torch's kernel differentiates weights
+    by it, so each gradient of the row would be several times too large, without a word. The compiler may not look.
+    """
+    if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
+        return False
+    if torch.compiler.is_compiling() or mask.numel() == 0:
+        return False
+    largest = mask.detach().amax(-1)  # -inf in rows that see no key
+    return bool(((largest < LOWEST) & (largest > float("-inf"))).any())
 
 
 def fused_attention(inputs: AttentionInputs) -> Tensor:
@@ -58,6 +78,8 @@ def fused_attention(inputs: AttentionInputs) -> Tensor:
 
 def _name_the_missing_derivative(d_inputs: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...] | None:
     """Let a second derivative that torch's kernel lacks be refused in words that name `impl`, not the kernel."""
+    if not torch.is_grad_enabled():  # as nearly always: nobody asked for a second derivative
+        return None
     lacks = [d is not None and d.grad_fn is not None and d.grad_fn.name().endswith("NotImplemented") for d in d_inputs]
     if not any(lacks):
         return None

@@ -41,8 +41,12 @@ def _largest(scores: Tensor) -> Tensor:
 
 def _shifted(scores: Tensor) -> Tensor:
     """Return s - max s; the shift cancels where it is used, so it needs no gradient."""
-    largest = _largest(scores)
-    return scores - largest.masked_fill(largest == float("-inf"), 0.0)
+    return scores - _finite(_largest(scores))
+
+
+def _finite(largest: Tensor) -> Tensor:
+    """Return the largest score of each row, or the lowest float in its place where no key is visible."""
+    return largest.clamp(min=-1.7976931348623157e308 if largest.dtype == torch.float64 else -3.4028234663852886e38)
 
 
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:
@@ -100,11 +104,19 @@ def softmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor
 
 def sigsoftmax(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     # softmax(s + log sigmoid(s)); log(sigmoid(s)) would be -inf from s = -104 on in float32. That sum is 2 s far below
-    # 0. So a row of scores as low as the lowest float, which masks may have, would become a row of hidden keys. Less
-    # the largest score, which the softmax ignores, the sum stays finite for the largest.
-    largest = _largest(scores).clamp(max=0)
-    largest = largest.masked_fill(largest == float("-inf"), 0.0)
-    return softmax(F.logsigmoid(scores).add_(scores - largest), seen, out)
+    # 0, and -inf for scores as low as the lowest float, which masks may have. A row of such must not become one of
+    # hidden keys.
+    if _short(scores):  # both terms less those of the largest score, which has the largest sum
+        largest = _finite(_largest(scores))
+        shifted = F.logsigmoid(scores).sub_(F.logsigmoid(largest)).add_(scores - largest)
+        weights = torch.exp(shifted)
+        return _divide(weights, weights.sum(-1, keepdim=True), out)
+    exponents = F.logsigmoid(scores)
+    if out is None:
+        exponents.sub_(_finite(_largest(scores)).clamp(max=0))  # which the softmax ignores
+    else:  # Without autograd this is faster. Scores of this size lie too far apart for 1e30 to matter.
+        exponents.clamp_(min=-1e30)
+    return softmax(exponents.add_(scores), seen, out)
 
 
 def sigsoftmax_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tensor) -> Tensor:
@@ -160,7 +172,18 @@ def _count(scores: Tensor) -> Tensor:
 
 def swish_l2(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
     visible, sigmoid = _visible_and_sigmoid(scores)
-    weights = _over_largest(visible * sigmoid)
+    swish = visible * sigmoid
+    size = _largest_size(swish)  # cancels, as in `_over_largest`
+    if out is not None:
+        weights = swish.div_(size)
+        return _divide(weights, _length(weights, out), out)
+    # The product of a low score and of a gradient may be too large for a float. So a key that weighs nothing has no
+    # derivative, and each factor is divided on its own.
+    visible = visible.masked_fill(sigmoid == 0, 0.0)
+    small, large = size.clamp(max=1), size.clamp(min=1)
+    weights = (visible / large) * (sigmoid / _normal(small))
+    if weights.requires_grad:  # a largest weight below 1 becomes 1, but keeps its derivative, which might overflow
+        weights = weights + weights.detach() * (_normal(small) / small - 1)
     return _divide(weights, _length(weights, out), out)
 
 
@@ -169,9 +192,10 @@ def swish_l2_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     visible, sigmoid = _visible_and_sigmoid(scores)
     swish = visible * sigmoid
     largest = _largest_size(swish)
-    norm = torch.linalg.vector_norm(swish / largest, dim=-1, keepdim=True)  # [..., 1]
-    slope = torch.sigmoid(-visible).mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
-    return _tangent(weights, d_weights, out).mul_(_divide(slope / _normal(largest), norm))
+    norm = torch.linalg.vector_norm(swish.div_(largest), dim=-1, keepdim=True)  # [..., 1]
+    slope = torch.neg(visible).sigmoid_().mul_(visible).add_(1).mul_(sigmoid)  # swish', with the factor of `sigmoid`
+    slope.div_(_normal(largest))
+    return _tangent(weights, d_weights, out).mul_(_divide(slope, norm, slope))
 
 
 def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,7 +208,7 @@ def _visible_and_sigmoid(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def softpick(scores: Tensor, seen: bool = False, out: Tensor | None = None) -> Tensor:
-    signed = _over_largest(_scaled_expm1(scores))
+    signed = _over_largest(_scaled_expm1(scores), out is not None)
     return _divide(F.relu(signed), signed.abs().sum(-1, keepdim=True), out)
 
 
@@ -192,23 +216,26 @@ def softpick_grad(scores: Tensor, weights: Tensor, d_weights: Tensor, out: Tenso
     # exp(s) / sum |exp(s) - 1| times (g where s > 0, less sign(s) w.g)
     signed = _scaled_expm1(scores)
     largest = _largest_size(signed)
-    total = (signed / largest).abs().sum(-1, keepdim=True)
-    slope = _divide(torch.exp(scores - _largest(scores).clamp(min=0)) / _normal(largest), total)
+    total = signed.div_(largest).abs().sum(-1, keepdim=True)
+    slope = torch.sub(scores, _largest(scores).clamp(min=0)).exp_().div_(_normal(largest))
+    slope = _divide(slope, total, slope)
     torch.mul(d_weights, signed > 0, out=out)
-    return out.sub_(signed.sign() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
+    return out.sub_(signed.sign_() * torch.linalg.vecdot(weights, d_weights)[..., None]).mul_(slope)
 
 
-def _over_largest(signed: Tensor) -> Tensor:
+def _over_largest(signed: Tensor, in_place: bool) -> Tensor:
     """Return the numbers of each row over the largest size among them, which cancels in a quotient of two such numbers.
 
-    Squares of very small and of very large numbers would vanish or overflow. The derivative is that of a number which
-    is large enough to have one: for scores near 1e-40 it would be infinite in float32, and then NaN in a sum.
+    Very small numbers would lose digits. The derivative is that of a number which is large enough to have one: for
+    scores near 1e-40 it would be infinite in float32, and then NaN in a sum. `in_place`: without autograd.
     """
     largest = _largest_size(signed)
-    over = signed / largest
-    if not over.requires_grad:
-        return over
-    return over.detach() + (signed - signed.detach()) / _normal(largest)
+    if in_place:
+        return signed.div_(largest)
+    if not signed.requires_grad:
+        return signed / largest
+    over = signed / _normal(largest)
+    return over + over.detach() * (_normal(largest) / largest - 1)  # adds 0 but for numbers that are not normal
 
 
 def _largest_size(signed: Tensor) -> Tensor:

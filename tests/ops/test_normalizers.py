@@ -90,6 +90,43 @@ def test_gradients_of_scores_near_zero_are_finite(name, score):
     torch.testing.assert_close(weights.double(), exact, rtol=1e-3, atol=1e-6)
 
 
+LOWEST = torch.finfo(torch.float32).min
+ROWS_WITH_THE_LOWEST = [
+    [0.3, -0.4, LOWEST, 0.1],  # as masks of Hugging Face hide keys
+    [LOWEST] * 4,
+    [LOWEST / 2, LOWEST / 2, LOWEST, LOWEST],
+    [1e-3, -2e-3, LOWEST, -INF],
+    [-5.0, -7.0, LOWEST, -6.0],
+    [-300.0, -310.0, LOWEST, -305.0],
+    [1e4, -1e4, LOWEST, 3.0],
+    [-1e30, -2e30, -1e30, LOWEST],
+    [-INF] * 4,
+]
+
+
+@pytest.mark.parametrize("name", [name for name in NORMALIZERS if name != "unnormalized"])  # exp(1e4) is infinite
+@pytest.mark.parametrize("n_keys", [4, 20])
+def test_derivatives_beside_the_lowest_float_are_exact(name, n_keys):
+    normalizer = NORMALIZERS[name]
+    scores = torch.tensor([row + [-INF] * (n_keys - 4) for row in ROWS_WITH_THE_LOWEST])
+    d_weights, tangent = 5 * torch.randn(2, *scores.shape)
+
+    def backward(dtype):
+        leaf = scores.to(dtype).requires_grad_()
+        return torch.autograd.grad(normalizer.weights(leaf), leaf, d_weights.to(dtype))[0]
+
+    def forward(dtype):
+        return torch.func.jvp(normalizer.weights, (scores.to(dtype),), (tangent.to(dtype),))
+
+    weights = normalizer.weights(scores, False, torch.empty_like(scores))
+    written = normalizer.grad(scores, weights, d_weights, torch.empty_like(scores))
+    exact_weights, exact_tangent = forward(torch.float64)
+    exact = [backward(torch.float64), backward(torch.float64), exact_tangent, exact_weights, exact_weights]
+    found_weights, found_tangent = forward(torch.float32)
+    found = [backward(torch.float32), written, found_tangent, found_weights, weights]
+    torch.testing.assert_close([part.double() for part in found], exact, rtol=1e-3, atol=1e-5)
+
+
 @every_normalizer_and_length
 def test_nan_is_not_hidden(name, n_keys):
     scores = random_scores(n_keys=n_keys)
