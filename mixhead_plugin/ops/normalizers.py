@@ -44,9 +44,20 @@ def _shifted(scores: Tensor) -> Tensor:
     return scores - _finite(_largest(scores))
 
 
+def _lowest(dtype: torch.dtype) -> float:
+    """Return the lowest finite number of a dtype, as `torch.finfo` does, which TorchScript does not know."""
+    if dtype == torch.float64:
+        return -1.7976931348623157e308
+    if dtype == torch.float16:
+        return -65504.0
+    if dtype == torch.bfloat16:
+        return -3.3895313892515355e38
+    return -3.4028234663852886e38
+
+
 def _finite(largest: Tensor) -> Tensor:
     """Return the largest score of each row, or the lowest float in its place where no key is visible."""
-    return largest.clamp(min=-1.7976931348623157e308 if largest.dtype == torch.float64 else -3.4028234663852886e38)
+    return largest.clamp(min=_lowest(largest.dtype))
 
 
 def _divide(weights: Tensor, total: Tensor, out: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.operators import announce_flops
+from mixhead_plugin.ops.transforms import while_traced
 
 NORMALIZERS = ("softmax", "sigsoftmax", "l2", "sigmoid")
 READ = ("query", "key", "value", "mixing", "sink")  # the tensors that the kernels read, beside masks and seed
@@ -97,7 +98,7 @@ def kernel_problem(inputs: AttentionInputs) -> str:
     return ""
 
 
-@torch.compiler.assume_constant_result
+@while_traced
 def allows_tf32() -> bool:
     """Return whether torch lets products of float32 use tf32."""
     matmul = torch.backends.cuda.matmul
