@@ -48,7 +48,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 class Scores(NamedTuple):
-    """What one set of the data gives."""
+    """The scores of the model on one subset of the data."""
 
     whole: dict[str, float]  # of the whole model, by metric
     ablated: dict[str, dict[str, HeadNumbers]]  # by experiment and metric

@@ -23,7 +23,7 @@ SPLIT = "heads that are split between processes, as by tp_plan, cannot be mixed"
 
 
 class Call:
-    """What one call of one attention has so far."""
+    """The state of one call of an attention: what its hooks have seen so far."""
 
     def __init__(self, heads: "MixedHeads"):
         self.heads = heads
@@ -33,7 +33,7 @@ class Call:
 
 
 class Thread:
-    """What runs in one thread: attentions are not inside each other, so there is one call at most."""
+    """The call that runs in this thread. One is enough, because no attention contains another."""
 
     def __init__(self) -> None:
         self.call: Call | None = None

@@ -25,7 +25,7 @@ class LayerHeads(NamedTuple):
 
 
 class Attention(Protocol):
-    """What one attention of a model offers."""
+    """What importance, ablation and pruning need to know of one attention."""
 
     @property
     def name(self) -> str:
