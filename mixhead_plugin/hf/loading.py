@@ -14,7 +14,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from mixhead_plugin.hf.adapter import prune_checked
 from mixhead_plugin.hf.attend import SPLIT
 from mixhead_plugin.hf.layouts import NAME
-from mixhead_plugin.hf.mixing import PRUNED, REFUSED, attach, is_mixed
+from mixhead_plugin.hf.mixing import PRUNED, REFUSED, attach, forget, is_mixed
 from mixhead_plugin.parts import PARTS, complete
 
 
@@ -48,6 +48,7 @@ def load(
     @functools.wraps(base, updated=())  # transformers chooses the loss by the name of the class
     class MixedModel(base):
         def __init__(self, config: Any, *args: Any, **kwargs: Any):
+            forget(config, None)  # a model made from it has no mixing at first
             super().__init__(config, *args, **kwargs)
             if not is_mixed(self):  # a class of one's own may mix where it is made
                 attach(self, variant, impl)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.attend import FEATURES, SPLIT, MixedHeads, note_wishes, remove_hook
@@ -64,6 +64,17 @@ def mix(
             f"{type(model).__name__}: was mixed without {classes}; hf.LAYOUTS has no row for it", stacklevel=2
         )
     return model
+
+
+def forget(config: PreTrainedConfig, attn_implementation: str | None) -> None:
+    """Remove all that `attach` and `prune` have written into a config, and into those inside it."""
+    if NAME in vars(config):
+        config._attn_implementation_internal = attn_implementation
+    for name in (NAME, PRUNED, *REFUSED):
+        vars(config).pop(name, None)
+    for inner in vars(config).values():
+        if isinstance(inner, PreTrainedConfig):
+            forget(inner, attn_implementation)
 
 
 def is_mixed(model: nn.Module) -> bool:
@@ -164,11 +175,9 @@ def unmix(model: PreTrainedModel, attn_implementation: str | None = None) -> Pre
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             remove_hook(module, note_wishes)
-        config: Any = getattr(module, "config", None)
-        if NAME in vars(config or object):
-            config._attn_implementation_internal = attn_implementation or found[0].former
-            for name in (NAME, *REFUSED):
-                vars(config).pop(name, None)
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            forget(config, attn_implementation or found[0].former)
     return model
 
 

@@ -1,7 +1,9 @@
-"""Refuse to save the tensors of a mixing without what is needed to load them.
+"""Keep the tensors of a mixing and the config that tells of it together.
 
-`save_pretrained` writes the tensors of a whole model, but only the config of the outermost. Adapters are saved without
-the tensors of their base. Neither asks the modules inside, so the two functions that write get a check in front.
+`save_pretrained` writes the tensors of a whole model, but only the config of the outermost.
+Adapters are saved without the tensors of their base. A model that is made from a config has the
+plain attentions, whatever the config says. None of them asks the modules inside, so each gets a
+check in front.
 """
 
 import functools
@@ -17,9 +19,14 @@ from mixhead_plugin.parts import PARTS
 
 
 def watch_models() -> None:
-    """Let `save_pretrained` refuse a model that was mixed inside only, whose config does not know of it."""
-    if not hasattr(PreTrainedModel.save_pretrained, NAME):
-        setattr(PreTrainedModel, "save_pretrained", _checked(PreTrainedModel.save_pretrained, _refuse_inner))  # noqa: B010
+    """Let models refuse to be made from the config of a mixed model, or to be saved without one."""
+    for name, check in (
+        ("__init__", _refuse_to_forget),
+        ("save_pretrained", _refuse_inner),
+    ):
+        function = getattr(PreTrainedModel, name)
+        if not hasattr(function, NAME):
+            setattr(PreTrainedModel, name, _checked(function, check))
 
 
 def watch_adapters() -> None:
@@ -58,6 +65,14 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 part = getattr(module, option, None)
                 if part is not None and part.state_dict():
                     yield option, part
+
+
+def _refuse_to_forget(model: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    if hasattr(config, NAME):
+        raise ValueError(
+            f"{type(model).__name__}: its config is for mixed heads, load this model by "
+            "mixhead_plugin.hf.load, or make a new one from a plain config and call hf.mix"
+        )
 
 
 def _refuse_inner(model: Any, *args: Any, **kwargs: Any) -> None:

@@ -43,6 +43,45 @@ def test_a_composed_model_is_mixed_saved_and_loaded_as_a_whole_or_its_parts_alon
     torch.testing.assert_close(found, model.encoder(inputs["input_ids"])[0])
 
 
+def from_a_folder(config, folder, **settings):
+    config.save_pretrained(folder)
+    loaded = transformers.AutoConfig.from_pretrained(folder)
+    return transformers.AutoModel.from_config(loaded, **settings)
+
+
+# How a user makes a new model from the config of a mixed one.
+WAYS = {
+    "class": lambda config, folder: transformers.BertModel(config),
+    "from_config": lambda config, folder: transformers.AutoModel.from_config(config),
+    "eager": lambda config, folder: transformers.AutoModel.from_config(
+        copy.deepcopy(config), attn_implementation="eager"
+    ),
+    "folder": from_a_folder,
+    "folder, eager": lambda config, folder: from_a_folder(
+        config, folder, attn_implementation="eager", experts_implementation="eager"
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_model_from_the_config_of_a_mixed_one_is_refused(way, tmp_path):
+    encoder, decoder = pair()
+    config = hf.mix(encoder, "position-wise").config
+    problem = (
+        r"^BertModel: its config is for mixed heads, load this model by mixhead_plugin\.hf\.load, "
+        r"or make a new one from a plain config and call hf\.mix$"
+    )
+    with pytest.raises(ValueError, match=problem):
+        WAYS[way](config, tmp_path)
+    composed = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        config, decoder.config
+    )
+    with pytest.raises(ValueError, match=problem):
+        transformers.EncoderDecoderModel(composed)
+    hf.unmix(encoder)
+    transformers.BertModel(encoder.config)
+
+
 @pytest.mark.parametrize("shards", ["1GB", "8KB"], ids=["one file", "shards"])
 def test_tensors_without_an_entry_in_the_config_are_named(shards, tmp_path):
     model, _ = build("BertForMaskedLM", head_mixing="position-wise")
