@@ -7,9 +7,15 @@ from os import PathLike
 from typing import Any
 
 import transformers
-from safetensors import safe_open
 from transformers import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.modeling_utils import load_state_dict
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+    cached_file,
+)
 
 from mixhead_plugin.hf.adapter import prune_checked
 from mixhead_plugin.hf.attend import SPLIT
@@ -72,17 +78,30 @@ def _of_parts(names: Iterable[str]) -> list[str]:
 
 def _advice(folder: str | PathLike[str], settings: dict[str, Any]) -> str:
     """Say how to load a folder that has no entry: it may have the tensors of a mixing, or none."""
-    own = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-    where = {name: settings[name] for name in own if name in settings}
-    where |= {"_raise_exceptions_for_missing_entries": False}
-    names: list[str] = []
-    if index := cached_file(folder, SAFE_WEIGHTS_INDEX_NAME, **where):
-        with open(index, encoding="utf-8") as file:
-            names = list(json.load(file)["weight_map"])
-    elif weights := cached_file(folder, SAFE_WEIGHTS_NAME, **where):
-        with safe_open(weights, framework="pt") as tensors:
-            names = list(tensors.keys())
-    if parts := _of_parts(names):
+    parts = _of_parts(_names_of_tensors(folder, settings))
+    if parts:
         problem = "it was saved by a model around the mixed one, or its config was replaced"
         return f"but it has {parts[0]}: {problem}; mix the outermost model and save it again"
     return "load it by from_pretrained"
+
+
+def _names_of_tensors(folder: str | PathLike[str], settings: dict[str, Any]) -> list[str]:
+    """Return the names of the tensors that `from_pretrained` would read, without reading them."""
+    own = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    where = {name: settings[name] for name in own if name in settings}
+    where |= {"_raise_exceptions_for_missing_entries": False}
+
+    # In the order of transformers.
+    for usual in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME):
+        name = usual
+        if settings.get("variant") is not None:  # as fp16 in model.fp16.safetensors
+            start, _, ending = usual.rpartition(".")
+            name = f"{start}.{settings['variant']}.{ending}"
+        file = cached_file(folder, name, **where)
+        if file is None:
+            continue
+        if usual in (SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME):
+            with open(file, encoding="utf-8") as index:
+                return list(json.load(index)["weight_map"])
+        return list(load_state_dict(file, map_location="meta"))
+    return []
