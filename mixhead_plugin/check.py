@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from mixhead_plugin.ops import NORMALIZERS, api, triton
 from mixhead_plugin.ops.accuracy import (
+    CallKind,
     Draw,
     Problem,
-    Variant,
     compare,
     enough_draws,
     fault_in,
@@ -32,10 +33,13 @@ from mixhead_plugin.ops.accuracy import (
 from mixhead_plugin.ops.inputs import AttentionInputs
 
 MIXINGS = {"none": 0, "position-independent": 2, "position-wise": 4}  # dimensions of M or L
-MIXED = {  # the fields of a `Variant`; the mixing of weights has its dtype, too
-    **{name: {"mixing_dim": dims} for name, dims in MIXINGS.items()},
+MIXED = {  # the fields of a `CallKind`; the mixing of weights has its dtype, too
+    "none": {"mixing_dim": 0},
+    "position-independent": {"mixing_dim": 2},
+    "position-wise": {"mixing_dim": 4},
     "differential": {"mixing_dim": 4},  # into half as many heads, whose values have twice the size
-    **{f"of scores, {name}": {"score_mixing_dim": dims} for name, dims in MIXINGS.items() if dims},
+    "of scores, position-independent": {"score_mixing_dim": 2},
+    "of scores, position-wise": {"score_mixing_dim": 4},
 }
 MASKS = {
     "none": {},
@@ -44,6 +48,10 @@ MASKS = {
     "mask by head": {"mask": torch.float32, "mask_by": "head"},
     "sink, causal": {"sink": True, "causal": True},
 }
+# The rows of each result that a variant is judged by. A gradient of one number, as that of a sink of one head, may
+# then have 3.2 times the error of the formula, instead of twice. More rows would let a user of few heads wait for
+# minutes.
+ROWS = 36
 OF_TORCH = 2.0  # torch's own attention, 'fused', rounds more often than the formula: its bound is twice as large
 # One trial then takes about 4 GiB. The matrices of a position-wise mixing have the square of the heads.
 MOST_HEADS = 256
@@ -68,22 +76,29 @@ def machine(device: torch.device) -> dict[str, str]:
     return {**found, "kernels": triton.machine_problem() or "can run"}
 
 
-def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[dict[str, str], Variant]]:
+def variants(device: torch.device, heads: int, head_dim: int) -> Iterator[tuple[dict[str, str], CallKind]]:
     """Yield every variant by its names and as a record."""
-    halves = [torch.bfloat16, torch.float16] if device.type == "cuda" else [torch.bfloat16]
-    for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXED, MASKS, [torch.float32, *halves]):
-        halves_heads = mixing == "differential"
-        if (MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink) or (halves_heads and heads % 2):
+    dtypes = [torch.float32, torch.bfloat16]
+    if device.type == "cuda":
+        dtypes.append(torch.float16)
+    for normalizer, mixing, mask, dtype in itertools.product(NORMALIZERS, MIXED, MASKS, dtypes):
+        differential = mixing == "differential"
+        if differential and heads % 2:
             continue
-        names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
-        fields = {**MIXED[mixing], **MASKS[mask], **({"mixing": dtype} if MIXED[mixing].get("mixing_dim") else {})}
-        if halves_heads:
+        if MASKS[mask].get("sink") and not NORMALIZERS[normalizer].takes_sink:
+            continue
+        fields = {**MIXED[mixing], **MASKS[mask]}
+        if fields.get("mixing_dim"):
+            fields["mixing"] = dtype
+        if differential:
             fields["mixed_heads"] = heads // 2
-        yield names, Variant(normalizer, heads, head_dim, head_dim * (1 + halves_heads), dtype, device, **fields)
+        value_dim = 2 * head_dim if differential else head_dim
+        names = {"normalizer": normalizer, "mixing": mixing, "mask": mask, "dtype": str(dtype).removeprefix("torch.")}
+        yield names, CallKind(normalizer, heads, head_dim, value_dim, dtype, device, **fields)
 
 
-def judge(variant: Variant) -> dict[str, Any]:
-    """Compute a variant; return the row of the report.
+def judge(kind: CallKind) -> dict[str, Any]:
+    """Compute calls of a kind; return the row of the report.
 
     `auto` is what --attention-impl auto takes, `error` its largest error (1: the most that is allowed), `fault` what is
     wrong, `kernels` why fused kernels are not used. A kernel that fails its trial is a fault, with dropout too.
@@ -91,12 +106,12 @@ def judge(variant: Variant) -> dict[str, Any]:
     row = {"auto": "", "error": float("nan"), "fault": "", "kernels": ""}
 
     def problem(nth: int) -> Problem:
-        return sample_call(variant, 75, 70, 0.0, 1, nth)  # `reference` takes fewer keys
+        return sample_call(kind, 75, 70, 0.0, 1, nth)  # `reference` takes fewer keys
 
     def draw(nth: int) -> Draw:
         inputs, d_out = problem(nth)
         found = results(lambda call: api.attend(call, "auto"), inputs, d_out)
-        return compare(inputs, d_out, torch.ones(1, device=variant.device), found)
+        return compare(inputs, d_out, torch.ones(1, device=kind.device), found)
 
     try:
         inputs, _ = problem(0)
@@ -104,12 +119,15 @@ def judge(variant: Variant) -> dict[str, Any]:
         if not row["kernels"]:
             from mixhead_plugin.ops.triton import verify  # imports triton
 
-            plain = inputs.query.is_cuda and verify.fault(inputs)  # the interpreter has no time for both
-            row["fault"] = row["kernels"] = plain or verify.fault(inputs._replace(dropout_p=0.1))
+            found = ""
+            if inputs.query.is_cuda:  # the interpreter has no time for both
+                found = verify.fault(inputs)
+            row["kernels"] = row["fault"] = found or verify.fault(inputs._replace(dropout_p=0.1))
         row["auto"] = api.fastest(inputs)
         most = OF_TORCH if row["auto"] == "fused" else 1.0
-        draws = finite_draws(draw, enough_draws(variant))
+        draws = finite_draws(draw, enough_draws(kind, ROWS))
         if draws:
+            # Not `max` of Python, which may pass over NaN.
             row["error"] = float(torch.tensor([*shares(draws).values()]).max()) / most
         row["fault"] = row["fault"] or fault_in(draws, most)
     except Exception as error:  # goes into the report, whatever it is
@@ -120,17 +138,25 @@ def judge(variant: Variant) -> dict[str, Any]:
 def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
     """Return milliseconds of a forward and backward pass, B 4, 8 heads of 64, 512 positions, causal, no dropout."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    (batch, heads, length, head_dim), times = SPEED_SHAPE, {}
+    batch, heads, length, head_dim = SPEED_SHAPE
     query, key, value, d_out = (torch.randn(SPEED_SHAPE, device=device, dtype=dtype) for _ in range(4))
     matrices = {0: None, 2: torch.eye(heads, device=device, dtype=dtype)}
     matrices[4] = matrices[2].expand(batch, length, heads, heads).contiguous()
 
-    runs = {
-        "torch's attention": (lambda call: F.scaled_dot_product_attention(*call[:3], is_causal=True), 0),
-        "formula, mixing position-wise": (lambda call: formula_weights(call) @ call.value, 4),
-        **{f"auto, mixing {name}": (lambda call: api.attend(call, "auto"), dim) for name, dim in MIXINGS.items()},
-    }
+    def torchs(call: AttentionInputs) -> Tensor:
+        return F.scaled_dot_product_attention(call.query, call.key, call.value, is_causal=True)
+
+    def formula(call: AttentionInputs) -> Tensor:
+        return formula_weights(call) @ call.value
+
+    def auto(call: AttentionInputs) -> Tensor:
+        return api.attend(call, "auto")
+
+    runs = {"torch's attention": (torchs, 0), "formula, mixing position-wise": (formula, 4)}
+    for name, dim in MIXINGS.items():
+        runs[f"auto, mixing {name}"] = (auto, dim)
     unmixed = AttentionInputs(query=query, key=key, value=value, causal=True, scale=head_dim**-0.5)
+    times = {}
     for name, (attend, dim) in runs.items():
         inputs = unmixed._replace(mixing=matrices[dim])
         given = {"results": results, "attend": attend, "inputs": inputs, "d_out": d_out}
@@ -141,12 +167,14 @@ def speed(device: torch.device, seconds: float = 0.5) -> dict[str, float]:
 
 def check(device: torch.device, heads: int, head_dim: int) -> dict[str, Any]:
     """Return the whole report; a row of `variants` whose `fault` is not empty is wrong."""
-    rows, todo, threads = [], list(variants(device, heads, head_dim)), torch.get_num_threads()
+    rows = []
+    todo = list(variants(device, heads, head_dim))
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small problems wait for more threads longer than these save
-    for names, variant in todo:
+    for names, kind in todo:
         if len(rows) % 20 == 0:
             print(f"mixhead check: {len(rows)} of {len(todo)} variants", file=sys.stderr, flush=True)
-        rows.append({**names, **judge(variant)})
+        rows.append({**names, **judge(kind)})
     torch.set_num_threads(threads)
     return {"machine": machine(device), "variants": rows, "milliseconds": speed(device)}
 
@@ -156,11 +184,15 @@ def as_text(report: dict[str, Any]) -> str:
     lines += ["", "error: the largest of output and gradients against float64, as a share of what is allowed"]
     lines.append(f"{'normalizer':14}{'mixing':32}{'mask':18}{'dtype':10}{'auto takes':11}{'error':>6}")
     for row in report["variants"]:
-        names = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}{row['auto']:11}"
-        lines.append(f"{names}{row['error']:6.2f}" + (f"  WRONG: {row['fault']}" if row["fault"] else ""))
+        line = f"{row['normalizer']:14}{row['mixing']:32}{row['mask']:18}{row['dtype']:10}"
+        line += f"{row['auto']:11}{row['error']:6.2f}"
+        if row["fault"]:
+            line += f"  WRONG: {row['fault']}"
+        lines.append(line)
     lines += ["", "milliseconds, forward and backward (B 4, 8 heads of 64, 512 positions, causal)"]
     lines += [f"{name:32}{value:8.2f}" for name, value in report["milliseconds"].items()]
-    if refused := sorted({row["kernels"] for row in report["variants"]} - {""}):
+    refused = sorted({row["kernels"] for row in report["variants"]} - {""})
+    if refused:
         lines += ["", "Fused kernels (impl 'triton') are not used where:", *(f"- {reason}" for reason in refused)]
     wrong = sum(bool(row["fault"]) for row in report["variants"])
     return "\n".join([*lines, "", f"{wrong} of {len(report['variants'])} variants are wrong"])

@@ -7,7 +7,7 @@ import torch
 
 from mixhead_plugin import __main__, check
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api
-from mixhead_plugin.ops.accuracy import Variant
+from mixhead_plugin.ops.accuracy import CallKind
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def report(monkeypatch, capsys):
     """Return the exit status and the text of `mixhead check` over a part of the variants."""
     monkeypatch.setattr(check, "NORMALIZERS", {name: NORMALIZERS[name] for name in ("softmax", "l2")})
     monkeypatch.setattr(accuracy, "DRAWS", 2)
-    monkeypatch.setattr(accuracy, "ROWS", 16)  # two draws of 8 heads
+    monkeypatch.setattr(check, "ROWS", 16)  # two draws of 8 heads
     monkeypatch.setattr(check, "speed", lambda device: {"torch's attention": 1.0})
 
     def run(*flags):
@@ -69,14 +69,14 @@ FEW_NUMBERS = [  # a few huge terms of exp(s), or quotients of small numbers, ma
 @pytest.mark.parametrize("normalizer, heads, head_dim, dtype", FEW_NUMBERS)
 def test_heads_of_few_numbers_are_right(normalizer, heads, head_dim, dtype):
     mixing = {"mixing_dim": 2, "mixing": dtype}
-    variant = Variant(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True)
-    assert check.judge(variant)["fault"] == ""
+    kind = CallKind(normalizer, heads, head_dim, head_dim, dtype, torch.device("cpu"), **mixing, causal=True)
+    assert check.judge(kind)["fault"] == ""
 
 
 def test_a_draw_in_which_the_formula_is_not_finite_is_left_out():
     """In one of these draws the formula is NaN: the rounded weights of entmax do not sum to 1."""
     fields = {"mixing_dim": 4, "mixing": torch.bfloat16, "sink": True, "causal": True}
-    row = check.judge(Variant("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields))
+    row = check.judge(CallKind("entmax15", 8, 2, 2, torch.bfloat16, torch.device("cpu"), **fields))
     assert row["fault"] == "" and 0 < row["error"] < 1
 
 

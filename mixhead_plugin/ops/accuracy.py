@@ -1,5 +1,6 @@
 """Say how far an implementation may be from the exact result: twice as far as the formula in the same dtype."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,13 +20,16 @@ Layout = tuple[tuple[int, bool], ...]  # the dimensions from the innermost on; i
 SIZES = (150, 141, 0.1), (160, 144, 0.4)
 DRAWS = 9  # the fewest draws of a trial
 MOST_DRAWS = 4  # times as many are drawn where the formula is not finite in some
-ROWS = 100  # the fewest rows of a result in all draws
+ROWS = 100  # a result should have as many in all draws
 FEW = 5  # the fewest draws that judge a part as sharply as a whole result
 PART = 16  # positions of a part, as in the smallest tile
 
 
-class Variant(NamedTuple):
-    """Name what the kernels are compiled for, and where."""
+class CallKind(NamedTuple):
+    """What calls have in common that are served by the same compiled kernels, and the device.
+
+    The fields are numbers, names and dtypes, so a kind can be the key of a dictionary.
+    """
 
     normalizer: str
     heads: int
@@ -47,20 +51,26 @@ class Variant(NamedTuple):
     layouts: tuple[Layout, ...] = ()  # of query, key, value and mixing in memory; contiguous where nothing is said
 
 
-def enough_draws(variant: Variant) -> int:
-    """Return how often a trial draws: a sink has one row for each head, and so has an M or L for all queries."""
-    shared = variant.sink or 2 in (variant.mixing_dim, variant.score_mixing_dim)
-    return max(DRAWS, -(-ROWS // variant.heads)) if shared else DRAWS
+def enough_draws(kind: CallKind, rows: int = ROWS) -> int:
+    """Return how often a trial draws, so that each result has `rows` rows, or more.
+
+    What all positions share has few rows in one draw: a sink one for each head, M and L one for each of their numbers.
+    """
+    draws = DRAWS
+    if kind.sink:
+        draws = max(draws, math.ceil(rows / kind.heads))
+    if kind.mixing_dim == 2:
+        draws = max(draws, math.ceil(rows / (kind.heads * (kind.mixed_heads or kind.heads))))
+    if kind.score_mixing_dim == 2:
+        draws = max(draws, math.ceil(rows / kind.heads**2))
+    return draws
 
 
-def variant_of(inputs: AttentionInputs) -> Variant:
-    """Return the variant that serves a call which has no `problem`."""
-    query, mixing, mask, mask_by = inputs.query, inputs.mixing, inputs.attn_mask, ""
-    if mask is not None:
-        sizes = [1 if stride == 0 else size for size, stride in zip(mask.shape, mask.stride())]  # 1 where expanded
-        sentences, heads, n_queries, n_keys = [1] * (4 - len(sizes)) + sizes
-        mask_by = "head" if heads > 1 else "sentence" if sentences > 1 or 1 in (n_queries, n_keys) else ""
-    return Variant(
+def call_kind(inputs: AttentionInputs) -> CallKind:
+    """Return the kind of a call which has no `problem`."""
+    query, mixing = inputs.query, inputs.mixing
+    mask = inputs.attn_mask
+    return CallKind(
         normalizer=inputs.normalizer,
         heads=int(query.shape[1]),
         head_dim=int(query.shape[3]),
@@ -74,11 +84,23 @@ def variant_of(inputs: AttentionInputs) -> Variant:
         sink=inputs.sink is not None,
         causal=inputs.causal,
         mask=None if mask is None else mask.dtype,
-        mask_by=mask_by,
+        mask_by="" if mask is None else _differs_by(mask),
         padding=inputs.key_padding_mask is not None,
         dropout=inputs.dropout_p > 0,
         layouts=tuple(layout_of(tensor) for tensor in inputs[:4] if tensor is not None),
     )
+
+
+def _differs_by(mask: Tensor) -> str:
+    """Return the `mask_by` of a mask with up to four dimensions, [B, H, Nq, Nk]."""
+    # An expanded dimension has one row in memory, whatever its size.
+    sizes = [1 if stride == 0 else size for size, stride in zip(mask.shape, mask.stride())]
+    batch, heads, n_queries, n_keys = [1] * (4 - len(sizes)) + sizes
+    if heads > 1:
+        return "head"
+    if batch > 1 or n_queries == 1 or n_keys == 1:
+        return "sentence"
+    return ""
 
 
 def layout_of(tensor: Tensor) -> Layout:
@@ -90,52 +112,86 @@ def layout_of(tensor: Tensor) -> Layout:
 
 def laid_out(tensor: Tensor, layout: Layout) -> Tensor:
     """Return a copy of a tensor in a layout, with gaps where its sizes ask for them."""
-    strides, extent = [0] * tensor.dim(), 1
+    strides = [0] * tensor.dim()
+    extent = 1  # numbers in memory that the dimensions so far take
     for dim, multiple in layout:
-        strides[dim] = -(-extent // 16) * 16 if multiple else extent + (extent % 16 == 0)
+        if multiple:
+            strides[dim] = math.ceil(extent / 16) * 16
+        elif extent % 16 == 0:
+            strides[dim] = extent + 1
+        else:
+            strides[dim] = extent
         extent = strides[dim] * tensor.shape[dim]
     return tensor.new_empty(extent).as_strided(tensor.shape, strides).copy_(tensor)
 
 
-def sample_call(variant: Variant, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0) -> Problem:
-    """Return a call of the variant and a gradient of its output; `nth` repeats the same numbers each time."""
-    generator = torch.Generator("cpu").manual_seed(1 + nth)
+def sample_call(kind: CallKind, n_queries: int, n_keys: int, p: float = 0.1, batch: int = 2, nth: int = 0) -> Problem:
+    """Return a call of a kind and a gradient of its output.
 
-    def draw(*shape: int, dtype: torch.dtype | None = variant.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device="cpu").to(variant.device, dtype)
+    Args:
+        kind: of the call
+        n_queries: Nq
+        n_keys: Nk
+        p: probability of dropping a weight, if calls of the kind drop any
+        batch: number of sentences
+        nth: which draw; each has its own numbers, always the same
+    """
+    generator = torch.Generator("cpu").manual_seed(1 + nth)
+    heads = kind.heads
+    mixed_heads = kind.mixed_heads or heads
+
+    def draw(*shape: int, dtype: torch.dtype | None = kind.dtype) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu").to(kind.device, dtype)
 
     def draw_mixing(dims: int, to: int, dtype: torch.dtype | None) -> Tensor | None:
         if dims == 0:
             return None
-        noise = draw(*(batch, n_queries, heads, to)[-dims:], dtype=dtype) / heads
-        return (noise + torch.eye(heads, to, device=variant.device)).to(dtype)
+        shape = (batch, n_queries, heads, to)[-dims:]
+        noise = draw(*shape, dtype=dtype) / heads
+        return (noise + torch.eye(heads, to, device=kind.device)).to(dtype)
 
-    heads, mask, padding = variant.heads, None, None
-    mixed = variant.mixed_heads or heads
-    mixing = draw_mixing(variant.mixing_dim, mixed, variant.mixing)
-    if variant.mask is not None:
-        different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[variant.mask_by]
-        mask = draw(*different, n_queries, n_keys, dtype=variant.mask)
-        mask[..., 2, :] = mask[..., 3] = -torch.inf  # a query that sees nothing, and a key that is not seen
-    if variant.padding:
-        padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=variant.device)
+    # The order of the draws is kept: other numbers would be other trials.
+    mixing = draw_mixing(kind.mixing_dim, mixed_heads, kind.mixing)
+    mask = padding = sink = seed = None
+    if kind.mask is not None:
+        different = {"head": (1, heads), "sentence": (batch, 1), "": (1, 1)}[kind.mask_by]
+        mask = draw(*different, n_queries, n_keys, dtype=kind.mask)
+        mask[..., 2, :] = -torch.inf  # a query that sees nothing
+        mask[..., 3] = -torch.inf  # a key that is not seen
+    if kind.padding:
+        padding = torch.zeros(batch, n_keys, dtype=torch.bool, device=kind.device)
         padding[0, n_keys // 2 :] = True
-    query = draw(batch, heads, n_queries, variant.head_dim)
-    key = draw(batch, heads, n_keys, variant.head_dim)
-    value = draw(batch, mixed, n_keys, variant.value_dim)
-    score_mixing = draw_mixing(variant.score_mixing_dim, heads, variant.dtype)
-    sink = draw(heads) if variant.sink else None
-    seed = torch.tensor(3, device=variant.device) if variant.dropout else None
+    query = draw(batch, heads, n_queries, kind.head_dim)
+    key = draw(batch, heads, n_keys, kind.head_dim)
+    value = draw(batch, mixed_heads, n_keys, kind.value_dim)
+    score_mixing = draw_mixing(kind.score_mixing_dim, heads, kind.dtype)
+    if kind.sink:
+        sink = draw(heads)
+    if kind.dropout:
+        seed = torch.tensor(3, device=kind.device)
+    d_out = draw(batch, mixed_heads, n_queries, kind.value_dim)
+
     inputs = AttentionInputs(
-        query=query, key=key, value=value, mixing=mixing, attn_mask=mask, key_padding_mask=padding, sink=sink,
-        score_mixing=score_mixing, seed=seed, normalizer=variant.normalizer, causal=variant.causal,
-        dropout_p=p if variant.dropout else 0.0, scale=variant.head_dim**-0.5,
-    )  # fmt: skip
-    d_out = draw(batch, mixed, n_queries, variant.value_dim)
-    if variant.layouts:
-        laid = {name: laid_out(getattr(inputs, name), layout) for name, layout in zip(inputs._fields, variant.layouts)}
-        inputs, d_out = inputs.with_tensors(laid), laid_out(d_out, variant.layouts[0])
-    return inputs, d_out
+        query=query,
+        key=key,
+        value=value,
+        mixing=mixing,
+        attn_mask=mask,
+        key_padding_mask=padding,
+        sink=sink,
+        score_mixing=score_mixing,
+        seed=seed,
+        normalizer=kind.normalizer,
+        causal=kind.causal,
+        dropout_p=p if kind.dropout else 0.0,
+        scale=kind.head_dim**-0.5,
+    )
+    if not kind.layouts:
+        return inputs, d_out
+    laid = {}
+    for name, layout in zip(inputs._fields, kind.layouts):
+        laid[name] = laid_out(getattr(inputs, name), layout)
+    return inputs.with_tensors(laid), laid_out(d_out, kind.layouts[0])
 
 
 def formula_weights(inputs: AttentionInputs) -> Tensor:
@@ -153,7 +209,8 @@ def results(attend: Callable[[AttentionInputs], Tensor], inputs: AttentionInputs
     """Return the output of `attend` and the gradients of its tensors for the gradient `d_out` of the output."""
     given = {name: tensor.detach().requires_grad_() for name, tensor in inputs.given().items()}
     out = attend(inputs.with_tensors(given))
-    return {"output": out.detach(), **dict(zip(given, torch.autograd.grad(out, list(given.values()), d_out)))}
+    gradients = torch.autograd.grad(out, list(given.values()), d_out)
+    return {"output": out.detach(), **dict(zip(given, gradients))}
 
 
 def in_float64(inputs: AttentionInputs) -> AttentionInputs:
@@ -161,9 +218,10 @@ def in_float64(inputs: AttentionInputs) -> AttentionInputs:
 
 
 class Errors(NamedTuple):
-    """What one draw says about one result, summed over each row: [B, H, N] or, of a tensor for all positions, [N].
+    """What one draw says about one result, summed over each row: [B, H, N] or, of what all positions share, [rows].
 
-    A row holds the numbers of one position of one head; of M by query, those of one position.
+    A row holds the numbers of one position of one head; of M by query, those of one position; of a sink, and of an M or
+    L for all queries, a single number.
     """
 
     found: Tensor  # sum of the squared errors
@@ -184,18 +242,30 @@ def compare(inputs: AttentionInputs, d_out: Tensor, kept: Tensor, found: Results
     def formula(call: AttentionInputs) -> Tensor:
         return (formula_weights(call) * kept.to(call.value.dtype)) @ call.value
 
-    draw = {}
     by_formula = results(formula, inputs, d_out)
-    for name, right in results(formula, in_float64(inputs), d_out.double()).items():
-        error = (found[name] - right).square()
-        formulas = (by_formula[name] - right).square()
-        terms = torch.stack([error, formulas, (error + formulas).square(), torch.ones_like(right)])
-        if right.dim() == 4 and name.endswith("mixing"):  # M by query: [B, Nq, H, H']
-            terms = terms.flatten(3)[:, :, None]
-        if right.dim() > 1:  # a sink has one number for each head, so each is a row
-            terms = terms.sum(-1)
-        draw[name] = Errors(*terms)
-    return draw
+    exact = results(formula, in_float64(inputs), d_out.double())
+    return {name: _errors(name, found[name], by_formula[name], right) for name, right in exact.items()}
+
+
+def _errors(name: str, found: Tensor, by_formula: Tensor, right: Tensor) -> Errors:
+    """Return the errors of one result, `found`, beside those of the formula; `right` is exact."""
+    error = (found - right).square()
+    formulas = (by_formula - right).square()
+    return Errors(
+        found=_by_row(name, error),
+        formula=_by_row(name, formulas),
+        fourth=_by_row(name, (error + formulas).square()),
+        numbers=_by_row(name, torch.ones_like(right)),
+    )
+
+
+def _by_row(name: str, numbers: Tensor) -> Tensor:
+    """Return the sum of each row of a result."""
+    if numbers.dim() < 4:  # a sink [H], an M or L for all queries [H, H']
+        return numbers.flatten()
+    if name.endswith("mixing"):  # M or L by query, [B, Nq, H, H'] -> [B, 1, Nq]
+        return numbers.sum((2, 3))[:, None]
+    return numbers.sum(-1)  # [B, H, N, D] -> [B, H, N]
 
 
 def finite_draws(draw: Callable[[int], Draw], enough: int) -> list[Draw]:
@@ -228,27 +298,48 @@ def shares(draws: Sequence[Draw]) -> dict[str, float]:
     careless = 1.0 if len(draws) >= FEW else 16.0
     found = {}
     for name in draws[0]:
-        errors = Errors(*(torch.stack(terms) for terms in zip(*(draw[name] for draw in draws))))  # [draws, ...]
-        whole = Errors(*(terms.sum() for terms in errors))
-        every = [_mean_square_share(whole), _typical_share(errors.found.flatten(), errors.formula.flatten())]
+        errors = _stacked([draw[name] for draw in draws])
+        every = _shares_of_whole(errors)
         for part in _parts(errors):
-            by_draw = Errors(*(terms.sum(2) for terms in part))  # [draws, B * H]
-            every.append(_mean_square_share(by_draw).median(0).values.max() / careless)
-            rows = (terms.transpose(0, 1).flatten(1) for terms in (part.found, part.formula))  # [B * H, draws * rows]
-            every.append(_typical_share(*rows).max() / careless)
+            every += [share / careless for share in _shares_of_part(part)]
         found[name] = float(torch.stack(every).max())
     return found
 
 
+def _stacked(draws: Sequence[Errors]) -> Errors:
+    """Return the errors of one result in all draws, [draws, B, H, N] or [draws, rows]."""
+    return Errors(
+        found=torch.stack([draw.found for draw in draws]),
+        formula=torch.stack([draw.formula for draw in draws]),
+        fourth=torch.stack([draw.fourth for draw in draws]),
+        numbers=torch.stack([draw.numbers for draw in draws]),
+    )
+
+
+def _shares_of_whole(errors: Errors) -> list[Tensor]:
+    """Return the shares of both statistics, for a result as a whole."""
+    total = Errors(*(sums.sum() for sums in errors))
+    return [_mean_square_share(total), _typical_share(errors.found.flatten(), errors.formula.flatten())]
+
+
+def _shares_of_part(part: Errors) -> list[Tensor]:
+    """Return the largest share of any sentence and head by both statistics, for errors [draws, B * H, rows]."""
+    by_draw = Errors(*(sums.sum(2) for sums in part))  # [draws, B * H]
+    mean_square = _mean_square_share(by_draw).median(0).values
+    # [draws, B * H, rows] -> [B * H, draws * rows]
+    found = part.found.transpose(0, 1).flatten(1)
+    formula = part.formula.transpose(0, 1).flatten(1)
+    return [mean_square.max(), _typical_share(found, formula).max()]
+
+
 def _parts(errors: Errors) -> Iterator[Errors]:
     """Yield the errors of one stretch of PART positions after the other, [draws, B * H, rows]."""
-    if errors.found.dim() == 2:  # a tensor for all positions is one part
-        yield Errors(*(terms[:, None] for terms in errors))
+    if errors.found.dim() == 2:  # what all positions share is one part
+        yield Errors(*(sums[:, None] for sums in errors))
         return
-    starts = tuple(range(PART, errors.found.shape[3], PART))
-    stretches = zip(*(terms.flatten(1, 2).tensor_split(starts, 2) for terms in errors))
-    for stretch in stretches:
-        yield Errors(*stretch)
+    by_head = Errors(*(sums.flatten(1, 2) for sums in errors))  # [draws, B * H, N]
+    for start in range(0, by_head.found.shape[2], PART):
+        yield Errors(*(sums[:, :, start : start + PART] for sums in by_head))
 
 
 def _mean_square_share(errors: Errors) -> Tensor:
@@ -273,7 +364,9 @@ def _typical_share(found: Tensor, formula: Tensor) -> Tensor:
     quantile = (0.7 - 2 * told.clamp(min=1).rsqrt()).clamp(0.0, 0.5)
     place = (quantile * (told - 1).clamp(min=0)).long()
     sorted_ratio = ratio.nan_to_num(torch.inf, posinf=torch.inf).sort(-1).values
-    return sorted_ratio.gather(-1, place).where(quantile > 0, 0.0)[..., 0] / 2
+    at_quantile = sorted_ratio.gather(-1, place)
+    at_quantile = at_quantile.where(quantile > 0, 0.0)
+    return at_quantile[..., 0] / 2
 
 
 def _allowed(numbers: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks import flash_attention
-from mixhead_plugin.ops.accuracy import Variant, compare, fault_in, sample_call
+from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, sample_call
 from mixhead_plugin.ops.triton import operators, tuning
 from tests.ptx import launch, machine
 from tests.ptx.memory import Memory
@@ -44,7 +44,7 @@ class CountingMemory(Memory):
 
 def passes(contender: str, place: int, heads: int, size: int, length: int = 256) -> dict[str, dict[str, float]]:
     """Return the counts of the passes of a contender, forward and backward; refuse wrong results."""
-    like = Variant("softmax", heads, size, size, torch.float16, torch.device("cpu"), mixing_dim=CONTENDERS[contender])
+    like = CallKind("softmax", heads, size, size, torch.float16, torch.device("cpu"), mixing_dim=CONTENDERS[contender])
     like = like._replace(mixing=torch.float16 if like.mixing_dim else None)
     inputs, d_out = sample_call(like, length, length, batch=1)
     found: dict[str, dict[str, float]] = {}

@@ -29,7 +29,7 @@ from benchmarks.opponents import OPPONENTS, problem
 from benchmarks.steps import Row, one_line
 from mixhead_plugin import check as machine_check
 from mixhead_plugin.ops import attention, triton
-from mixhead_plugin.ops.accuracy import Variant
+from mixhead_plugin.ops.accuracy import CallKind
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -157,7 +157,7 @@ REHEARSED = [
 ]
 
 
-def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], Variant]]:
+def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], CallKind]]:
     """Return the variants to try by name, in order of worth: those timed below, then pairs of all values.
 
     All of `mixhead check` would take hours, because every variant of the kernels is compiled.
@@ -167,8 +167,8 @@ def named_variants(settings: Settings) -> dict[str, tuple[dict[str, str], Varian
     every = {}
     for shape in dict.fromkeys(row[0] for row in listed):
         heads, head_dim = map(int, shape.split("x"))
-        for names, variant in machine_check.variants(device, heads, head_dim):
-            every[shape, *names.values()] = names, variant
+        for names, kind in machine_check.variants(device, heads, head_dim):
+            every[shape, *names.values()] = names, kind
     chosen = list(listed)
     if not settings.quick:
         shape = listed[0][0]
@@ -200,11 +200,11 @@ def check_steps(settings: Settings) -> list[str]:
 
 def check_step(settings: Settings, step: str) -> Iterator[Row]:
     """Yield the row of `mixhead check` for a variant, with the seconds of its first use."""
-    names, variant = named_variants(settings)[step]
+    names, kind = named_variants(settings)[step]
     torch.set_num_threads(1)
     began = time.monotonic()
-    row = machine_check.judge(variant)
-    heads = f"{variant.heads}x{variant.head_dim}"
+    row = machine_check.judge(kind)
+    heads = f"{kind.heads}x{kind.head_dim}"
     yield {"heads": heads, **names, **row, "seconds": time.monotonic() - began}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mixhead_plugin.ops import NORMALIZERS, accuracy, api, triton
-from mixhead_plugin.ops.accuracy import Variant, compare, fault_in, formula_weights, results, sample_call, shares
+from mixhead_plugin.ops.accuracy import CallKind, compare, fault_in, formula_weights, results, sample_call, shares
 from mixhead_plugin.ops.masks import additive_mask
 
 
@@ -52,48 +52,48 @@ KERNELS = {"normalizers": triton.NORMALIZERS, "head_dims": (16, 32, 64)}  # what
 SMALL = {"normalizers": (*NORMALIZERS,), "head_dims": (1, 2, 3, 4, 8)}  # few huge numbers make nearly all of the error
 
 
-def some_variant(chosen, normalizers, head_dims):
+def some_kind(chosen, normalizers, head_dims):
     masks, normalizer = chosen.choice(MASKS), chosen.choice(normalizers)
     normalizer = normalizer if NORMALIZERS[normalizer].takes_sink or "sink" not in masks else "softmax"
     heads, size, dims = chosen.choice([1, 2, 4, 8]), chosen.choice(head_dims), chosen.choice([0, 2, 4])
     dtype = chosen.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
     mixing = {"mixing": dtype, "mixing_dim": dims} if dims else {}
-    return Variant(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
+    return CallKind(normalizer, heads, size, size, dtype, torch.device("cpu"), **mixing, **masks)
 
 
-def draws_of(variant, implementation, sizes, seed, spoil=None):
+def draws_of(kind, implementation, sizes, seed, spoil=None):
     def draw(nth):
-        inputs, d_out = sample_call(variant, *sizes, nth=seed + nth)
+        inputs, d_out = sample_call(kind, *sizes, nth=seed + nth)
         found = results(implementation, inputs, d_out)
         if spoil:
             spoil(found, results(formula, accuracy.in_float64(inputs), d_out.double()))
         return compare(inputs, d_out, torch.ones(1), found)
 
-    return accuracy.finite_draws(draw, accuracy.enough_draws(variant))
+    return accuracy.finite_draws(draw, accuracy.enough_draws(kind))
 
 
-def alarms(trials, kind, seed=0):
+def alarms(trials, among, seed=0):
     """Return how often right implementations are refused, by all draws or by one of them, and their largest share."""
     chosen, refused, largest = random.Random(seed), [], 0.0
     for _ in range(trials):
-        variant, sizes = some_variant(chosen, **kind), chosen.choice([(37, 35), (48, 48), (75, 70)])
-        name = chosen.choice([*RIGHT][: 4 if variant.dtype == torch.float32 else 3])
-        draws = draws_of(variant, RIGHT[name], sizes, chosen.randrange(10**6))
+        kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        name = chosen.choice([*RIGHT][: 4 if kind.dtype == torch.float32 else 3])
+        draws = draws_of(kind, RIGHT[name], sizes, chosen.randrange(10**6))
         largest = max(largest, *shares(draws).values())
         found = {fault_in(some) for some in (draws, *([draw] for draw in draws[: accuracy.DRAWS]))} - {""}
-        refused += [(name, variant, sizes, found)] if found else []
+        refused += [(name, kind, sizes, found)] if found else []
     return refused, largest
 
 
-@pytest.mark.parametrize("kind", [KERNELS, SMALL], ids=["kernels", "small"])
-def test_right_implementations_pass(kind):
-    assert alarms(8, kind)[0] == []
+@pytest.mark.parametrize("among", [KERNELS, SMALL], ids=["kernels", "small"])
+def test_right_implementations_pass(among):
+    assert alarms(8, among)[0] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [KERNELS, SMALL], ids=["kernels", "small"])
-def test_there_is_no_false_alarm(kind):
-    refused, largest = alarms(250, kind)
+@pytest.mark.parametrize("among", [KERNELS, SMALL], ids=["kernels", "small"])
+def test_there_is_no_false_alarm(among):
+    refused, largest = alarms(250, among)
     assert refused == [] and largest < 0.95
 
 
@@ -117,27 +117,27 @@ FAULTS += [("sink", ..., heads) for heads in (1, 4)]
 @pytest.mark.parametrize("name, where, heads", FAULTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_three_times_the_error_is_noticed_everywhere(name, where, heads, dtype):
-    variant = Variant("softmax", heads, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
+    kind = CallKind("softmax", heads, 16, 16, dtype, torch.device("cpu"), dtype, 4, sink=True, causal=True)
     way = in_another_order if dtype == torch.float32 else formula
-    assert fault_in(draws_of(variant, way, (50, 47), 3)) == ""
+    assert fault_in(draws_of(kind, way, (50, 47), 3)) == ""
     what = "the output" if name == "output" else f"the gradient of {name}"
-    found = fault_in(draws_of(variant, way, (50, 47), 3, scaled(3, name, where)))
+    found = fault_in(draws_of(kind, way, (50, 47), 3, scaled(3, name, where)))
     assert found.startswith(f"{what} is wrong by 1.")
 
 
-def missed(trials, kind, seed=0):
+def missed(trials, among, seed=0):
     """Return the faults of three times the error, in a tile or a whole result, that are not noticed."""
     chosen, found = random.Random(seed), []
     for _ in range(trials):
-        variant, sizes = some_variant(chosen, **kind), chosen.choice([(37, 35), (48, 48), (75, 70)])
-        way = in_another_order if variant.dtype == torch.float32 else formula
-        names = ["output", "query", "key", "value"] + ["sink"] * variant.sink + ["mixing"] * (variant.mixing_dim > 0)
+        kind, sizes = some_kind(chosen, **among), chosen.choice([(37, 35), (48, 48), (75, 70)])
+        way = in_another_order if kind.dtype == torch.float32 else formula
+        names = ["output", "query", "key", "value"] + ["sink"] * kind.sink + ["mixing"] * (kind.mixing_dim > 0)
         name, first = chosen.choice(names), chosen.randrange(0, min(sizes), 16)  # the rest, too
-        tile, head = slice(first, first + 16), chosen.randrange(variant.heads)
-        part = {"sink": ..., "mixing": ... if variant.heads**2 < 8 or variant.mixing_dim == 2 else (-1, tile)}
+        tile, head = slice(first, first + 16), chosen.randrange(kind.heads)
+        part = {"sink": ..., "mixing": ... if kind.heads**2 < 8 or kind.mixing_dim == 2 else (-1, tile)}
         where = chosen.choice([..., part.get(name, (-1, head, tile))])
-        draws = draws_of(variant, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
-        found += [] if fault_in(draws) else [(variant, sizes, name, where, shares(draws)[name])]
+        draws = draws_of(kind, way, sizes, chosen.randrange(10**6), scaled(3, name, where))
+        found += [] if fault_in(draws) else [(kind, sizes, name, where, shares(draws)[name])]
     return found
 
 
@@ -149,14 +149,14 @@ def test_three_times_the_error_is_noticed_in_any_variant():
 @pytest.mark.parametrize("draws", [1, accuracy.DRAWS])
 @pytest.mark.parametrize("factor", [1.9, 2.1])
 def test_twice_the_error_is_allowed(factor, draws):
-    variant = Variant("l2", 2, 16, 16, torch.float16, torch.device("cpu"))
-    found = draws_of(variant, formula, (50, 47), 3, scaled(factor, "value"))[:draws]
+    kind = CallKind("l2", 2, 16, 16, torch.float16, torch.device("cpu"))
+    found = draws_of(kind, formula, (50, 47), 3, scaled(factor, "value"))[:draws]
     assert bool(fault_in(found)) == (factor > 2)
 
 
 @pytest.mark.parametrize("where", [(0, 0, 0, 0), (-1, -1, -1, -1)])
 def test_a_number_that_is_nan_once_is_noticed(where):
-    variant = Variant("softmax", 2, 16, 16, torch.float32, torch.device("cpu"))
-    draws = draws_of(variant, formula, (20, 20), 3)
-    draws[4] = draws_of(variant, formula, (20, 20), 7, scaled(torch.nan, "key", where))[0]
+    kind = CallKind("softmax", 2, 16, 16, torch.float32, torch.device("cpu"))
+    draws = draws_of(kind, formula, (20, 20), 3)
+    draws[4] = draws_of(kind, formula, (20, 20), 7, scaled(torch.nan, "key", where))[0]
     assert fault_in(draws) == "the gradient of key is wrong by nan times what is allowed"

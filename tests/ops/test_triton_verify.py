@@ -150,14 +150,14 @@ def test_it_is_tried_when_a_program_is_compiled():
 
 def test_nothing_is_tried_while_a_graph_is_captured(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    variant = accuracy.variant_of(call())._replace(device=torch.device("cuda"))
+    kind = accuracy.call_kind(call())._replace(device=torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
-        assert all("run one step before" in verify._fault_of(*variant) for _ in range(2))
+        assert all("run one step before" in verify._fault_of(*kind) for _ in range(2))
     assert verify._faults == {} and len(caplog.messages) == 1
 
 
 def test_a_lack_of_memory_is_not_kept(monkeypatch):
-    def lack(variant):
+    def lack(kind):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as full:
@@ -196,6 +196,6 @@ def test_what_is_tried_is_what_runs(mixed, head_dim, dropout_p, length, monkeypa
     monkeypatch.setattr(operators, "start", start)
     given = inputs(mixed, heads=4, n_queries=length, n_keys=length, head_dim=head_dim, value_dim=head_dim)
     given = record(given, dropout_p=dropout_p, seed=torch.tensor(1, device=DEVICE) if dropout_p else None)
-    variant = accuracy.variant_of(given)
-    tried = set().union(*(kernels_of(*accuracy.sample_call(variant, *sizes), 0) for sizes in accuracy.SIZES))
+    kind = accuracy.call_kind(given)
+    tried = set().union(*(kernels_of(*accuracy.sample_call(kind, *sizes), 0) for sizes in accuracy.SIZES))
     assert kernels_of(given, None, None) <= tried

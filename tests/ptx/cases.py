@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mixhead_plugin.ops import accuracy
-from mixhead_plugin.ops.accuracy import Variant
+from mixhead_plugin.ops.accuracy import CallKind
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import operators, tuning
 from mixhead_plugin.ops.triton.tuning import Tile
@@ -60,10 +60,10 @@ class Case(NamedTuple):
     def name(self) -> str:
         return "/".join(str(value).replace(" ", "-") for value in self)
 
-    def variant(self) -> Variant:
+    def kind(self) -> CallKind:
         heads, size = map(int, self.shape.split("x"))
         dtype, dims = getattr(torch, self.dtype.replace("tf32", "float32")), MIXING[self.mixing]
-        like = Variant(self.normalizer, heads, size, size, dtype, torch.device("cpu"), dtype if dims else None, dims)
+        like = CallKind(self.normalizer, heads, size, size, dtype, torch.device("cpu"), dtype if dims else None, dims)
         extra = {"dropout": self.extra == "dropout", "sink": self.extra == "sink" and self.normalizer != "sigmoid"}
         return like._replace(**HIDDEN[self.hidden], **extra, tf32=self.dtype == "tf32")
 
@@ -115,13 +115,13 @@ def kept_weights(inputs: AttentionInputs) -> Tensor:
 
 def run(case: Case, interpreted: bool = False) -> dict:
     """Return a report of a case: what is wrong, its largest share of the bound, and the seconds of the emulator."""
-    variant, begin = case.variant(), time.process_time()
-    inputs, d_out = accuracy.sample_call(variant, case.queries, case.keys, 0.3)
+    kind, begin = case.kind(), time.process_time()
+    inputs, d_out = accuracy.sample_call(kind, case.queries, case.keys, 0.3)
 
     def start(kernel, blocks, arguments, tile) -> None:
         launch.launch(kernel, blocks, arguments, tile.warps, tile.stages, case.capability)
 
-    torch.backends.cuda.matmul.allow_tf32 = variant.tf32
+    torch.backends.cuda.matmul.allow_tf32 = kind.tf32
     tuning.tiles_for = case.tiles
     if not interpreted:
         operators.start = start
@@ -130,6 +130,6 @@ def run(case: Case, interpreted: bool = False) -> dict:
     found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
     seconds = time.process_time() - begin
     draws = [accuracy.compare(inputs, d_out, kept_weights(inputs), found)]
-    most = 2.0**13 if variant.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
+    most = 2.0**13 if kind.tf32 else 1.0  # the formula is not rounded to the 10 bits of tf32 on a CPU
     share = float(np.max([*accuracy.shares(draws).values()])) / most
     return dict(case=case.name, fault=accuracy.fault_in(draws, most), share=share, seconds=seconds)

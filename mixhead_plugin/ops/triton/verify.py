@@ -1,4 +1,4 @@
-"""Try each variant of the kernels on the device before its first use.
+"""Try each kind of the kernels on the device before its first use.
 
 Small problems go forward and backward through every candidate of the tiles; `accuracy.shares` judges their results.
 Compiling the kernels takes longer than the problem; triton keeps them on disk. torch's random generators are not used.
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from mixhead_plugin.ops.accuracy import (
     SIZES,
+    CallKind,
     Draw,
-    Variant,
+    call_kind,
     compare,
     enough_draws,
     fault_in,
     finite_draws,
     sample_call,
-    variant_of,
 )
 from mixhead_plugin.ops.inputs import AttentionInputs
 from mixhead_plugin.ops.triton import allows_tf32, tuning
@@ -32,52 +32,52 @@ from mixhead_plugin.ops.triton.operators import Call
 logger = logging.getLogger(__name__)
 INTERPRETED = ((19, 18, 0.1, 1),)  # sizes in triton's interpreter, which takes a second for one such problem
 CAPTURED = "was not tried on this GPU yet, and cannot be while a CUDA graph is captured; run one step before"
-_faults: dict[Variant, str] = {}
-_said: set[Variant] = set()
+_faults: dict[CallKind, str] = {}
+_said: set[CallKind] = set()
 _lock = threading.Lock()
 
 
 def fault(inputs: AttentionInputs) -> str:
-    """Return why the kernels must not serve such a call, or an empty string; the first call of a variant tries it."""
-    return _fault_of(*variant_of(inputs))
+    """Return why the kernels must not serve such a call, or an empty string; the first call of a kind tries it."""
+    return _fault_of(*call_kind(inputs))
 
 
 @torch.compiler.assume_constant_result
 def _fault_of(*fields: Any) -> str:
-    variant = Variant(*fields)
-    variant = variant._replace(tf32=variant.dtype == torch.float32 and allows_tf32())
+    kind = CallKind(*fields)
+    kind = kind._replace(tf32=kind.dtype == torch.float32 and allows_tf32())
     with _lock:
-        if variant in _faults:
-            return _faults[variant]
-        if variant.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if kind in _faults:
+            return _faults[kind]
+        if kind.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             found = CAPTURED
         else:
-            logger.info("impl 'triton': tries the kernels on this device for %s", variant)
+            logger.info("impl 'triton': tries the kernels on this device for %s", kind)
             try:
-                found = _faults[variant] = try_on_device(variant)
+                found = _faults[kind] = try_on_device(kind)
             except torch.OutOfMemoryError as error:  # it may pass, so the next call tries again
                 found = f"cannot be tried now: {str(error).splitlines()[0]}"
-        new = bool(found) and variant not in _said
-        _said.add(variant)
+        new = bool(found) and kind not in _said
+        _said.add(kind)
     if new:
-        logger.warning("impl 'triton': %s; 'auto' takes another implementation for %s", found, variant)
+        logger.warning("impl 'triton': %s; 'auto' takes another implementation for %s", found, kind)
     return found
 
 
-def try_on_device(variant: Variant) -> str:
-    """Return what the kernels of a variant do wrong on its device, or an empty string."""
+def try_on_device(kind: CallKind) -> str:
+    """Return what the kernels of a kind do wrong on its device, or an empty string."""
     # A new thread has no inference mode, autocast, saved-tensor hooks, fake tensors or default device of the caller.
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(_try, variant).result()
+        return thread.submit(_try, kind).result()
 
 
-def _try(variant: Variant) -> str:
-    head_dim, on_gpu = max(variant.head_dim, variant.value_dim), variant.device.type == "cuda"
-    with torch.cuda.device(variant.device if on_gpu else -1):
+def _try(kind: CallKind) -> str:
+    head_dim, on_gpu = max(kind.head_dim, kind.value_dim), kind.device.type == "cuda"
+    with torch.cuda.device(kind.device if on_gpu else -1):
         try:
-            most = tuning.most_candidates(variant.heads, head_dim, variant.dtype.itemsize, variant.mixing is not None)
+            most = tuning.most_candidates(kind.heads, head_dim, kind.dtype.itemsize, kind.mixing is not None)
             for place, sizes in itertools.product(range(most), SIZES if on_gpu else INTERPRETED):
-                if found := _fault_with(variant, sizes, place):
+                if found := _fault_with(kind, sizes, place):
                     return found
         except torch.OutOfMemoryError:
             raise
@@ -86,10 +86,10 @@ def _try(variant: Variant) -> str:
     return ""
 
 
-def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
+def _fault_with(kind: CallKind, sizes: Sequence[Any], candidate: int) -> str:
     """Return what the tiles at a place of their lists do wrong with problems of some sizes, or an empty string."""
-    kept = torch.ones(1, device=variant.device)
-    inputs, _ = sample_call(variant, *sizes)
+    kept = torch.ones(1, device=kind.device)
+    inputs, _ = sample_call(kind, *sizes)
     if inputs.dropout_p > 0:  # all draws drop the same
         kept = _kept(inputs, candidate)
         if not abs((share := float(kept.mean())) - (1 - inputs.dropout_p)) < 0.05:
@@ -97,13 +97,13 @@ def _fault_with(variant: Variant, sizes: Sequence[Any], candidate: int) -> str:
         kept = kept / (1 - inputs.dropout_p)
 
     def draw(nth: int) -> Draw:
-        inputs, d_out = sample_call(variant, *sizes, nth=nth)  # type: ignore[misc]
+        inputs, d_out = sample_call(kind, *sizes, nth=nth)  # type: ignore[misc]
         call = Call(inputs, candidate)
         out, rows = call.forward()
         found = {"output": out, **dict(zip(inputs.given(), call.backward(d_out, rows, out)))}
         return compare(inputs, d_out, kept, found)
 
-    return fault_in(finite_draws(draw, enough_draws(variant) if variant.device.type == "cuda" else 1))
+    return fault_in(finite_draws(draw, enough_draws(kind) if kind.device.type == "cuda" else 1))
 
 
 def _kept(inputs: AttentionInputs, candidate: int) -> Tensor:
