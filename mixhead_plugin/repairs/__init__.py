@@ -23,7 +23,7 @@ _NAMES = {
         dictionaries epoch_batches shared_epoch worker_epoch end_of_epoch next_training signals validation_threads
         nan_detector orphaned_workers
     """,
-    "trap": "restore_file wrong_names unknown_fields dropped_scales no_worker torchrun_workers longer_inputs",
+    "trap": "restore_file wrong_names unknown_fields overrides dropped_scales no_worker torchrun_workers longer_inputs",
 }
 # A file may define other VERSIONS.
 VERSIONS = "fairseq 0.12.2 and its main branch (fairseq-fixed 0.12.3.1, ve-fairseq 0.12.3)"

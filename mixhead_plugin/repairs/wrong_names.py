@@ -1,7 +1,9 @@
 """Answer an unknown name of an architecture, task, criterion, ... or field in one line, with names that are near.
 
 fairseq answers an unknown --arch with all names that it knows, in 23,000 characters, and so it does in a YAML file and
-for a checkpoint of another --user-dir. A field of a YAML file that its part does not have ends in a traceback.
+for a checkpoint of another --user-dir. A field of a YAML file that its part does not have ends in a traceback. This
+repair acts once the --user-dir is imported. Before that, fairseq-hydra-train checks the parts that are fairseq's own,
+such as `task: {_name: translation}`: a wrong field of those still ends in fairseq's traceback.
 """
 
 import difflib

@@ -21,6 +21,7 @@ TRAPS = {
     "restore_file",
     "wrong_names",
     "unknown_fields",
+    "overrides",
     "dropped_scales",
     "no_worker",
     "torchrun_workers",
