@@ -6,8 +6,11 @@ import pytest
 from fairseq import checkpoint_utils, options
 from fairseq.models.transformer import TransformerModel
 
+import mixhead_plugin
 from mixhead_plugin.errors import OptionError
 from mixhead_plugin.repairs.overrides import known_names, refuse_unknown, why_unread
+
+mixhead_plugin.register()
 
 
 @pytest.mark.parametrize(
