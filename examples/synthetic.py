@@ -170,6 +170,12 @@ def wrong_number(task: Task, setting: Setting) -> str:
         return f"--stop-at {setting.stop_at}: must be a finite number"
     if setting.stop_at is not None and setting.valid_interval is None:
         return f"--stop-at {setting.stop_at}: needs --valid-interval"
+    if setting.stop_at is not None and setting.valid_interval > setting.steps:
+        interval = setting.valid_interval
+        return (
+            f"--stop-at {setting.stop_at}: needs a validation, but --valid-interval {interval} is more than "
+            f"--steps {setting.steps}"
+        )
     return task.problem(setting.head_size, setting.size)
 
 

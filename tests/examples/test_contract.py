@@ -111,6 +111,9 @@ WRONG = {
     "--valid-interval 0": "--valid-interval 0: must be at least 1",
     "--valid-interval 1 --stop-at nan": "--stop-at nan: must be a finite number",
     "--stop-at 0.1": "--stop-at 0.1: needs --valid-interval",
+    "--steps 2 --valid-interval 3 --stop-at 0.1": (
+        "--stop-at 0.1: needs a validation, but --valid-interval 3 is more than --steps 2"
+    ),
 }
 OF_A_TASK = {
     RECALL: {
