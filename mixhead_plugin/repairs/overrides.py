@@ -1,24 +1,26 @@
-"""Refuse a name in --model-overrides that nothing reads, and warn of one that the checkpoint's own parts do not read.
+"""Refuse a name in --model-overrides, --optimizer-overrides or --eval-bleu-args that nothing reads.
 
-fairseq drops an override without a word if the config of the checkpoint has no field of that name. So a misspelt one
-changes nothing, and the command ends with status 0. A text that is no dict ends in a traceback.
+fairseq drops such a name without a word, so a misspelt one changes nothing, and the command ends with status 0. The
+keywords of its hub are dropped alike. A text that is no dict ends in a traceback.
 """
 
 import ast
 import difflib
+import json
 import logging
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from fairseq import checkpoint_utils, options
 from fairseq.data import encoders  # noqa: F401 (registers --bpe and --tokenizer)
-from fairseq.dataclass.configs import FairseqConfig
+from fairseq.dataclass.configs import FairseqConfig, GenerationConfig
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import FairseqOptimizer
 from fairseq.registry import REGISTRIES
-from fairseq.tasks import TASK_REGISTRY
+from fairseq.tasks import TASK_REGISTRY, FairseqTask
 from omegaconf import DictConfig, OmegaConf
 
 from mixhead_plugin.errors import OptionError, option_name
@@ -39,18 +41,32 @@ UNDECLARED = frozenset(
 )
 
 
+# The flags that hold a dict: what reads them, and an example.
+DICTS = {
+    "model_overrides": (ast.literal_eval, "\"{'dropout': 0.1}\""),
+    "optimizer_overrides": (ast.literal_eval, "\"{'lr': 0.1}\""),
+    "eval_bleu_args": (json.loads, "'{\"beam\": 5}'"),
+    "eval_bleu_detok_args": (json.loads, "'{\"moses_no_dash_splits\": true}'"),
+}
+
+
 @replaces(options, "parse_args_and_arch")
 def _parse(original, *args: Any, **kwargs: Any) -> Any:
     parsed = original(*args, **kwargs)
     flags = parsed[0] if isinstance(parsed, tuple) else parsed  # with parse_known, unknown words come second
-    text = getattr(flags, "model_overrides", "{}")
-    try:
-        is_dict = isinstance(ast.literal_eval(text), dict)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        is_dict = False
-    if not is_dict:
-        raise OptionError(f"--model-overrides {text}: must be a dict like \"{{'dropout': 0.1}}\"")
+    for option, (read, example) in DICTS.items():
+        text = getattr(flags, option, None)
+        if text is not None and not is_dict(text, read):
+            raise OptionError(f"{option_name(option)} {text}: must be a dict like {example}")
     return parsed
+
+
+def is_dict(text: str, read: Callable[[str], Any]) -> bool:
+    """Return whether fairseq will read a dict."""
+    try:
+        return isinstance(read(text), dict)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 @replaces(checkpoint_utils, "load_checkpoint_to_cpu")  # commands, the hub and programs all come by here
@@ -66,6 +82,33 @@ def _overwrite(original, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     for name, value in overrides.items():
         if reason := why_unread(OmegaConf.to_container(cfg), name, value):
             logger.warning(f"{_flag(name)} changes nothing, because {reason}")
+
+
+@replaces(FairseqOptimizer, "load_state_dict")
+def _load_optimizer(original, optimizer: FairseqOptimizer, state: dict, optimizer_overrides: dict | None = None):
+    known = {name for group in optimizer.param_groups for name in group}
+    for name in optimizer_overrides or {}:
+        if name not in known:
+            raise OptionError(f"--optimizer-overrides {name!r}: unknown; {_remedy(name, known)}")
+    return original(optimizer, state, optimizer_overrides)
+
+
+@replaces(FairseqTask, "build_generator")  # for --eval-bleu-args, and for the keywords of the hub's `translate`
+def _build_generator(original, task: FairseqTask, models: Any, args: Any, *others: Any, **kwargs: Any) -> Any:
+    known = {field.name for field in fields(GenerationConfig)}
+    names = vars(args) if isinstance(args, Namespace) else args
+    for name in names:
+        # A program may hand over all flags of a command.
+        if name not in known and name not in known_names():
+            written = getattr(getattr(task, "cfg", None), "eval_bleu_args", None) or ""
+            flag = "--eval-bleu-args" if f'"{name}"' in written else "generation:"
+            raise OptionError(f"{flag} {name!r}: unknown; {_remedy(name, known)}")
+    return original(task, models, args, *others, **kwargs)
+
+
+def _remedy(name: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(name), known, 2)
+    return f"did you mean {' or '.join(near)}?" if near else f"must be one of {', '.join(sorted(known))}"
 
 
 def refuse_unknown(overrides: dict[str, Any], part: str = "") -> None:

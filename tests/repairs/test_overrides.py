@@ -1,14 +1,19 @@
 """An override of a checkpoint's config takes effect, or is refused or named."""
 
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from fairseq import checkpoint_utils, options
+from fairseq.dataclass.configs import GenerationConfig
 from fairseq.models.transformer import TransformerModel
+from fairseq.optim.sgd import SGD
+from fairseq.tasks import FairseqTask
 
 import mixhead_plugin
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.repairs.overrides import known_names, refuse_unknown, why_unread
+from mixhead_plugin.repairs.overrides import DICTS, known_names, refuse_unknown, why_unread
 
 mixhead_plugin.register()
 
@@ -111,8 +116,28 @@ def test_an_override_that_changes_nothing_is_logged(translation_checkpoint, capl
 
 
 @pytest.mark.parametrize("text", ["{", "x=3", "[1]", "", "__import__('os')"])
-def test_a_text_that_is_no_dict_is_refused(text):
-    parser = options.get_generation_parser()
+@pytest.mark.parametrize("option", DICTS)
+def test_a_text_that_is_no_dict_is_refused(option, text):
+    parser = options.get_training_parser() if option == "optimizer_overrides" else options.get_generation_parser()
+    flag = "--" + option.replace("_", "-")
     with pytest.raises(OptionError) as error:
-        options.parse_args_and_arch(parser, ["data", "--path", "x.pt", "--model-overrides", text])
-    assert str(error.value) == f"--model-overrides {text}: must be a dict like \"{{'dropout': 0.1}}\""
+        options.parse_args_and_arch(parser, ["data", "--arch=transformer", "--path=x.pt", flag, text], parse_known=True)
+    assert str(error.value) == f"{flag} {text}: must be a dict like {DICTS[option][1]}"
+
+
+def test_an_unknown_name_for_the_optimizer_is_refused():
+    flags = Namespace(lr=[0.1], momentum=0.0, weight_decay=0.0)
+    optimizer = SGD(flags, [torch.nn.Parameter(torch.zeros(2))])
+    with pytest.raises(OptionError) as error:
+        optimizer.load_state_dict(optimizer.state_dict(), {"weight_decy": 0.1})
+    assert str(error.value) == "--optimizer-overrides 'weight_decy': unknown; did you mean weight_decay?"
+    optimizer.load_state_dict(optimizer.state_dict(), {"weight_decay": 0.1})
+    assert optimizer.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_an_unknown_name_for_a_generation_is_refused():
+    task = SimpleNamespace(cfg=SimpleNamespace(eval_bleu_args='{"beem": 5}'))
+    with pytest.raises(OptionError, match=r"^--eval-bleu-args 'beem': unknown; did you mean beam"):
+        FairseqTask.build_generator(task, [], Namespace(beem=5))
+    with pytest.raises(OptionError, match=r"^generation: 'lenpn': unknown; did you mean lenpen"):
+        FairseqTask.build_generator(task, [], {**vars(GenerationConfig()), "lenpn": 1})
