@@ -1,0 +1,61 @@
+"""Files that were written before the package had a folder for each door still load.
+
+`tests/checkpoints/criterions/<criterion>` holds what `train` wrote after two updates, and the losses of the next two.
+The folders `nn` and `hf` hold a mixed module and a mixed model, with the outputs that they gave.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from mixhead_plugin.nn import MixedAttention
+from tests.commands import PLUGIN, TRAINING, logged
+from tests.helpers import run_here
+from tests.robustness.tasks import TASKS
+
+FOLDER = Path(__file__).parents[1] / "checkpoints"
+VARIANT = {
+    "head_mixing": "position-wise",
+    "attention_gate": "head",
+    "relative_position": "t5",
+    "feature_mixing": "output",
+}
+
+
+def train(criterion, data, save, updates):
+    """Train with a criterion of the plugin until `updates`; go on from the last checkpoint if there is one."""
+    flags = ["--user-dir", PLUGIN, "--criterion", f"orthogonal_{criterion}", "--orthogonal-weight", "0.1"]
+    flags += [*TASKS[criterion][1], *TRAINING, "--ddp-backend", "legacy_ddp"]
+    flags += ["--disable-validation", "--save-dir", save, "--max-update", updates]
+    return run_here("fairseq-train", data, *flags)
+
+
+@pytest.mark.parametrize("criterion", TASKS)
+def test_a_training_goes_on_from_an_earlier_checkpoint(criterion, request, tmp_path):
+    data = request.getfixturevalue(TASKS[criterion][0])
+    earlier = FOLDER / "criterions" / criterion
+    shutil.copy(earlier / "checkpoint_last.pt", tmp_path)
+
+    log = train(criterion, data, tmp_path, updates=4)
+
+    expected = json.loads((earlier / "losses.json").read_text())
+    found = {update["num_updates"]: float(update["loss"]) for update in logged(log)}
+    assert found == pytest.approx(expected, rel=2e-3)
+
+
+def test_an_earlier_state_dict_of_torch_gives_its_outputs():
+    attention = MixedAttention(16, 4, **VARIANT).eval()
+    saved = torch.load(FOLDER / "nn" / "attention.pt")
+    attention.load_state_dict(saved["state_dict"])
+    torch.testing.assert_close(attention(*3 * (saved["input"],))[0], saved["output"], atol=2e-6, rtol=0)
+
+
+def test_an_earlier_folder_of_transformers_gives_its_outputs():
+    hf = pytest.importorskip("mixhead_plugin.hf")
+    model = hf.load(FOLDER / "hf").eval()
+    expected = json.loads((FOLDER / "hf" / "expected.json").read_text())
+    logits = model(torch.tensor(expected["tokens"])).logits[0, -1]
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), atol=2e-5, rtol=0)
