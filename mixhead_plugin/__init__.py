@@ -20,7 +20,8 @@ def register() -> None:
     """Register the architectures and criteria with fairseq, and apply the repairs that MIXHEAD_REPAIRS names."""
     if __name__ != "mixhead_plugin":
         _refuse_other_name()
-    from mixhead_plugin import errors, repairs
+    from mixhead_plugin import errors
+    from mixhead_plugin.fairseq import repairs
 
     if _user_dirs():  # a command
         errors.end_in_one_line()
@@ -30,7 +31,7 @@ def register() -> None:
 
 def register_names() -> None:
     """Register the architectures and criteria alone."""
-    from mixhead_plugin import criterions, models  # noqa: F401 (each registers its names when imported)
+    from mixhead_plugin.fairseq import criterions, models  # noqa: F401 (each registers its names when imported)
 
 
 def _refuse_other_name() -> NoReturn:

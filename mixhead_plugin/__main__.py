@@ -32,7 +32,7 @@ def main() -> int:
     args = parser.parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback for `mixhead repairs | head`
     if args.command == "repairs":
-        from mixhead_plugin.repairs import table
+        from mixhead_plugin.fairseq.repairs import table
 
         print(table())
     elif args.command == "check":
@@ -41,13 +41,13 @@ def main() -> int:
         return report(args.device, args.heads, args.head_dim, args.json)
     elif args.command == "fold":
         mixhead_plugin.register()
-        from mixhead_plugin.fold import fold as fold_model
+        from mixhead_plugin.fairseq.fold import fold as fold_model
 
         fold_model(args.IN, args.OUT)
         print(f"wrote {args.OUT}")
     elif args.command == "convert":
         mixhead_plugin.register()
-        from mixhead_plugin.published import convert as convert_model
+        from mixhead_plugin.fairseq.published import convert as convert_model
 
         print(f"wrote {args.OUT}, --arch {convert_model(args.IN, args.OUT)}")
     else:

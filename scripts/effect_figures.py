@@ -7,7 +7,7 @@ from typing import Any
 from effects import ALONG, Effect, along, effects, study_of
 from inference import Estimate, paired
 
-from mixhead_plugin.analysis import figures
+from mixhead_plugin.heads import figures
 
 ZERO = figures.VARIANTS["softmax"]  # the line of softmax with the same heads
 BARS = {"ms": 4, "capsize": 2, "elinewidth": 0.8}

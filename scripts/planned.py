@@ -17,7 +17,7 @@ from matplotlib import pyplot as plt
 from scipy import stats
 from studies import Row, Study
 
-from mixhead_plugin.analysis.figures import colours
+from mixhead_plugin.heads.figures import colours
 
 NEVER = math.inf  # the steps of a training that has not learned
 

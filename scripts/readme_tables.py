@@ -15,11 +15,11 @@ import effects
 import gpu_tables
 
 from mixhead_plugin.errors import option_name
-from mixhead_plugin.modules.penalties import PENALTIES
+from mixhead_plugin.fairseq.criterions.penalties import PENALTIES
+from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
+from mixhead_plugin.fairseq.repairs import GROUPS, REPAIRS
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, attention
-from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, TOKENS_PER_SAMPLE, AttentionOptions
 from mixhead_plugin.parts import PARTS
-from mixhead_plugin.repairs import GROUPS, REPAIRS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

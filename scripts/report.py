@@ -38,7 +38,7 @@ from matplotlib import ticker
 from provenance import ROOT
 from studies import LOSS, LOWER_IS_BETTER, Row, Study, from_results, from_runs, gain, save, with_kept
 
-from mixhead_plugin.analysis.figures import LINES, colours
+from mixhead_plugin.heads.figures import LINES, colours
 
 matplotlib.use("Agg")
 

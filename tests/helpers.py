@@ -14,7 +14,7 @@ from fairseq.data import Dictionary
 from fairseq.models import build_model
 
 import mixhead_plugin
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.parts import PARTS
 
 mixhead_plugin.register()

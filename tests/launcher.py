@@ -182,7 +182,7 @@ def leave(status):
 if __name__ == "__main__":
     status = []  # stays empty in the server
     atexit.register(leave, status)  # registered first, it runs last
-    sys.path.insert(1, str(Path(__file__).parents[1]))  # this checkout, whichever one is installed
+    sys.path[0] = str(Path(__file__).parents[1])  # this checkout; not its tests, whose folder fairseq is not fairseq
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.freeze()  # or a command would copy all memory that its garbage collector visits

@@ -18,7 +18,7 @@ import torch
 from fairseq.criterions import CRITERION_REGISTRY
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-from mixhead_plugin.options import FAMILIES
+from mixhead_plugin.fairseq.options import FAMILIES
 from tests.test_documents import ROOT
 
 bert.register()  # registers the plugin, too

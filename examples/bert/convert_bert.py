@@ -37,10 +37,10 @@ from bert import register
 from bert.model import NEXT_SENTENCE, TOKEN_TYPES, BertModel
 from bert.wordpiece import CLOSING, OPENING, SPECIAL, read_vocabulary, write_dictionary
 from mixhead_plugin.errors import OptionError, option_name
-from mixhead_plugin.options import FAIRSEQ_MODEL, model_options
+from mixhead_plugin.fairseq.options import FAIRSEQ_MODEL, model_options
+from mixhead_plugin.fairseq.repairs.checkpoint_files import check_finite
+from mixhead_plugin.fairseq.repairs.checksums import check_records
 from mixhead_plugin.parts import PARTS, AttentionSizes
-from mixhead_plugin.repairs.checkpoint_files import check_finite
-from mixhead_plugin.repairs.checksums import check_records
 
 State = dict[str, Tensor]
 

@@ -14,8 +14,8 @@ from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
 from mixhead_plugin.errors import OptionError
-from mixhead_plugin.models.families import register_families
-from mixhead_plugin.models.roberta import RobertaEncoder, RobertaModel
+from mixhead_plugin.fairseq.models.families import register_families
+from mixhead_plugin.fairseq.models.roberta import RobertaEncoder, RobertaModel
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ def average(paths: list[Path], target: Path) -> None:
 
     import mixhead_plugin
     from mixhead_plugin.errors import OptionError
-    from mixhead_plugin.repairs.checkpoint_files import check_state
-    from mixhead_plugin.repairs.checksums import check_records
+    from mixhead_plugin.fairseq.repairs.checkpoint_files import check_state
+    from mixhead_plugin.fairseq.repairs.checksums import check_records
 
     mixhead_plugin.register()  # lets torch's safe loader read fairseq's checkpoints
 

@@ -21,7 +21,7 @@ import sentencepiece
 from demo_flags import read_flags
 from tqdm import tqdm
 
-from mixhead_plugin.analysis import figures
+from mixhead_plugin.heads import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "mixhead_plugin"

@@ -6,8 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mixhead_plugin.analysis import figures
-from mixhead_plugin.analysis.figures import VARIANTS
+from mixhead_plugin.heads import figures
+from mixhead_plugin.heads.figures import VARIANTS
 
 LOOKS = {
     "softmax": dict(color=VARIANTS["softmax"], marker="o", markersize=4, linestyle="-"),

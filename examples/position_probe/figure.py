@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from mixhead_plugin.analysis import figures
+from mixhead_plugin.heads import figures
 
 COLUMNS = 3
 

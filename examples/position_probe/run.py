@@ -35,7 +35,7 @@ from common.errors import failing
 from position_probe.figure import draw
 from position_probe.probe import KINDS, POSITIONS, VARIANTS, Outcome, Setting, examine, random_spread, train
 
-from mixhead_plugin.analysis.output import plain
+from mixhead_plugin.fairseq.analysis.output import plain
 
 DEFAULTS = dict(n=16, seeds=3, steps=800)
 QUICK = dict(n=6, seeds=1, steps=100)

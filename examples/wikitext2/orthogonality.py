@@ -14,7 +14,7 @@ from fairseq import checkpoint_utils
 from tqdm import tqdm
 
 import mixhead_plugin
-from mixhead_plugin.modules.penalties import RegularizedPass
+from mixhead_plugin.fairseq.criterions.penalties import RegularizedPass
 
 mixhead_plugin.register()
 

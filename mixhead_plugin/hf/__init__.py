@@ -1,8 +1,8 @@
 """Mixed heads in models of Hugging Face's `transformers`, from 5.4 on; docs/huggingface.md has examples."""
 
+from mixhead_plugin.heads.study import LayerHeads
 from mixhead_plugin.hf import saving
 from mixhead_plugin.hf.adapter import ablate, attentions, importance, prune
-from mixhead_plugin.hf.heads import LayerHeads
 from mixhead_plugin.hf.layouts import LAYOUTS, NAME, Layout
 from mixhead_plugin.hf.loading import load
 from mixhead_plugin.hf.mixing import fold, mix, unmix

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from mixhead_plugin.hf import heads as heads_of
+from mixhead_plugin.heads import study as heads_of
+from mixhead_plugin.heads.study import LayerHeads
 from mixhead_plugin.hf import pruning
 from mixhead_plugin.hf.attend import MixedHeads
-from mixhead_plugin.hf.heads import LayerHeads
 from mixhead_plugin.hf.layouts import NAME, Site, check_order, sites_of
 from mixhead_plugin.hf.mixing import PRUNED, attach, refuse_offloaded, refuse_quantised
 from mixhead_plugin.ops.inputs import AttentionInputs

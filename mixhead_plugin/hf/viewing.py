@@ -9,9 +9,9 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from mixhead_plugin.analysis.page import Attention, Sentence, write_page
+from mixhead_plugin.heads.page import Attention, Sentence, write_page
+from mixhead_plugin.heads.study import LayerHeads
 from mixhead_plugin.hf.adapter import attentions
-from mixhead_plugin.hf.heads import LayerHeads
 
 
 def view(

@@ -18,7 +18,7 @@ from fairseq.trainer import Trainer
 
 import mixhead_plugin
 from benchmarks.measure import Case, check, shake
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 
 mixhead_plugin.register_names()
 VARIANTS = {

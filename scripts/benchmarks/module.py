@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.core import Size, title
 from benchmarks.measure import Case, check, shake
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import PARTS
 

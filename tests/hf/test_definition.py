@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from mixhead_plugin import ops
 from tests.covering import each_once
+from tests.fairseq.definition import mixed
 from tests.hf.models import FEW, MODELS, QUERIES, build, hf, shake, transformers, whole
-from tests.modules.definition import mixed
 
 NAME = "definition"
 VARIANTS = {

@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 
+from mixhead_plugin.heads.study import choose
 from mixhead_plugin.hf.adapter import heads_in
-from mixhead_plugin.hf.heads import choose
 from tests.covering import each_once
 from tests.hf.models import GROUPED, HEADS, MODELS, build, hf, whole
 

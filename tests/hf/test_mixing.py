@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM
 
 from tests.covering import each_once
+from tests.fairseq.definition import MIXINGS, NORMALIZERS, variant
 from tests.hf.models import FEW, GENERATING, MODELS, build, hf, shake, whole
-from tests.modules.definition import MIXINGS, NORMALIZERS, variant
 
 SCORES = dict(output_scores=True, return_dict_in_generate=True)
 

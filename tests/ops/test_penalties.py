@@ -1,4 +1,4 @@
-"""Test padding and precision of the penalties; tests/criterions/test_orthogonal.py has their equations."""
+"""Test padding and precision of the penalties; tests/fairseq/criterions/test_orthogonal.py has their equations."""
 
 import pytest
 import torch

@@ -8,7 +8,7 @@ import torch
 from mixhead_plugin.ops import NORMALIZERS
 from mixhead_plugin.parts import PARTS
 from tests.commands import PLUGIN, logged, run, two_workers
-from tests.criterions.cases import CASES, criterion, lm_batch, model
+from tests.fairseq.criterions.cases import CASES, criterion, lm_batch, model
 from tests.helpers import build, shake
 from tests.launcher import locate
 from tests.robustness.tasks import TASKS, TRANSLATION
@@ -26,7 +26,7 @@ def parameters(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-@pytest.mark.slow  # by default tests/criterions/test_data_parallel.py compares the gradients of two workers
+@pytest.mark.slow  # by default tests/fairseq/criterions/test_data_parallel.py compares the gradients of two workers
 @pytest.mark.parametrize("prefix", ["", "orthogonal_"])
 @pytest.mark.parametrize("name", TASKS)
 def test_two_workers_are_one_with_twice_the_update_freq_bit_for_bit(name, prefix, request, tmp_path):

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
 from mixhead_plugin.ops import IMPLEMENTATIONS, NORMALIZERS, api
-from mixhead_plugin.options import FAMILIES, OPTION_NAMES, SCOPES, AttentionOptions
 from mixhead_plugin.parts import PARTS, VARIANT
 from tests.covering import covering
+from tests.fairseq.models.cases import command
 from tests.helpers import VOCABULARY, build, shake, tokens
-from tests.models.cases import command
 from tests.xl import build_xl, in_windows
 
 MODELS = ("transformer", "transformer_lm", "roberta_base", "transformer_xl", "synthesizer_lm")

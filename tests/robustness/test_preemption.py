@@ -7,14 +7,14 @@ import time
 import pytest
 import torch
 
-from mixhead_plugin.repairs import one_training
+from mixhead_plugin.fairseq.repairs import one_training
 from tests.commands import in_workers, logged, refusal, start
 from tests.robustness.test_faults import FOUR_EPOCHS, assert_as_undisturbed, assert_whole, spawned
 
 DDP = ["--ddp-backend", "legacy_ddp"]
 
 
-@pytest.mark.slow  # by default tests/repairs/test_shared_epoch.py counts the sentences
+@pytest.mark.slow  # by default tests/fairseq/repairs/test_shared_epoch.py counts the sentences
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 2), (2, 3)], ids=str)
 def test_an_epoch_goes_on_in_another_number_of_workers(numbers, recipes, tmp_path):
     flags = [*DDP, "--max-tokens", "30", "--save-dir", tmp_path / "save", "--disable-validation", "--max-epoch", "1"]
@@ -101,7 +101,7 @@ def test_a_second_training_in_a_folder_is_refused(recipes, tmp_path):
     save.mkdir()
     one_training.lock(str(save))
     command = ["fairseq-train", *recipes["transformer"], "--max-update", "1", "--save-dir"]
-    now = "from mixhead_plugin.repairs import one_training; one_training.WAIT = 0"
+    now = "from mixhead_plugin.fairseq.repairs import one_training; one_training.WAIT = 0"
     line = refusal(*command, save, before=now)
     assert f"error: --save-dir {save}: process {os.getpid()} on {os.uname().nodename} trains in it" in line
     assert [path.name for path in save.iterdir()] == [one_training.NAME]

@@ -4,7 +4,7 @@ import benchmark
 import pytest
 from benchmarks import core, measure, model, module
 
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 
 TINY = ["--rounds", "2", "--sizes", "3x2x24x8", "--tokens", "64"]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from recipes import ROOT
 
+from tests.fairseq.models.cases import step_by_step
 from tests.helpers import build, shake, tokens
-from tests.models.cases import step_by_step
 
 FOLDER = ROOT / "examples" / "multi30k_de_en" / "unmixed_decoding"
 

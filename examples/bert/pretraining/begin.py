@@ -35,7 +35,7 @@ def check_first_phase(checkpoint: Path, early: bool) -> None:
     import bert
     import torch
 
-    from mixhead_plugin.repairs.checksums import check_records
+    from mixhead_plugin.fairseq.repairs.checksums import check_records
 
     bert.register()  # lets torch's safe loader read fairseq's checkpoints
     try:

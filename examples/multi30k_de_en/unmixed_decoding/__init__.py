@@ -15,7 +15,7 @@ from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 import mixhead_plugin
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 
 mixhead_plugin.register()
 

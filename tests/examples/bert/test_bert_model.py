@@ -10,10 +10,10 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
 from fairseq.models.roberta import model as fairseq_roberta
 from recipes import parse
 
-from mixhead_plugin.models import roberta
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.models import roberta
+from tests.fairseq.models.cases import task_of
 from tests.helpers import build
-from tests.models.cases import task_of
 
 BOS, PAD, EOS = 0, 1, 2
 

@@ -9,7 +9,7 @@ from bert import convert_bert
 from bert.model import NEXT_SENTENCE
 from fairseq import checkpoint_utils
 
-from mixhead_plugin.modules.attention import MixheadAttention
+from mixhead_plugin.fairseq.attention import MixheadAttention
 from tests.helpers import shake
 
 transformers = pytest.importorskip("transformers")

@@ -1,3 +1,0 @@
-"""fairseq's criteria with penalties on the heads; importing this registers them."""
-
-from mixhead_plugin.criterions import orthogonal  # noqa: F401

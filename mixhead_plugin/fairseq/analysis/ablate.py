@@ -1,0 +1,142 @@
+"""Score a model without each single head, and with only one head per layer (sixteen-heads essay, figures 3 to 5).
+
+  single  the model without this head (figure 3)
+  only    the model with this head alone in its attention; all other attentions stay whole (figure 5)
+
+The score is the criterion's loss, and with --metric also accuracy or BLEU. The numbers are the changes from the whole
+model, the baseline; red is worse. Each experiment scores the model once per head: --limit saves time.
+
+Where heads mix, source heads and mixed heads are removed, one head at a time.
+
+To see whether the same heads matter on two sets, give --subset valid,test. The command then draws the scores on one set
+over those on the other, a point for each head, and prints Pearson's r (figure 4).
+
+Writes ablate-single-<metric>.{png,svg}, ablate-only-<metric>.{png,svg} and ablate.json; for two sets also the pictures
+ablate-*-<metric>-2 of the second one and ablate-*-<metric>-correlation.
+
+Example: ablate checkpoint_best.pt --limit 20
+"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+from mixhead_plugin.fairseq.analysis import loading, output, scores
+from mixhead_plugin.fairseq.analysis.correlation import correlation_figure, pearson, subsets_of
+from mixhead_plugin.fairseq.analysis.heads import (
+    HeadNumbers,
+    all_heads,
+    as_json,
+    attentions,
+    heat_maps,
+    shown_kinds,
+    table,
+    without,
+)
+from mixhead_plugin.fairseq.attention import MixheadAttention
+
+EXPERIMENTS = {"single": "without this head", "only": "with this head alone in its attention"}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    loading.add_arguments(parser)
+    scores.add_arguments(parser)
+    output.add_arguments(parser)
+
+
+class Scores(NamedTuple):
+    """The scores of the model on one subset of the data."""
+
+    whole: dict[str, float]  # of the whole model, by metric
+    ablated: dict[str, dict[str, HeadNumbers]]  # by experiment and metric
+
+
+def run(args: Namespace) -> None:
+    subsets = subsets_of(args)
+    loaded = loading.load_from(args, args.checkpoint)
+    metrics = list(dict.fromkeys(["loss", args.metric]))
+    results: dict[str, Any] = {}
+    pictures: dict[str, Any] = {}
+    found: dict[str, Scores] = {}
+    for number, subset in enumerate(subsets, 1):
+        if len(subsets) == 2:
+            print(f"{subset}:")
+        found[subset] = measure(loaded, list(loading.batches_from(args, loaded, subset)), metrics)
+        show(found[subset], pictures, "" if number == 1 else f"-{number}")
+
+    if len(subsets) == 1:
+        results = as_results(found[args.subset])
+    else:
+        results["sets"] = [{"subset": subset, **as_results(scored)} for subset, scored in found.items()]
+        results["pearson"] = compare(found, pictures)
+    output.write(args, "ablate", results, pictures)
+
+
+def measure(loaded: loading.Loaded, batches: scores.Batches, metrics: Sequence[str]) -> Scores:
+    """Score the whole model on `batches`, and each experiment on each head."""
+
+    def score() -> dict[str, float]:
+        return scores.score(loaded, batches, metrics)
+
+    whole = score()
+    print("baseline: " + ", ".join(f"{scores.METRICS[metric]} {whole[metric]:.4f}" for metric in metrics))
+    found = attentions(loaded.model)
+    return Scores(whole, {experiment: ablations(found, experiment, score) for experiment in EXPERIMENTS})
+
+
+def as_results(scored: Scores) -> dict[str, Any]:
+    """Return the content of the JSON for one set."""
+    results: dict[str, Any] = {"baseline": scored.whole}
+    for experiment, by_metric in scored.ablated.items():
+        results[experiment] = {metric: as_json(values) for metric, values in by_metric.items()}
+    return results
+
+
+def show(scored: Scores, pictures: dict[str, Any], suffix: str) -> None:
+    """Print the changes from the whole model, and add a picture of each to `pictures`."""
+    for experiment, words in EXPERIMENTS.items():
+        for metric, values in scored.ablated[experiment].items():
+            whole = scored.whole[metric]
+            changes = {n: {kind: v - whole for kind, v in by_kind.items()} for n, by_kind in values.items()}
+            title = f"change of {scores.METRICS[metric]} {words}"
+            worse_is_red = "RdBu_r" if metric == "loss" else "RdBu"
+            pictures[f"ablate-{experiment}-{metric}{suffix}"] = heat_maps(changes, title, worse_is_red)
+            print(f"{experiment}: {title}\n{table(changes, '+.3f')}")
+
+
+def compare(found: Mapping[str, Scores], pictures: dict[str, Any]) -> dict[str, Any]:
+    """Print and return Pearson's r of the scores on two sets, by experiment, metric and kind of head; draw them."""
+    first, second = found.values()
+    correlations: dict[str, Any] = {}
+    for experiment, words in EXPERIMENTS.items():
+        correlations[experiment] = {}
+        for metric, values in first.ablated[experiment].items():
+            r = pearson(values, second.ablated[experiment][metric])
+            correlations[experiment][metric] = r
+            title = f"{scores.METRICS[metric]} {words}"
+            for kind, name in shown_kinds(values).items():
+                print(f"Pearson's r of the {name}, {title}, {' and '.join(found)}: {r[kind]:.3f}")
+
+            shown = {subset: scored.ablated[experiment][metric] for subset, scored in found.items()}
+            whole = (first.whole[metric], second.whole[metric])
+            pictures[f"ablate-{experiment}-{metric}-correlation"] = correlation_figure(shown, r, title, whole)
+    return correlations
+
+
+def ablations(
+    found: Mapping[str, MixheadAttention], experiment: str, score: Callable[[], dict[str, float]]
+) -> dict[str, HeadNumbers]:
+    """Return the scores of an experiment on each head, by metric; `score` scores the model once."""
+    measured: dict[str, HeadNumbers] = {}
+    heads = all_heads(found)
+    for head in tqdm(heads, desc=experiment, unit="head", disable=None, leave=False):
+        others = [h for h in heads if h.attention == head.attention and h.kind == head.kind and h != head]
+        with without(found, [head] if experiment == "single" else others):
+            for metric, value in score().items():
+                by_kind = measured.setdefault(metric, {}).setdefault(head.attention, {})
+                before = by_kind.get(head.kind, torch.empty(0).double())
+                by_kind[head.kind] = torch.cat([before, torch.tensor([value]).double()])  # heads come by their index
+    return measured

@@ -1,0 +1,235 @@
+"""Show the score without the least important heads, or write a smaller checkpoint (sixteen-heads essay, figures 7, 8).
+
+For one checkpoint, the figure shows the score over the fraction of heads removed, in steps of 10%. For several
+checkpoints of one training, it shows how much worse each score becomes.
+
+The importance comes from a pass over --importance-subset. At least one head stays in each attention. Where heads mix,
+the same fraction of source and of mixed heads is removed. Attentions outside --attention-scope do not change.
+
+With --fraction 0.4 --save pruned.pt, the command writes a checkpoint without these heads: its projections are smaller,
+and its config has the numbers of heads. All commands of fairseq can use it. It computes the same as the whole model
+with the removed heads masked. The command prints the parameters, time and score of both.
+
+Writes prune.{png,svg,json}, or with --save the checkpoint and prune-save.json.
+
+Example: prune checkpoint_best.pt --fraction 0.4 --save pruned.pt
+"""
+
+import math
+import os
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.benchmark import Timer
+from tqdm import tqdm
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.analysis import importance, loading, output, scores, smaller
+from mixhead_plugin.fairseq.analysis.heads import KINDS, Head, HeadNumbers, all_heads, as_json, kept_heads, without
+from mixhead_plugin.fairseq.analysis.importance import NORMALIZATIONS
+from mixhead_plugin.fairseq.analysis.loading import Loaded
+from mixhead_plugin.heads import figures
+
+STEP = 0.1
+TIMED_BATCHES = 4
+TITLES = {
+    **scores.METRICS,
+    "forward_s": "scoring of 4 batches at most (s)",
+    "decoding_ms": "decoding of a batch (ms a token)",
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    loading.add_arguments(parser, several=True)
+    parser.add_argument("--importance-subset", metavar="NAME", help="the set to weigh heads on (default: --subset)")
+    importance.add_normalization(parser, default="layer")
+    text = "heads that stay in each attention (default: %(default)s)"
+    parser.add_argument("--at-least", type=loading.positive, default=1, metavar="N", help=text)
+    parser.add_argument("--fraction", type=float, metavar="F", help="with --save: the fraction of heads to cut off")
+    parser.add_argument("--save", type=output.writable_file, metavar="FILE", help="a checkpoint without the cut heads")
+    scores.add_arguments(parser)
+    output.add_arguments(parser, labels=True)
+
+
+def run(args: Namespace) -> None:
+    if (args.save is None) != (args.fraction is None):
+        raise OptionError("--fraction and --save: each needs the other")
+    if args.fraction is not None and not 0 < args.fraction <= 1:
+        raise OptionError(f"--fraction {args.fraction}: must be above 0 and at most 1")
+    if args.save is None:
+        profiles(args)
+    else:
+        cut_off(args)
+
+
+def least_important(weights: HeadNumbers, fraction: float, at_least: int = 1) -> list[Head]:
+    """Return the least important `fraction` of the heads of each kind.
+
+    In each attention, the `at_least` most important heads of each kind stay.
+    """
+    chosen: list[Head] = []
+    for kind in KINDS:
+        of_kind = {name: by_kind[kind] for name, by_kind in weights.items() if kind in by_kind}
+        order = {name: w.argsort(stable=True)[: max(0, len(w) - at_least)].tolist() for name, w in of_kind.items()}
+        going = [Head(name, kind, index) for name, indices in order.items() for index in indices]
+        going.sort(key=lambda head: float(weights[head.attention][head.kind][head.index]))
+        chosen += going[: round(fraction * sum(map(len, of_kind.values())))]
+    return chosen
+
+
+def importances(args: Namespace, loaded: Loaded) -> HeadNumbers:
+    """Return the importances of the heads, before --normalize; refuse an --at-least that keeps all heads."""
+    found = smaller.prunable(loaded)
+    if all(max(attention.num_heads, attention.num_mixed_heads) <= args.at_least for attention in found.values()):
+        raise OptionError(f"--at-least {args.at_least}: no head of {loaded.path} can be removed")
+    weights, _ = importance.weigh(args, loaded, args.importance_subset or args.subset)
+    return {name: weights[name] for name in found}
+
+
+class Step(NamedTuple):
+    """The score after some heads were removed."""
+
+    fraction: float  # removed, of all heads
+    removed: int
+    score: float
+
+
+def profiles(args: Namespace) -> None:
+    """Score each checkpoint with fewer and fewer heads."""
+    output.labels(args, args.checkpoints)  # refuse wrong names before the work
+    entries, found = [], []
+    for path in args.checkpoints:
+        loaded = loading.load_from(args, path)
+        weights = importances(args, loaded)
+        found.append(steps(args, loaded, weights))
+        words, updates = training_progress(loaded)
+        # Checkpoints of one training differ in their updates.
+        label = words if words and len(args.checkpoints) > 1 else ", ".join(filter(None, [loaded.name, words]))
+        entry = {"label": label, "path": path, "updates": updates, "importance": as_json(weights)}
+        entries.append({**entry, "steps": [step._asdict() for step in found[-1]]})
+    labels = output.labels(args, [entry["label"] for entry in entries])
+    for label, entry, steps_of_one in zip(labels, entries, found, strict=True):
+        entry["label"] = label
+        print(f"{label}: {scores.METRICS[args.metric]} by heads removed")
+        for step in steps_of_one:
+            print(f"  {step.fraction:6.1%} ({step.removed:d})  {step.score:.4f}")
+    picture = profile_figure(dict(zip(labels, found, strict=True)), args.metric)
+    output.write(args, "prune", {"checkpoints": entries}, {"prune": picture})
+
+
+def steps(args: Namespace, loaded: Loaded, weights: HeadNumbers) -> list[Step]:
+    """Return the scores of the model with fewer and fewer heads, down to --at-least."""
+    found = smaller.prunable(loaded)
+    number = len(all_heads(found))
+    batches = list(loading.batches_from(args, loaded))
+    done: list[Step] = []
+    for i in tqdm(range(round(1 / STEP) + 1), desc=f"{loaded.name}: pruning", unit="step", disable=None, leave=False):
+        removed = least_important(NORMALIZATIONS[args.normalize](weights), i * STEP, args.at_least)
+        if not done or len(removed) > done[-1].removed:
+            with without(found, removed):
+                score = scores.score(loaded, batches, [args.metric])[args.metric]
+            done.append(Step(len(removed) / number, len(removed), score))
+    return done
+
+
+def training_progress(loaded: Loaded) -> tuple[str, int]:
+    """Return words for the epoch and updates of a checkpoint, and the number of updates."""
+    updates = loaded.history["optimizer_history"][-1]["num_updates"]
+    iterator = loaded.history["extra_state"].get("train_iterator") or {}
+    # Between two epochs, fairseq stores the number of the next one.
+    epoch = iterator.get("epoch", 1) - (0 if iterator.get("iterations_in_epoch") else 1)
+    words = f"epoch {epoch}, {updates:,} updates" if epoch > 0 else f"{updates:,} updates"
+    return words if updates else "", updates
+
+
+def worse_by(steps: Sequence[Step], metric: str) -> list[float]:
+    """Return by how much each step is worse than the first, in percent of the first."""
+    whole, sign = steps[0].score, 1 if metric == "loss" else -1
+    return [100 * sign * (step.score - whole) / abs(whole) if whole else math.nan for step in steps]
+
+
+def profile_figure(found: dict[str, list[Step]], metric: str) -> Any:
+    """Draw the scores of one checkpoint, or how much worse those of several become."""
+    title, several = scores.METRICS[metric], len(found) > 1
+    with figures.style():
+        figure, ((panel,),) = figures.subplots(1, 1, (4.6, 3.4))
+        lines = figures.lines(found)
+        for label, steps in found.items():
+            y = worse_by(steps, metric) if several else [step.score for step in steps]
+            legend = f"{label} ({steps[0].score:.2f} with all heads)"
+            look = {**lines[label], "marker": "o", "markersize": 3, "label": legend}
+            panel.plot([100 * step.fraction for step in steps], y, **look)
+        panel.axhline(y[0], color="grey", linewidth=0.8, zorder=0)  # the whole model
+        if several:
+            change = "increase" if metric == "loss" else "decrease"
+            panel.set_ylabel(f"{change} of {title.partition(' (')[0]} (%)")
+            panel.legend(title=title, title_fontsize=8)
+        else:
+            panel.set(ylabel=title, title=label)
+        panel.set(xlabel="heads removed (%)", xlim=(-2, 102))
+    return figure
+
+
+def cut_off(args: Namespace) -> None:
+    """Write a smaller checkpoint, and compare it with the whole one."""
+    path, *others = args.checkpoints
+    if others:
+        raise OptionError(f"--save {args.save}: cuts one checkpoint, not {len(args.checkpoints)}")
+    if os.path.exists(args.save) and os.path.samefile(args.save, path):
+        raise OptionError(f"--save {args.save}: is the checkpoint itself")
+    whole = loading.load_from(args, path)
+    found = smaller.prunable(whole)
+    for name, attention in found.items():
+        smaller.refuse_uncut(name, attention)
+    weights = NORMALIZATIONS[args.normalize](importances(args, whole))
+    removed = least_important(weights, args.fraction, args.at_least)
+    if not removed:
+        raise OptionError(f"--fraction {args.fraction}: removes none of {len(all_heads(found))} heads")
+    kept = kept_heads(found, removed)
+    smaller.write(whole, kept, args.save)
+    pruned = loading.load_from(args, args.save)
+
+    batches = list(loading.batches_from(args, whole))
+    metrics = list(dict.fromkeys(["loss", args.metric]))
+    some = batches[:TIMED_BATCHES]
+    report: dict[str, dict[str, Any]] = {}
+    for name, model in {"whole": whole, "pruned": pruned}.items():
+        report[name] = {**sizes(model), **scores.score(model, batches, metrics)}
+        report[name]["forward_s"] = seconds(partial(scores.criterion_averages, model, some))
+        if scores.translates(model):
+            translate = partial(scores.translate, model, some[:1])
+            tokens = sum(map(len, translate()[0]))  # the outputs of both have different lengths
+            report[name]["decoding_ms"] = 1000 * seconds(translate) / tokens
+    with without(found, removed):
+        report["masked"] = scores.score(whole, batches, metrics)
+    print(comparison(report))
+    print("to train on: fairseq-train with the flags of its training, followed by")
+    print(f"  {smaller.training_flags(pruned, args.save, args.user_dir)}")
+    print(f"wrote {args.save}")
+    stays = {name: heads._asdict() for name, heads in kept.items()}
+    results = {"checkpoint": path, "heads_per_layer": pruned.cfg.model.heads_per_layer, "kept": stays, **report}
+    output.write(args, "prune-save", results, {})
+
+
+def sizes(loaded: Loaded) -> dict[str, int]:
+    kinds = [head.kind for head in all_heads(smaller.prunable(loaded))]
+    found = {"parameters": sum(p.numel() for p in loaded.model.parameters()), "heads": kinds.count("mixed")}
+    return {**found, "source heads": kinds.count("source")} if "source" in kinds else found
+
+
+def seconds(function: Callable[[], object]) -> float:
+    threads = torch.get_num_threads()
+    return Timer("function()", globals={"function": function}, num_threads=threads).blocked_autorange().median
+
+
+def comparison(report: dict[str, dict[str, Any]]) -> str:
+    models = ("whole", "masked", "pruned")
+    lines = [" " * 36 + "".join(f"{name:>12s}" for name in models)]
+    for row in report["whole"]:
+        values = [report[name].get(row, "") for name in models]
+        cells = [f"{value:.4f}" if isinstance(value, float) else f"{value:,}" if value else "" for value in values]
+        lines.append(f"{TITLES.get(row, row):36s}" + "".join(f"{cell:>12s}" for cell in cells))
+    return "\n".join(lines)

@@ -1,0 +1,155 @@
+"""Auxiliary losses of the attentions, as a part of the loss that a criterion computes.
+
+They work as those of mixture-of-experts models (Megatron-LM's MoEAuxLossAutoScaler, DeepSeek's AddAuxiliaryLoss). Each
+attention computes its penalty in its own forward pass and attaches it to its output. The backward pass then
+differentiates it too. The criterion only adds its value. It cannot differentiate the sum of all penalties: activation
+checkpointing runs a layer without gradients and again in the backward pass, and only then has a penalty a graph.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mixhead_plugin.fairseq.attention import Heads, MixheadAttention
+from mixhead_plugin.ops.penalties import orthogonal_penalty, rank_penalty
+from mixhead_plugin.ops.reference import upcast, without_autocast
+
+
+class Penalty(NamedTuple):
+    """One flag --<name>-weight; logged as `<name>_loss`."""
+
+    # attention, heads, real queries [B, Nq] -> scalar, in float32 or better
+    of: Callable[[MixheadAttention, Heads, Tensor], Tensor]
+    on_mixing: bool  # on matrices that are free to turn, `PartKind.orthogonal`, else on the attention matrices
+    weight: float  # the default
+    formula: str
+    source: str
+
+    def acts_on(self, attention: MixheadAttention) -> bool:
+        if self.on_mixing:
+            return any(kind.orthogonal for kind in attention.parts().values())
+        return attention.num_heads > 1
+
+
+def _mixing_penalty(attention: MixheadAttention, heads: Heads, real: Tensor) -> Tensor:
+    """Return the sum of the penalties on M and on the matrices that mix features."""
+    matrices = [heads.mixing] if attention.parts()["head_mixing"].orthogonal else []
+    matrices += attention.feature_mixing.matrices() if attention.feature_mixing is not None else []
+    return torch.stack([orthogonal_penalty(matrix, real) for matrix in matrices]).sum()
+
+
+PENALTIES = {
+    "orthogonal": Penalty(
+        _mixing_penalty,
+        on_mixing=True,
+        weight=0.0001,
+        formula="squared Frobenius norm of M^T M - I",
+        source="mixhead eq. 16",
+    ),
+    "rank": Penalty(
+        lambda attention, heads, real: rank_penalty(heads.weights(), real),
+        on_mixing=False,
+        weight=0.0,
+        formula="squared Frobenius norms of P_i P_j^T and of P_i^T P_j, means over pairs of heads and sentences",
+        source="mixhead eq. 20",
+    ),
+}
+
+
+class RegularizedPass:
+    """A context in which the attentions of `model` compute penalties; afterwards `add_to` adds them to the loss.
+
+    Only attentions of the plugin have penalties, and not those that LayerDrop leaves out. `attentions` has for each
+    penalty how many it acts on; `values` its sum over the attentions of this pass, detached and unweighted.
+
+    Args:
+        model: any model
+        weights: the factor of each penalty, by its name in PENALTIES
+        real: for "encoder" and "decoder" the queries that are not padding, bool [B, Nq]
+    """
+
+    def __init__(self, model: nn.Module, weights: dict[str, float], real: dict[str, Tensor]):
+        self.weights = weights
+        self.query_masks: dict[MixheadAttention, Tensor] = {}
+        for name, module in model.named_modules():
+            if isinstance(module, MixheadAttention):
+                self.query_masks[module] = real["decoder" if "decoder" in name.split(".") else "encoder"]
+        self.attentions = {name: sum(map(PENALTIES[name].acts_on, self.query_masks)) for name in weights}
+        self.values: dict[str, Tensor | float] = dict.fromkeys(weights, 0.0)
+
+        self.with_gradients = False
+        self.without_graph: set[MixheadAttention] = set()  # the backward pass computes them again
+        self.sample_size: int | Tensor = 0
+        self.d_loss: Tensor | None = None  # known when the backward pass begins
+
+    def __enter__(self) -> "RegularizedPass":
+        self.with_gradients = torch.is_grad_enabled()
+        for attention in self.query_masks:
+            attention.hook = self._in_forward_pass
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for attention in self.query_masks:
+            attention.hook = None
+
+    def _in_forward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        """Return `out` [B, H, Nq, D] with the penalties attached, and add up their values."""
+        if self.with_gradients and not torch.is_grad_enabled():
+            self.without_graph.add(attention)
+        penalties = self._penalties(attention, heads)
+        for name, penalty in penalties.items():
+            self.values[name] = self.values[name] + penalty.detach()
+        return self._attach(penalties, out)
+
+    def _in_backward_pass(self, attention: MixheadAttention, out: Tensor, heads: Heads) -> Tensor:
+        """Return `out` of an attention that is computed again, with the penalties attached."""
+        attention.hook = None
+        if not torch.is_grad_enabled():  # an earlier backward pass failed before it came here
+            return out
+        return self._attach(self._penalties(attention, heads), out)
+
+    def _penalties(self, attention: MixheadAttention, heads: Heads) -> dict[str, Tensor]:
+        names = [name for name in self.weights if PENALTIES[name].acts_on(attention)]
+        real = self.query_masks[attention]
+        with without_autocast(real.device):
+            return {name: PENALTIES[name].of(attention, heads, real) for name in names}
+
+    def _attach(self, penalties: dict[str, Tensor], out: Tensor) -> Tensor:
+        for name, penalty in penalties.items():
+            out = _AddAuxiliaryLoss.apply(out, penalty, self, self.weights[name])
+        return out
+
+    def add_to(self, loss: Tensor, sample_size: int | Tensor) -> Tensor:
+        """Return `loss`, a sum over the batch, plus the weighted penalties times `sample_size`, in float32 or better.
+
+        fairseq divides the gradients of all batches and workers of one update by the sum of their sample sizes. So the
+        penalties end as their weighted mean.
+        """
+        self.sample_size = sample_size
+        loss = upcast(loss) + sample_size * sum(weight * self.values[name] for name, weight in self.weights.items())
+        if loss.requires_grad:
+            loss.register_hook(self._begin_backward_pass)  # called before anything behind the loss
+        return loss
+
+    def _begin_backward_pass(self, d_loss: Tensor) -> None:
+        self.d_loss = d_loss.sum()
+        for attention in self.without_graph:
+            attention.hook = self._in_backward_pass
+
+
+class _AddAuxiliaryLoss(torch.autograd.Function):
+    """The identity on `out`; its derivative treats the penalty as a part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, penalty: Tensor, regularized: RegularizedPass, weight: float) -> Tensor:
+        ctx.regularized, ctx.weight, ctx.dtype = regularized, weight, penalty.dtype
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Any:
+        d_loss = ctx.regularized.d_loss
+        if d_loss is None:
+            raise RuntimeError("the outputs of a regularized pass are differentiated without its loss")
+        return d_out, (d_loss * ctx.regularized.sample_size * ctx.weight).to(ctx.dtype), None, None

@@ -1,0 +1,62 @@
+"""RoBERTa, masked language model and sentence classifier: architectures `<family>_roberta*` and `<family>_xlm`."""
+
+from typing import Any, ClassVar
+
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models.roberta import model as upstream
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+
+from mixhead_plugin.errors import OptionError, option_name
+from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.layers import MixheadEncoder
+from mixhead_plugin.fairseq.models.families import FamilyModel
+from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+from mixhead_plugin.parts import PARTS
+
+
+class RobertaEncoder(upstream.RobertaEncoder):
+    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: Any) -> MixheadEncoder:
+        encoder = MixheadEncoder(TransformerConfig.from_namespace(args), dictionary, embed_tokens)
+        encoder.apply(init_bert_params)
+        return encoder
+
+
+class RobertaModel(FamilyModel, upstream.RobertaModel):
+    """fairseq's RoBERTa with the plugin's attention."""
+
+    config = AttentionOptions
+    encoder_type: ClassVar[type[RobertaEncoder]] = RobertaEncoder
+
+    def __init__(self, args: Any, encoder: RobertaEncoder):
+        super().__init__(args, encoder)
+        for module in self.modules():
+            if isinstance(module, MixheadAttention):
+                module.scale_values()  # again, because init_bert_params has set the weights anew
+
+    @staticmethod
+    def add_args(parser: Any) -> None:
+        upstream.RobertaModel.add_args(parser)
+        gen_parser_from_dataclass(parser, AttentionOptions(), delete_default=True)
+
+    @classmethod
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+        shape = cls.shape("encoder", args.encoder_embed_dim, args.encoder_attention_heads, args.encoder_layers)
+        return {"encoder-self": shape}
+
+    @classmethod
+    def check_args(cls, args: Any) -> None:
+        super().check_args(args)
+        for name in PARTS:
+            if getattr(args, "mha_heads_to_keep", -1) != -1 and getattr(args, name) != "none":
+                flag = f"--mha-heads-to-keep {args.mha_heads_to_keep}"
+                raise OptionError(f"{flag}: must be left out unless {option_name(name)} none")
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "RobertaModel":
+        args = cls.prepared(args)
+        if getattr(args, "tokens_per_sample", None) is None:
+            args.tokens_per_sample = task.max_positions()
+        if getattr(args, "max_positions", None) is None:
+            args.max_positions = args.tokens_per_sample
+        return cls(args, cls.encoder_type(args, task.source_dictionary))

@@ -1,0 +1,1 @@
+"""Synthesizer: architectures `<family>_synthesizer_lm*`."""

@@ -1,0 +1,252 @@
+"""Compute self-attention without query-key products (Tay et al. 2020, Synthesizer).
+
+Each score belongs to a key's absolute position, so inputs have a maximal length. The rest is `MixheadAttention`.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.attention import MixheadAttention, as_bool
+from mixhead_plugin.ops.masks import by_head
+from mixhead_plugin.ops.reference import upcast
+from mixhead_plugin.parts import PARTS
+
+
+class Scores(NamedTuple):
+    """Hold the unscaled scores query . key + bias, in the form that `ops.attention` takes."""
+
+    query: Tensor  # [B, H, Nq, D], D chosen by the synthesizer
+    key: Tensor  # [B, H, Nk, D]
+    bias: Tensor | None  # broadcastable to [B, H, Nq, Nk]
+
+
+class Sizes(NamedTuple):
+    num_heads: int
+    head_dim: int
+    max_length: int  # n, of the input
+    own: int  # the size that only this synthesizer has; 0 if none
+
+
+class TokenNetwork(nn.Module):
+    """Compute relu(W1 q + b1) over all heads; its products with `output`, a W2 that all heads share, are scores."""
+
+    def __init__(self, sizes: Sizes, outputs: int):
+        super().__init__()
+        inner_dim = sizes.num_heads * sizes.head_dim
+        self.hidden = nn.Linear(inner_dim, inner_dim)
+        nn.init.xavier_uniform_(self.hidden.weight, gain=2**-0.5)  # as fairseq starts k_proj, which it replaces
+        # Each output starts as a vector of length about 1.
+        self.output = nn.Parameter(torch.randn(outputs, sizes.head_dim) * sizes.head_dim**-0.5)  # [outputs, D]
+
+    def forward(self, query: Tensor) -> Tensor:
+        """Map q [B, H, Nq, D] to relu(W1 q + b1) [B, H, Nq, D]."""
+        batch, heads, n_queries, head_dim = query.size()
+        hidden = torch.relu(self.hidden(query.permute(2, 0, 1, 3).flatten(2)))  # [Nq, B, H * D]
+        return hidden.view(n_queries, batch, heads, head_dim).permute(1, 2, 0, 3)
+
+
+class DenseSynthesizer(nn.Module):
+    """Compute the scores of all n keys from the projected query (Tay et al. 2020, Dense Synthesizer).
+
+    W1 replaces the key projection, and all heads share W2: this gives the 248M parameters of the Mixhead paper.
+    """
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.network = TokenNetwork(sizes, sizes.max_length)
+
+    def forward(self, query: Tensor, n_keys: int) -> Scores:
+        hidden = self.network(query)  # [B, H, Nq, D]
+        key = self.network.output[:n_keys].to(hidden.dtype)
+        return Scores(hidden, key.expand(hidden.size(0), hidden.size(1), -1, -1), None)
+
+
+class FactorizedDenseSynthesizer(nn.Module):
+    """Compute scores A[t, k mod a] B[t, k div a] by two networks of the token (Tay et al. 2020, Factorized Dense).
+
+    The scores are not a product of queries and keys, so memory holds all of them, [B, H, Nq, Nk].
+    """
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.factor = sizes.own  # a
+        self.first = TokenNetwork(sizes, self.factor)
+        self.second = TokenNetwork(sizes, math.ceil(sizes.max_length / self.factor))
+
+    def forward(self, query: Tensor, n_keys: int) -> Scores:
+        rows = (n_keys + self.factor - 1) // self.factor  # how many outputs of B the keys need
+        a = upcast(torch.matmul(self.first(query), self.first.output.t()))  # [B, H, Nq, a]
+        b = upcast(torch.matmul(self.second(query), self.second.output[:rows].t()))  # [B, H, Nq, rows]
+        return _bias_alone(query, n_keys, (b[..., :, None] * a[..., None, :]).flatten(3)[..., :n_keys])
+
+
+class RandomSynthesizer(nn.Module):
+    """Give the same scores R[h, t, k] to all inputs, at first normal ones (Tay et al. 2020, Random and Fixed Random).
+
+    Fixed scores are a buffer, so that checkpoints keep them.
+    """
+
+    def __init__(self, sizes: Sizes, trained: bool):
+        super().__init__()
+        scores = torch.randn(sizes.num_heads, sizes.max_length, sizes.max_length)  # [H, n, n]
+        self.scores = nn.Parameter(scores) if trained else nn.Buffer(scores)
+
+    def forward(self, query: Tensor, n_keys: int) -> Scores:
+        return _bias_alone(query, n_keys, self.scores[None, :, n_keys - query.size(2) : n_keys, :n_keys])
+
+
+class FactorizedRandomSynthesizer(nn.Module):
+    """Give the scores R1[h, t] . R2[h, k] (Tay et al. 2020, Factorized Random); at first their deviation is 1."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        shape = (sizes.num_heads, sizes.max_length, sizes.own)
+        self.query = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
+        self.key = nn.Parameter(torch.randn(shape) * sizes.own**-0.25)  # [H, n, k]
+
+    def forward(self, query: Tensor, n_keys: int) -> Scores:
+        batch = query.size(0)
+        rows = self.query[:, n_keys - query.size(2) : n_keys].to(query.dtype)
+        columns = self.key[:, :n_keys].to(query.dtype)
+        return Scores(rows.expand(batch, -1, -1, -1), columns.expand(batch, -1, -1, -1), None)
+
+
+def _bias_alone(query: Tensor, n_keys: int, bias: Tensor) -> Scores:
+    """Return `bias` beside queries and keys whose product is 0."""
+    batch, heads, n_queries, _ = query.size()
+    return Scores(query.new_zeros(batch, heads, n_queries, 1), query.new_zeros(batch, heads, n_keys, 1), bias)
+
+
+class SynthesizerKind(NamedTuple):
+    """Describe one value of the flag --synthesizer."""
+
+    build: Callable[[Sizes], nn.Module]  # the module maps q [B, H, Nq, D] and Nk to Scores
+    parameters: tuple[str, ...]  # the modules or tensors of which it consists
+    reads_query: bool = False
+    trained_bias: bool = False  # whether its bias needs a gradient
+    multiplies: bool = False  # whether its scores are products of queries and keys
+    size_option: str = ""  # of the size that only this synthesizer has
+    default_size: Callable[[int], int] = lambda length: 0  # for the maximal length
+
+
+SYNTHESIZERS = {
+    "dense": SynthesizerKind(DenseSynthesizer, ("network",), reads_query=True, multiplies=True),
+    "random": SynthesizerKind(partial(RandomSynthesizer, trained=True), ("scores",), trained_bias=True),
+    "fixed-random": SynthesizerKind(partial(RandomSynthesizer, trained=False), ("scores",)),
+    "factorized-dense": SynthesizerKind(
+        FactorizedDenseSynthesizer,
+        ("first", "second"),
+        reads_query=True,
+        trained_bias=True,
+        size_option="synthesizer_factor",
+        default_size=lambda length: math.ceil(length**0.5),
+    ),
+    "factorized-random": SynthesizerKind(
+        FactorizedRandomSynthesizer,
+        ("query", "key"),
+        multiplies=True,
+        size_option="synthesizer_rank",
+        default_size=lambda length: 8,
+    ),
+}
+
+
+class SynthesizerAttention(MixheadAttention):
+    """Compute self-attention of a decoder with synthetic scores; called like `MixheadAttention`, with one input.
+
+    It has no k_proj, and has q_proj only if the synthesizer or the head mixing reads the query: DistributedDataParallel
+    refuses parameters without a gradient. The cache of decoding has values but no keys.
+
+    Args:
+        embed_dim, num_heads, options: as in `MixheadAttention`
+        max_length: of the input, cached tokens included
+        synthesizer: a key of `SYNTHESIZERS`
+        own_size: the size that only this synthesizer has; None for its default
+    """
+
+    tables: ClassVar[dict[str, Any]] = {**PARTS, "synthesizer": SYNTHESIZERS}
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        max_length: int,
+        synthesizer: str = "dense",
+        own_size: int | None = None,
+        **options: Any,
+    ):
+        super().__init__(embed_dim, num_heads, self_attention=True, **options)
+        kind = SYNTHESIZERS[synthesizer]
+        del self.k_proj
+        if not (kind.reads_query or any(part.reads == "query" for part in self.parts().values())):
+            self.q_proj = None
+        self.kinds["synthesizer"] = synthesizer
+        self.max_length = max_length
+        self.scaling = 1.0
+        self.own_size = kind.default_size(max_length) if own_size is None else own_size
+        self.synthesizer = kind.build(Sizes(num_heads, self.head_dim, max_length, self.own_size))
+        for module in self.synthesizer.modules():
+            if isinstance(module, nn.Linear):
+                quant_noise(module, options.get("q_noise", 0.0), options.get("qn_block_size", 8))
+
+    def signature(self) -> dict[str, Any]:
+        signature = super().signature()
+        signature["max_target_positions"] = self.max_length
+        option = SYNTHESIZERS[self.kinds["synthesizer"]].size_option
+        return {**signature, option: self.own_size} if option else signature
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Add the query projection that only the mixing reads to a checkpoint without head mixing."""
+        super().upgrade_state_dict_named(state_dict, name)
+        if self.q_proj is not None and not SYNTHESIZERS[self.kinds["synthesizer"]].reads_query:
+            for key, value in self.q_proj.state_dict().items():
+                state_dict.setdefault(f"{name}.q_proj.{key}", value)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Tensor | None = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from `query` to itself, as `MixheadAttention.forward`; `key`, `value` and `static_kv` are ignored.
+
+        Raise OptionError if the input, cached tokens included, is longer than `max_length`.
+        """
+        v = self._split_heads(self.values(query), self.num_mixed_heads)
+        if incremental_state is not None:
+            saved = self._get_input_buffer(incremental_state)
+            v = self._after_cached(saved, "prev_value", v)  # [B, H, Nk, D]
+            key_padding_mask = self._padding_after_cached(saved, key_padding_mask, v, False)
+            self._set_input_buffer(incremental_state, saved)
+        n_keys = v.size(2)
+        if n_keys > self.max_length:
+            problem = f"an input has {n_keys} tokens, this --synthesizer has scores for {self.max_length}"
+            raise OptionError(f"--tokens-per-sample: {problem} (its length in training); must be at most that")
+        # [B, H, Nq, D]; only its shape matters if nothing reads it
+        q = v.new_zeros(query.size(1), self.num_heads, query.size(0), self.head_dim)
+        if self.q_proj is not None:
+            q = self._split_heads(self.queries(query), self.num_heads)
+        scores = self.synthesizer(q, n_keys)
+        attn_mask = by_head(attn_mask, self.num_heads, q.dtype)
+        bias = scores.bias
+        if bias is not None:
+            attn_mask = bias if attn_mask is None else bias + attn_mask  # [1 or B, H, Nq, Nk]
+        inputs = self.inputs_of(
+            scores.query, scores.key, v, q, query.transpose(0, 1), attn_mask=attn_mask,
+            key_padding_mask=as_bool(key_padding_mask), dropout_p=self.dropout_p(), scale=self.scaling,
+        )  # fmt: skip
+        return self._output(inputs, query, 1, before_softmax, need_weights, need_head_weights)

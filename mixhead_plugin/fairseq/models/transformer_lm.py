@@ -1,0 +1,78 @@
+"""Transformer language model, adaptive inputs included: architectures `<family>_transformer_lm*`."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fairseq import options as fairseq_options
+from fairseq.models import transformer_lm as upstream
+from fairseq.modules import AdaptiveInput, CharacterTokenEmbedder
+from torch import nn
+
+from mixhead_plugin.fairseq.layers import MixheadDecoder
+from mixhead_plugin.fairseq.models.families import FamilyModel
+from mixhead_plugin.fairseq.models.transformer import TransformerConfig
+from mixhead_plugin.fairseq.options import AttentionOptions, AttentionSite
+
+
+@dataclass
+class TransformerLanguageModelConfig(AttentionOptions, upstream.TransformerLanguageModelConfig):
+    """fairseq's flat language-model config plus the flags of the plugin."""
+
+
+class TransformerLanguageModel(FamilyModel, upstream.TransformerLanguageModel):
+    """fairseq's decoder-only Transformer with the plugin's attention."""
+
+    config = TransformerLanguageModelConfig
+    by_dataclass = True
+    decoder_config: ClassVar[type[TransformerConfig]] = TransformerConfig
+    decoder_type: ClassVar[type[MixheadDecoder]] = MixheadDecoder
+
+    @classmethod
+    def attention_sites(cls, args: Any) -> dict[str, AttentionSite]:
+        cfg = TransformerLanguageModelConfig.from_namespace(args)
+        shape = cls.shape("decoder", cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.decoder_layers)
+        return {"decoder-self": shape}
+
+    @classmethod
+    def build_model(cls, args: Any, task: Any) -> "TransformerLanguageModel":
+        """Build the model as fairseq's method does, which has no hook for the decoder."""
+        args = cls.prepared(args)
+        if args.decoder_layers_to_keep:
+            args.decoder_layers = len(args.decoder_layers_to_keep.split(","))
+        if getattr(args, "max_target_positions", None) is None:
+            length = getattr(args, "tokens_per_sample", None)
+            args.max_target_positions = length or upstream.DEFAULT_MAX_TARGET_POSITIONS
+        if args.offload_activations:
+            args.checkpoint_activations = True
+        if args.tie_adaptive_weights:
+            assert args.adaptive_input
+            assert args.adaptive_input_factor == args.adaptive_softmax_factor
+            cutoffs = args.adaptive_softmax_cutoff, args.adaptive_input_cutoff
+            assert cutoffs[0] == cutoffs[1], "{} != {}".format(*cutoffs)
+            assert args.decoder_input_dim == args.decoder_output_dim
+        cfg, embed_tokens = cls.decoder_config.from_namespace(args), cls.build_input(args, task.source_dictionary)
+        return cls(cls.decoder_type(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True))
+
+    @classmethod
+    def build_input(cls, args: Any, dictionary: Any) -> nn.Module:
+        """Return the embedding of the tokens: plain, adaptive (Baevski & Auli) or by characters."""
+        if getattr(args, "character_embeddings", False):
+            return CharacterTokenEmbedder(
+                dictionary,
+                fairseq_options.eval_str_list(args.character_filters, type=tuple),
+                args.character_embedding_dim,
+                args.decoder_embed_dim,
+                args.char_embedder_highway_layers,
+            )
+        if args.adaptive_input:
+            return AdaptiveInput(
+                len(dictionary),
+                dictionary.pad(),
+                args.decoder_input_dim,
+                args.adaptive_input_factor,
+                args.decoder_embed_dim,
+                fairseq_options.eval_str_list(args.adaptive_input_cutoff, type=int),
+                args.quant_noise_pq,
+                args.quant_noise_pq_block_size,
+            )
+        return cls.build_embedding(args, dictionary, args.decoder_input_dim)

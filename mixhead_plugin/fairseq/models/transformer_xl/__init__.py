@@ -1,0 +1,1 @@
+"""Transformer-XL: architectures `<family>_transformer_xl*`."""

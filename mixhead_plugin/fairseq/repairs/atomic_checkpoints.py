@@ -1,0 +1,89 @@
+"""Write each checkpoint under a temporary name, and rename it when it is on the disk.
+
+fairseq copies a checkpoint onto checkpoint_best.pt and checkpoint_last.pt: a kill leaves a partial file. It renames
+other checkpoints before they are on the disk. If writing fails, it appends the next attempt to the same file.
+"""
+
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import IO, Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.file_io import PathManager
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.repairs.replace import replaces
+
+logger = logging.getLogger(__name__)
+
+# Errors of a network file system that may soon pass, unlike a full disk.
+PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT}
+ATTEMPTS, PAUSE = 3, 2.5  # fairseq's number of attempts, and its seconds between them
+
+
+@replaces(checkpoint_utils, "torch_persistent_save")
+def _save(original, state: Any, filename: str, async_write: bool = False) -> None:
+    if async_write or not PathManager.supports_rename(filename):
+        original(state, filename, async_write=async_write)
+    else:
+        write_whole(filename, lambda file: torch.save(state, file))
+
+
+@replaces(PathManager, "copy")
+def _copy(original, source: str, target: str, overwrite: bool = False) -> Any:
+    if any(map(PathManager.path_requires_pathmanager, (source, target))):
+        return original(source, target, overwrite)
+
+    def copy(file: IO[bytes]) -> None:
+        with open(source, "rb") as whole:
+            shutil.copyfileobj(whole, file, 1 << 20)
+
+    try:
+        write_whole(target, copy)
+    except OptionError:
+        last = os.path.join(os.path.dirname(target), "checkpoint_last.pt")
+        with suppress(OSError):  # a link needs no room; it never replaces a file
+            os.link(source, last)
+        raise
+    return target
+
+
+def write_whole(path: str, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file under a temporary name, and rename it when it is on the disk."""
+    path = os.path.realpath(path)  # of a link, replace the file, as fairseq does
+    part = f"{path}.tmp"  # a killed process leaves this file; the next one overwrites it
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with open(part, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+            with suppress(OSError):  # the folder holds the new name; some file systems cannot sync folders
+                folder = os.open(os.path.dirname(path), os.O_RDONLY)
+                os.fsync(folder)
+                os.close(folder)
+            break
+        except BaseException as error:
+            with suppress(OSError):
+                os.remove(part)
+            cause = _system_error(error)
+            if cause is None:
+                raise
+            if cause.errno not in PASSING or attempt == ATTEMPTS:
+                raise OptionError(f"checkpoint {path}: cannot be written: {cause.strerror}") from error
+            logger.warning(f"checkpoint {path}: {cause.strerror}; next attempt in {PAUSE} seconds")
+            time.sleep(PAUSE)
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    """Return the OSError behind `error`; torch.save hides it behind an error of its own."""
+    while isinstance(error, Exception) and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error if isinstance(error, OSError) else None

@@ -1,0 +1,33 @@
+"""Refuse several workers without a GPU, or with flags for GPUs; take their number and rank from torchrun.
+
+fairseq starts one worker per GPU. Without GPUs it starts none and ends with status 0. Under torchrun it divides by 0.
+"""
+
+import os
+
+import torch
+from fairseq.distributed import utils
+
+from mixhead_plugin.errors import OptionError
+from mixhead_plugin.fairseq.repairs.replace import replaces
+
+TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")  # torchrun sets all of them
+
+
+@replaces(utils, "call_main")
+def _call_main(original, cfg, main, **kwargs) -> None:
+    workers = cfg.distributed_training
+    if workers.distributed_world_size > 1 and not cfg.common.tpu and torch.cuda.device_count() == 0:
+        if workers.distributed_init_method is None and all(name in os.environ for name in TORCHRUN):
+            workers.distributed_init_method, workers.distributed_no_spawn = "env://", True
+            workers.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            workers.distributed_rank = int(os.environ["RANK"])
+        if workers.distributed_init_method is None or not workers.distributed_no_spawn:
+            raise OptionError(
+                f"--distributed-world-size {workers.distributed_world_size}: no GPU to start a worker for; without "
+                "GPUs start each by torchrun, or by --distributed-no-spawn --distributed-rank "
+                "--distributed-init-method tcp://HOST:PORT (with --distributed-backend gloo)"
+            )
+        if workers.ddp_backend == "pytorch_ddp" and cfg.common_eval.path is None:
+            raise OptionError("--ddp-backend pytorch_ddp: needs GPUs in fairseq; without them must be legacy_ddp")
+    original(cfg, main, **kwargs)

@@ -1,0 +1,55 @@
+"""Refuse to train with a field of `model` in a YAML file that nothing reads, for Transformers and RoBERTa.
+
+fairseq checks the fields where the name is that of a model with a dataclass. For other models, and for architectures
+such as transformer_lm_gpt, it takes a misspelt field, or the plugin's field of a model without the plugin, and trains
+the defaults.
+"""
+
+from argparse import ArgumentParser, Namespace
+from dataclasses import fields
+from typing import Any
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.roberta import RobertaModel
+from fairseq.models.transformer import TransformerConfig, TransformerModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from mixhead_plugin.errors import OptionError, unknown_field
+from mixhead_plugin.fairseq.repairs.replace import replaces
+
+# Names, and what a model reads that has no task beside it.
+BESIDE_FLAGS = {"_name", "arch", "tokens_per_sample", "tpu"}
+
+
+@replaces(Trainer, "__init__")  # not where a model is built: older checkpoints may have such fields
+def _init(original, trainer: Trainer, cfg: Any, task: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    kind = type(getattr(model, "module", model))  # behind FSDP
+    # Without a name, the fields are one level deeper, below that of a model with a dataclass.
+    if OmegaConf.is_config(cfg.model) and "_name" in cfg.model and is_checked(kind):
+        known = known_fields(kind, cfg.model._name)
+        for name in cfg.model:
+            if name not in known:
+                raise OptionError(unknown_field("model", name, known))
+    original(trainer, cfg, task, model, *args, **kwargs)
+
+
+def is_checked(kind: type) -> bool:
+    """Return whether all fields that a model reads are known: other models of fairseq read more than they declare."""
+    return hasattr(kind, "presets") or kind in (TransformerModel, TransformerLanguageModel, RobertaModel)
+
+
+def known_fields(kind: Any, name: str) -> set[str]:
+    """Return the fields of an architecture: its flags, what it presets, and those of the config that it is built by."""
+    preset = Namespace()
+    # The plugin's function also checks the flags, which are not there.
+    presets = getattr(kind, "presets", ARCH_CONFIG_REGISTRY)
+    presets.get(name, lambda args: None)(preset)
+    known = vars(preset).keys() | BESIDE_FLAGS | {each.name for each in fields(TransformerConfig)}
+    config = MODEL_DATACLASS_REGISTRY.get(ARCH_MODEL_NAME_REGISTRY.get(name, name))
+    if config is not None:
+        return known | {each.name for each in fields(config)}
+    parser = ArgumentParser(allow_abbrev=False)
+    kind.add_args(parser)
+    return known | {action.dest for action in parser._actions}

@@ -1,0 +1,113 @@
+"""Answer an unknown name of an architecture, task, criterion, ... or field in one line, with names that are near.
+
+fairseq answers an unknown --arch with all names that it knows, in 23,000 characters, and so it does in a YAML file and
+for a checkpoint of another --user-dir. A field of a YAML file that its part does not have ends in a traceback. This
+repair acts once the --user-dir is imported. Before that, fairseq-hydra-train checks the parts that are fairseq's own,
+such as `task: {_name: translation}`: a wrong field of those still ends in fairseq's traceback.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, KeysView
+from typing import Any
+
+from fairseq import checkpoint_utils, criterions, models, optim, options, tasks
+from fairseq.dataclass import utils as dataclass_utils
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.optim import lr_scheduler
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from mixhead_plugin.errors import OptionError, option_name, unknown_field
+from mixhead_plugin.fairseq.repairs.replace import replaces
+
+
+@replaces(options, "add_model_args")
+def _add_model_args(original, parser):
+    group = original(parser)
+    arch = next(action for action in group._group_actions if action.dest == "arch")
+    arch.choices = _Known(ARCH_MODEL_REGISTRY)  # a --user-dir that is imported later adds to it
+    return group
+
+
+class _Known(KeysView):
+    def __contains__(self, name: object) -> bool:
+        if name not in self._mapping:
+            near = " or ".join(difflib.get_close_matches(str(name), self)) or "mixhead_transformer"
+            raise OptionError(f"--arch {name}: unknown; did you mean {near}?")
+        return True
+
+
+# By flag, the names that are registered; another --user-dir may add to them.
+REGISTERED: dict[str, Callable[[], Collection[str]]] = {
+    "arch": lambda: {**ARCH_MODEL_REGISTRY, **MODEL_REGISTRY},
+    "task": lambda: tasks.TASK_REGISTRY,
+    "criterion": lambda: criterions.CRITERION_REGISTRY,
+    "optimizer": lambda: optim.OPTIMIZER_REGISTRY,
+    "lr_scheduler": lambda: lr_scheduler.LR_SCHEDULER_REGISTRY,
+}
+
+
+def _refuse_unknown(option: str, name: Any) -> None:
+    """Refuse a name in a config, of a YAML file or a checkpoint, that nobody has registered."""
+    known = REGISTERED[option]()
+    if isinstance(name, str) and name not in known:
+        near = difflib.get_close_matches(name, known, 2)
+        question = f"did you mean {' or '.join(near)}, or " if near else "must be a known name; "
+        raise OptionError(f"{option_name(option)} {name}: unknown; {question}does it need another --user-dir?")
+
+
+def _name(cfg: Any, option: str) -> Any:
+    """Return the name in a part of the config: `_name` in YAML, the flag's value in the flags of a command."""
+    if isinstance(cfg, str):
+        return cfg
+    return getattr(cfg, "_name", None) or getattr(cfg, option, None)
+
+
+@replaces(models, "build_model")
+def _build_model(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_unknown("arch", _name(cfg, "arch"))
+    return original(cfg, *args, **kwargs)
+
+
+@replaces(tasks, "setup_task")
+def _setup_task(original, cfg: Any, **kwargs: Any) -> Any:
+    _refuse_unknown("task", getattr(cfg, "task", None) or getattr(cfg, "_name", None))
+    return original(cfg, **kwargs)
+
+
+@replaces(criterions, "build_criterion")
+def _build_criterion(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_unknown("criterion", _name(cfg, "criterion"))
+    return original(cfg, *args, **kwargs)
+
+
+@replaces(optim, "build_optimizer")
+def _build_optimizer(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_unknown("optimizer", _name(cfg, "optimizer"))
+    return original(cfg, *args, **kwargs)
+
+
+@replaces(lr_scheduler, "build_lr_scheduler")
+def _build_lr_scheduler(original, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    _refuse_unknown("lr_scheduler", _name(cfg, "lr_scheduler"))
+    return original(cfg, *args, **kwargs)
+
+
+@replaces(checkpoint_utils, "convert_namespace_to_omegaconf")  # of checkpoints that have flags instead of a config
+def _convert(original, flags: Any) -> Any:
+    for option in REGISTERED:
+        _refuse_unknown(option, getattr(flags, option, None))
+    return original(flags)
+
+
+@replaces(dataclass_utils, "merge_with_parent")  # a training calls it for each part of its config
+def _merge(original, known: Any, cfg: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return original(known, cfg, *args, **kwargs)
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        part = cfg._key() or ""
+        names = OmegaConf.structured(known).keys()
+        raise OptionError(unknown_field(part, error.full_key or str(error.key), names)) from error
+    except OmegaConfBaseException as error:
+        part = cfg._key() or ""
+        raise OptionError(f"{part}.{error.full_key}: {str(error).splitlines()[0]}") from error

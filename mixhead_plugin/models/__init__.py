@@ -1,3 +1,0 @@
-"""fairseq's models with the plugin's attention; importing this package registers them."""
-
-from mixhead_plugin.models.architectures import ARCHITECTURES  # noqa: F401

@@ -1,1 +1,0 @@
-"""nn.Modules that keep fairseq's contracts."""

@@ -1,0 +1,51 @@
+"""Test the scores of a model: loss, accuracy and BLEU."""
+
+import math
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from mixhead_plugin.fairseq.analysis import scores
+from mixhead_plugin.fairseq.analysis.loading import batches, load
+from tests.fairseq.criterions import cases
+
+
+def test_the_loss_is_the_mean_over_all_tokens_in_bits_and_not_rounded(fairseq_lm_checkpoint):
+    loaded = load(fairseq_lm_checkpoint)
+    samples = list(batches(loaded, batch_size=3))
+    assert len({len(sample["id"]) for sample in samples}) == 2  # a mean over batches would be another number
+    nats, tokens = 0.0, 0
+    for sample in samples:
+        with torch.no_grad():
+            likelihoods = loaded.model(**sample["net_input"])[0].log_softmax(-1)
+        real = sample["target"].ne(loaded.task.target_dictionary.pad())
+        nats -= float(likelihoods.gather(2, sample["target"][..., None])[..., 0][real].sum())
+        tokens += int(real.sum())
+    found = scores.score(loaded, samples, ["loss"])
+    assert found == pytest.approx({"loss": nats / tokens / math.log(2)}, rel=1e-6)
+
+
+def test_accuracy_is_the_share_of_sentences_that_are_right():
+    model, criterion = cases.model("sentence_prediction").eval(), cases.criterion("sentence_prediction").eval()
+    samples, right = [cases.sentence_batch(), cases.sentence_batch()], 0
+    for sample in samples:
+        head = {"features_only": True, "classification_head_name": "sentence_classification_head"}
+        right += int((model(**sample["net_input"], **head)[0].argmax(1) == sample["target"][:, 0]).sum())
+    loaded = SimpleNamespace(model=model, criterion=criterion)
+    found = scores.score(loaded, samples, ["loss", "accuracy"])
+    assert found["accuracy"] == pytest.approx(100 * right / 6)
+    assert found["loss"] > 0
+
+
+def test_bleu_of_a_batch_is_what_fairseq_s_eval_bleu_finds(fairseq_translation_checkpoint):
+    loaded = load(fairseq_translation_checkpoint)
+    (sample,) = batches(loaded, limit=1, batch_size=4)
+    loaded.task.tokenizer = None
+    loaded.task.cfg.eval_tokenized_bleu = True
+    loaded.cfg.task.eval_bleu_args = '{"beam": 2, "max_len_b": 12}'
+    generator = loaded.task.build_generator([loaded.model], Namespace(beam=2, max_len_b=12))
+    expected = loaded.task._inference_with_bleu(generator, sample, loaded.model)
+    assert expected.precisions[0] > 0
+    assert scores.bleu(loaded, [sample]) == pytest.approx(expected.score)

@@ -1,0 +1,284 @@
+"""Test that the page of `view` shows the numbers of the model, and shows all text as text."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+
+from mixhead_plugin.fairseq.analysis.loading import load
+from mixhead_plugin.heads.page import Attention, Sentence, write_page
+from tests.commands import LM_SIZES, ROBERTA_SIZES, ROOT, SIZES
+from tests.fairseq.analysis.pages import assert_shows, by_definition, read_page
+
+WORDS = "der hund sieht"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(request, write_checkpoint):
+    """Write a model of a task with a head mixing."""
+
+    def write(task, mixing):
+        if task == "translation":
+            data, arch, flags = "translation_data", "mixhead_transformer", SIZES
+        elif task == "language_modeling":
+            data, arch, flags = "text_data", "mixhead_transformer_lm", [*LM_SIZES, "--tokens-per-sample", 16]
+        else:
+            data, arch, flags = "text_data", "mixhead_roberta_base", [*ROBERTA_SIZES, "--tokens-per-sample", 16]
+        flags = [*flags, "--task", task, "--head-mixing", mixing]
+        return write_checkpoint(f"{task}-{mixing}", request.getfixturevalue(data), arch, *flags)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "task, mixing",
+    [
+        ("translation", "position-wise"),
+        ("translation", "position-independent"),
+        ("translation", "none"),
+        ("language_modeling", "differential"),
+        ("masked_lm", "position-wise"),
+    ],
+)
+def test_the_numbers_of_the_page_are_those_of_the_reference(task, mixing, checkpoint, analysis, tmp_path):
+    path, page = checkpoint(task, mixing), tmp_path / "page.html"
+    loaded = load(path, cpu=True)
+    source, target = loaded.task.source_dictionary, loaded.task.target_dictionary
+    words = [source[i] for i in (5, 9, 6, 7)]
+    translates = task == "translation"
+    extra = ["--target", " ".join(target[i] for i in (8, 5, 6))] if translates else []
+    assert analysis("view", path, "--text", " ".join(words), *extra, "--output", page)[::2] == (0, "")
+    tokens = torch.tensor([5, 9, 6, 7])
+    end, begin = tokens.new_tensor([source.eos()]), tokens.new_tensor([source.bos()])
+    if translates:
+        net_input = {"src_tokens": torch.cat([tokens, end])[None], "src_lengths": torch.tensor([5])}
+        net_input["prev_output_tokens"] = torch.tensor([[target.eos(), 8, 5, 6]])
+    else:
+        read = torch.cat([begin, tokens, end] if task == "masked_lm" else [end, tokens])
+        net_input = {"src_tokens": read[None], "src_lengths": torch.tensor([len(read)])}
+    (sentence,) = read_page(page)
+    expected = by_definition(loaded, net_input)
+    assert len(sentence["attentions"]) == len(expected) == (6 if translates else 2)
+    for found in sentence["attentions"]:
+        assert_shows(found, *expected[found["site"], found["layer"]])
+    ends = (["<s>"], ["</s>"]) if task == "masked_lm" else ([], ["</s>"]) if translates else (["</s>"], [])
+    side = "decoder" if task == "language_modeling" else "encoder"
+    assert sentence[side] == ends[0] + words + ends[1]
+
+
+@pytest.mark.parametrize("task", ["translation", "language_modeling", "masked_lm"])
+def test_without_a_text_sentences_of_the_data_are_shown(task, checkpoint, analysis, tmp_path):
+    flags = ["--sentences", "2", "--length", "3", "--output", tmp_path / "page.html"]
+    assert analysis("view", checkpoint(task, "position-wise"), *flags)[0] == 0
+    sentences = read_page(tmp_path / "page.html")
+    assert len(sentences) == 2
+    for sentence in sentences:
+        for found in sentence["attentions"]:
+            assert found["source"].shape == (4, 3, 3) and found["mixing"].shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        (["--target", "a"], "--target: 1 given; must be 0, one for each --text"),
+        (["--text", "a", "--text", "b", "--target", "a"], "--target: 1 given; must be 2, one for each --text"),
+        (["--text", "a", "--target", "b"], "--target: .* does not translate"),
+        (["--text", "  "], "--text '  ': has no words"),
+        (["--data", "nowhere", "--text", "a"], "nowhere"),
+        (["--text", "a", "--sentencepiece", "missing.model"], "missing.model"),
+    ],
+)
+def test_bad_input_ends_in_one_line(flags, words, lm_checkpoint, analysis, tmp_path):
+    status, _, errors = analysis("view", lm_checkpoint, *flags, "--output", tmp_path / "page.html")
+    assert status == 1 and errors.count("\n") == 1 and re.search(words, errors)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_work(analysis, tmp_path, monkeypatch):
+    (tmp_path / "no").write_text("")
+    (tmp_path / "page.html").write_text("")
+    monkeypatch.setattr("os.access", lambda path, mode: path != str(tmp_path / "page.html"))  # root may write anywhere
+    for page in (tmp_path, f"{tmp_path}/new/", tmp_path / "no/such/folder/page.html", tmp_path / "page.html"):
+        status, _, errors = analysis("view", "x.pt", "--output", page)
+        assert status == 2 and "argument --output: " in errors
+
+
+def test_a_text_is_cut_before_the_model_reads_or_translates_it(checkpoint, analysis, tmp_path):
+    pages = []
+    for text in ("der hund sieht", "der hund sieht der hund"):
+        flags = ["--text", text, "--length", "3", "--output", tmp_path / "new" / "page.html"]
+        status, printed, _ = analysis("view", checkpoint("translation", "position-wise"), *flags)
+        assert status == 0 and "--length 3: the model reads only the first 3 of " in printed
+        pages.append(read_page(tmp_path / "new" / "page.html")[0])
+    assert pages[0]["encoder"] == pages[1]["encoder"] and len(pages[0]["encoder"]) == 3
+    assert pages[0]["written"] == pages[1]["written"]  # the translation of what was read
+
+
+def test_no_text_is_longer_than_the_positions_of_the_model(text_data, write_checkpoint, analysis, tmp_path):
+    flags = [*ROBERTA_SIZES, "--tokens-per-sample", 8, "--max-positions", 8, "--task", "masked_lm"]
+    path = write_checkpoint("short", text_data, "mixhead_roberta_base", *flags)
+    status, printed, errors = analysis("view", path, "--text", "a " * 30, "--output", tmp_path / "page.html")
+    assert (status, errors) == (0, "")
+    assert printed.count("--length 8: the model reads only the first 8 of 32 tokens") == 1
+
+
+def test_words_that_the_dictionary_lacks_are_shown(checkpoint, analysis, tmp_path):
+    flags = ["--text", "nie hund war", "--target", "never dog", "--output", tmp_path / "page.html"]
+    status, printed, _ = analysis("view", checkpoint("translation", "none"), *flags)
+    assert status == 0 and "--text: the dictionary lacks nie, war" in printed
+    (sentence,) = read_page(tmp_path / "page.html")
+    assert sentence["encoder"] == ["nie (unknown)", "hund", "war (unknown)", "</s>"]
+    assert sentence["decoder"][:2] == ["</s>", "never (unknown)"] and sentence["written"][0] == "never (unknown)"
+
+
+def sentence_of(layers=2, heads=4, tokens=6, words=None):
+    """Return a sentence of a translation model with made-up heads."""
+    weights = [(3 * torch.randn(heads, tokens, tokens)).softmax(-1) for _ in range(3 * layers)]
+    mixing = [torch.eye(heads) + 0.3 * torch.randn(tokens, heads, heads) for _ in weights]
+    sites = ["encoder-self", "decoder-self", "cross"]
+    found = [Attention(sites[i % 3], i // 3, p, m) for i, (p, m) in enumerate(zip(weights, mixing))]
+    words = words or [f"token{i}" for i in range(tokens)]
+    return Sentence(words, words, words, found)
+
+
+def test_a_large_page_is_below_two_megabytes(tmp_path):
+    write_page(tmp_path / "page.html", "large", "", [sentence_of(layers=6, heads=8, tokens=40)])
+    assert (tmp_path / "page.html").stat().st_size < 2_000_000
+
+
+class Elements(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append(tag)
+
+
+def test_text_of_users_stays_text(tmp_path):
+    plain, evil = tmp_path / "plain.html", tmp_path / "evil.html"
+    words = ["</script><img src=x onerror=alert(1)>", "<!--<script>", "&amp;", '"', "'", "\u2028"]
+    write_page(plain, "a", "b", [sentence_of()])
+    write_page(evil, "<b>$data", "<i onclick=x>", [sentence_of(words=words)])
+    assert Elements(evil.read_text("utf-8")).found == Elements(plain.read_text("utf-8")).found
+    (sentence,) = read_page(evil)
+    assert sentence["encoder"] == words
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    broken = Attention("cross", 1, torch.tensor([[[1.0, float("nan")]]]))
+    with pytest.raises(ValueError, match="cross 1 are not finite"):
+        write_page(tmp_path / "page.html", "", "", [Sentence(["a", "b"], ["a"], [], [broken])])
+
+
+CLICKS = """
+const seen = { errors: [], says: [], tips: [] };
+addEventListener("error", (event) => seen.errors.push(event.message));
+addEventListener("unhandledrejection", (event) => seen.errors.push(String(event.reason)));
+const find = (query) => document.querySelector(query);
+const all = (query) => [...document.querySelectorAll(query)];
+const point = (query, kind, row, column) => {
+  const box = find(query).getBoundingClientRect();
+  const at = { clientX: box.left + column * CELL(query)[0], clientY: box.top + row * CELL(query)[1], bubbles: true };
+  find(query).dispatchEvent(new PointerEvent(kind, at));
+};
+const CELL = (query) => ["--width", "--height"].map((name) =>
+  parseFloat(find(query).parentElement.style.getPropertyValue(name)));
+setTimeout(() => {
+  for (const site of [0, 1, 2]) {
+    all("#sites button")[site].click();
+    for (const layer of [0, 1]) {
+      all("#layers button")[layer].click();
+      all("#matrix .side > *")[2].click();
+      point("#matrix .field", "pointermove", 2.5, 1.5);
+      seen.tips.push(find("#tip").textContent);
+      point("#mixing .field", "pointermove", 1.5, 3.5);
+      seen.tips.push(find("#tip").textContent);
+      point("#mixing .field", "click", 1.5, 3.5);
+      point("#matrix .field", "pointermove", 2.5, 1.5);
+      seen.tips.push(find("#tip").textContent);
+      for (const key of ["i", "ArrowRight", "ArrowDown", "m", "ArrowLeft", "ArrowUp", "Escape", "i"])
+        document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+      seen.says.push(find("#says").textContent);
+      all("#all .row")[layer].querySelector("button").click();
+    }
+  }
+  const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  const tap = (kind) => find("#matrix .field").dispatchEvent(new PointerEvent(kind, { pointerType: "touch" }));
+  all("#heads button")[3].focus();
+  press("ArrowRight");
+  all("#heads button")[1].click();
+  seen.focus = [document.activeElement.id];
+  press("j");
+  seen.focus.push(document.activeElement.id, all("#sources button").length);
+  tap("pointermove");
+  tap("pointerleave");
+  seen.focus.push(find("#tip").hidden);
+  seen.text = find("#text").textContent;
+  seen.resources = performance.getEntriesByType("resource").map(({ name }) => name);
+  const result = document.createElement("pre");
+  result.id = "seen";
+  result.textContent = JSON.stringify(seen);
+  document.body.append(result);
+}, 1000);
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_browser_shows_every_part_without_errors_or_requests(mixed, tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs Chromium (apt-get install chromium)")
+    sentence = sentence_of()
+    if not mixed:
+        sentence = sentence._replace(attentions=[one._replace(mixing=None) for one in sentence.attentions])
+    page = tmp_path / "page.html"
+    write_page(page, "clicks", "", [sentence, sentence])
+    clicks = CLICKS if mixed else re.sub(r"(?s)      point\(\"#mixing.*?(?=      for)", "", CLICKS)
+    page.write_text(page.read_text("utf-8").replace("</body>", f"<script>{clicks}</script></body>"), "utf-8")
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", page.as_uri()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert not [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
+    (text,) = re.findall(r'<pre id="seen">(.*?)</pre>', ended.stdout)
+    seen = json.loads(text)
+    assert seen["errors"] == [] and seen["resources"] == []
+    assert len(set(seen["says"])) == 6
+    assert "\u2068token0\u2069 \u2068token1\u2069" in seen["text"]  # isolated, whatever their directions are
+    assert seen["focus"] == ["head-3", "head-3", 4 if mixed else 0, False]
+    order = {site: k for k, site in enumerate(("encoder-self", "decoder-self", "cross"))}
+    expected, rows = [], []
+    for _, _, source, mixing in sorted(sentence.attentions, key=lambda one: (order[one.site], one.layer)):
+        mixes = torch.einsum("jqk,qji->iqk", source, mixing) if mixed else source
+        expected.append(mixes[0, 2, 1])
+        if mixed:
+            expected += [mixing[2, 1, 3], mixing[2, 1, 3] * source[1, 2, 1]]
+            rows.append(mixes[3, 2])
+
+    def numbers(pattern, text):
+        return [float(number) for number in re.findall(pattern, text.replace("\N{MINUS SIGN}", "-"))]
+
+    tips = torch.tensor([numbers(r"\S+$", tip)[0] for tip in seen["tips"]])
+    torch.testing.assert_close(tips, torch.stack(expected), rtol=0, atol=0.005)
+    for said, row in zip(seen["says"], rows):  # the largest weight of the row, what source heads give it, the row's sum
+        largest, *given, total = numbers(r"(?:Of the|gives|all others|adds up to) (-?\d+\.\d\d)", said)
+        assert abs(largest) == pytest.approx(row.abs().max().item(), abs=0.01)
+        assert (sum(given), total) == pytest.approx((largest, row.sum().item()), abs=0.03)
+
+
+def test_the_best_hypothesis_of_the_demos_checkpoint_is_shown(analysis, tmp_path):
+    folder, page = ROOT / "examples" / "demo" / "pretrained", tmp_path / "page.html"
+    text = "mein Bruder hat am Wochenende das Wohnzimmer gestrichen ."
+    assert analysis("view", folder / "translator.pt", "--data", folder, "--text", text, "--output", page)[0] == 0
+    (sentence,) = read_page(page)
+    written = "my brother painted the living room at the weekend . </s>".split()
+    assert (sentence["written"], sentence["decoder"]) == (written, ["</s>", *written[:-1]])
+    assert sentence["encoder"][-1] == "</s>"
+    assert all(abs(found["mixing"] - np.eye(8)).max() > 0.1 for found in sentence["attentions"])

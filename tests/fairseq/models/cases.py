@@ -1,0 +1,119 @@
+"""Provide models and values to the tests of the models."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import torch
+from fairseq import options
+from fairseq.data import Dictionary
+from fairseq.dataclass.initialize import add_defaults
+from fairseq.models import ARCH_CONFIG_REGISTRY, build_model
+from omegaconf import OmegaConf
+
+from mixhead_plugin.fairseq.attention import MixheadAttention
+from mixhead_plugin.fairseq.options import SCOPES
+from mixhead_plugin.ops import NORMALIZERS
+from mixhead_plugin.parts import PARTS
+
+# Every entry of every table once. The tests of the modules have all pairs.
+# A scope alone changes nothing and is refused, so all have a normalizer.
+POSITIONS = [{"relative_position": name} for name in PARTS["relative_position"]]
+POSITIONS += [{"relative_gain": 3}, {"head_dim": 5}]
+SCOPED = [{"attention_normalizer": "l2", "attention_scope": name} for name in SCOPES]
+ENTRIES = [
+    *({"attention_normalizer": name} for name in NORMALIZERS),
+    *({"attention_normalizer": "l2", option: name} for option, table in PARTS.items() for name in table),
+    *SCOPED,
+    *POSITIONS,
+]
+# What starts without effect
+NEUTRAL = [
+    {option: value}
+    for option, table in PARTS.items()
+    for value, kind in table.items()
+    if kind.trained and kind.loads_without
+]
+
+
+def shown(flags):
+    """Return the name of a case in the output of pytest."""
+    return "-".join(f"{name}={value}".replace(" ", "") for name, value in flags.items()) or "plain"
+
+
+def attentions(model):
+    return [module for module in model.modules() if isinstance(module, MixheadAttention)]
+
+
+def forward(model, sentences):
+    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+        return model(sentences, None, sentences)[0]
+    return model(sentences)[0]
+
+
+def step_by_step(decoder, prefix, encoder_out=None):
+    """Return the logits [B, T, V] of one step after another, and the state that they leave."""
+    state, logits = {}, []
+    for t in range(prefix.shape[1]):
+        logits.append(decoder(prefix[:, : t + 1], encoder_out=encoder_out, incremental_state=state)[0])
+    return torch.cat(logits, 1), state
+
+
+def command(arch, *flags, task=None):
+    """Return what fairseq-train understands of a command line."""
+    usual = "truncated_bptt_lm" if "_xl" in arch else "language_modeling" if "_lm" in arch else "translation"
+    required = ["data", "--task", task or usual, "--arch", arch, "--batch-size", "4"]
+    return options.parse_args_and_arch(options.get_training_parser(), [*required, *flags])
+
+
+def yaml(arch, **flags):
+    """Return the model's config as fairseq-hydra-train completes it."""
+    task = {"_name": "language_modeling", "data": "data", "tokens_per_sample": 48}
+    if "_xl" in arch:
+        task.update(_name="truncated_bptt_lm", batch_size=4)
+    cfg = OmegaConf.create({"task": task, "model": {"_name": arch, **flags}, "common": {"tpu": False}})
+    add_defaults(cfg)
+    return cfg.model
+
+
+# ---- real sizes ------------------------------------------------------------------------------------------------------
+
+
+def dictionary_size(types):
+    """Return the size of fairseq's dictionary for a corpus of `types`, <unk> and end of line among them."""
+    return -(-(types - 2 + Dictionary().nspecial) // 8) * 8
+
+
+WIKITEXT2 = dictionary_size(33_278)
+WIKITEXT103 = dictionary_size(267_735)
+LM1B = dictionary_size(793_471 - 1)  # the published list of words has a start of line too
+
+
+class Vocabulary:
+    """A dictionary of a given size without its words."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def pad(self):
+        return 1
+
+
+def task_of(size):
+    words = Vocabulary(size)
+    return SimpleNamespace(source_dictionary=words, target_dictionary=words)
+
+
+def in_real_size(arch, vocabulary, **flags):
+    """Return a model of `arch` on the meta device."""
+    args = Namespace(arch=arch, **{"tokens_per_sample": 512, "max_target_positions": 512, **flags})
+    ARCH_CONFIG_REGISTRY[arch](args)
+    with torch.device("meta"):
+        return build_model(args, task_of(vocabulary))
+
+
+def parameters(arch, vocabulary, **flags):
+    """Return the number of parameters of the model in its real size."""
+    return sum(p.numel() for p in in_real_size(arch, vocabulary, **flags).parameters())

@@ -1,0 +1,222 @@
+"""fairseq's checkpoints load, the plugin's load unchanged, and those of other flags are refused in one line."""
+
+import copy
+import re
+
+import pytest
+import torch
+
+from mixhead_plugin.errors import CheckpointError
+from mixhead_plugin.fairseq.models.synthesizer.attention import SYNTHESIZERS
+from mixhead_plugin.fairseq.options import SCOPES
+from mixhead_plugin.parts import PARTS
+from tests.covering import each_once
+from tests.fairseq.models.cases import NEUTRAL, forward
+from tests.helpers import TINY, build, shake, tokens
+from tests.xl import build_xl
+
+TRANSLATION = "mixhead_transformer"
+TRAINED = ("position-independent", "position-wise")
+VALUES = [{option: value} for option, table in PARTS.items() for value in table if value != "none"]
+
+
+def same(left, right):
+    return all(torch.equal(value, right.state_dict()[name]) for name, value in left.state_dict().items())
+
+
+@each_once(upstream=TINY, flags=[{}, *NEUTRAL])
+def test_fairseqs_checkpoint_gives_fairseqs_outputs(upstream, flags):
+    trained = build(upstream, seed=2).eval()
+    model = shake(build(f"mixhead_{upstream}", seed=3, **{"head_mixing": "none", **flags})).eval()
+    model.load_state_dict(copy.deepcopy(trained.state_dict()), strict=True)
+    sentences = tokens(padded=True)
+    torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
+
+
+@pytest.mark.parametrize(
+    "arch, flags",
+    [
+        *((f"l2_{upstream}", {}) for upstream in TINY),
+        *(("l2_transformer_lm", flags) for flags in VALUES),
+        *(("mixhead_synthesizer_lm", {"synthesizer": name}) for name in SYNTHESIZERS),
+        ("mixhead_transformer", {"relative_position": "t5", "relative_gain": 3}),
+        ("mixhead_transformer_lm", {"head_dim": 4, "heads_per_layer": "decoder-self=3:2,1:4"}),
+        ("mixhead_roberta_base", {"head_dim": 4, "heads_per_layer": "encoder-self=2,3:1"}),
+    ],
+)
+def test_a_checkpoint_comes_back_as_it_was_saved_pickled_and_copied(arch, flags, tmp_path):
+    trained = shake(build(arch, seed=2, **flags)).eval()
+    model = build(arch, seed=3, **flags).eval()
+    model.load_state_dict(copy.deepcopy(trained.state_dict()), strict=True)
+    torch.save(trained, tmp_path / "whole.pt")
+    sentences = tokens(padded=True)
+    for other in (model, torch.load(tmp_path / "whole.pt", weights_only=False), copy.deepcopy(trained)):
+        assert torch.equal(forward(other, sentences), forward(trained, sentences))
+
+
+def test_an_average_of_checkpoints_is_tensors_alone_and_loads():
+    for flags in VALUES:
+        state, loaded = dict(build(LM, **flags).state_dict()), build(LM, **flags, seed=2)
+        loaded.load_state_dict(state)
+        assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
+
+
+LM, SYNTHESIZER = "mixhead_transformer_lm", "mixhead_synthesizer_lm"
+L2 = {"attention_normalizer": "l2"}
+SOFT = {"head_mixing": "none"}
+# The trained model, the model that loads it, and the flag that the message must name.
+TOLD_BY_TENSORS = [
+    ((TRANSLATION, {}), (TRANSLATION, SOFT), "--head-mixing position-wise"),
+    ((TRANSLATION, {}), (TRANSLATION, {"head_mixing": TRAINED[0]}), "--head-mixing position-wise"),
+    ((TRANSLATION, {"head_mixing": TRAINED[0]}), (TRANSLATION, {}), f"--head-mixing {TRAINED[0]}"),
+    ((TRANSLATION, {}), (TRANSLATION, {"head_dim": 9}), "--head-dim 4"),
+    ((TRANSLATION, {}), (TRANSLATION, {"encoder_embed_dim": 32}), "--encoder-embed-dim 16"),
+    ((TRANSLATION, {}), (TRANSLATION, {"attention_scope": "self"}), "--attention-scope"),
+    (("transformer", {}), (TRANSLATION, {"head_mixing": "differential"}), "--head-mixing none"),
+    (("transformer", {}), (TRANSLATION, {**SOFT, "attention_sink": "learned"}), "--attention-sink none"),
+    ((TRANSLATION, {"score_mixing": TRAINED[1]}), (TRANSLATION, {}), f"--score-mixing {TRAINED[1]}"),
+    ((TRANSLATION, {"attention_gate": "head"}), (TRANSLATION, {}), "--attention-gate"),
+    ((LM, {"feature_mixing": "output"}), (LM, {"feature_mixing": "heads"}), "--feature-mixing output"),
+    (("transformer_lm", {}), (SYNTHESIZER, {}), "transformer_lm"),
+    ((SYNTHESIZER, {}), (LM, {}), "--synthesizer dense"),
+    ((SYNTHESIZER, {"synthesizer": "factorized-dense"}), (SYNTHESIZER, {}), "--synthesizer factorized-dense"),
+]
+TOLD_BY_THE_RECORD = [
+    ((TRANSLATION, {}), (TRANSLATION, {"attention_sink": "zero"}), "--attention-sink none"),
+    (("sigsoftmax_transformer", {}), (TRANSLATION, SOFT), "--attention-normalizer sigsoftmax"),
+    ((TRANSLATION, {}), (TRANSLATION, {"encoder_attention_heads": 2}), "--encoder-attention-heads 4"),
+    ((TRANSLATION, {}), (TRANSLATION, {"decoder_attention_heads": 2}), "--decoder-attention-heads 4"),
+    ((TRANSLATION, {"head_mixing": "random"}), (TRANSLATION, {"head_mixing": "average"}), "--head-mixing random"),
+    ((TRANSLATION, {**L2, **SOFT}), (TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}), "--attention-scope"),
+    ((TRANSLATION, {**L2, **SOFT, "attention_scope": "self"}), (TRANSLATION, {**L2, **SOFT}), "--attention-scope"),
+    ((LM, {"relative_position": "rotary"}), (LM, {}), "--relative-position rotary"),
+    ((LM, {"relative_gain": 3}), (LM, {}), "--relative-gain 3"),
+    (
+        (LM, {"feature_mixing": "heads", "mixed_features": "qk"}),
+        (LM, {"feature_mixing": "heads"}),
+        "--mixed-features qk",
+    ),
+    ((LM, {"feature_mixing": "heads"}), (LM, {"feature_mixing": "shared"}), "--feature-mixing heads"),
+    ((LM, {"relative_gain": 3}), (LM, {"relative_gain": 5}), "--relative-gain 3"),
+    ((LM, {"head_dim": 4, "heads_per_layer": "decoder-self=4:2,4"}), (LM, {"head_dim": 4}), "--heads-per-layer"),
+    ((SYNTHESIZER, {"synthesizer": "random"}), (SYNTHESIZER, {"synthesizer": "fixed-random"}), "--synthesizer random"),
+    ((SYNTHESIZER, {}), (SYNTHESIZER, {"max_target_positions": 48}), "--max-target-positions 64"),
+    (
+        (SYNTHESIZER, {"synthesizer": "factorized-random"}),
+        (SYNTHESIZER, {"synthesizer": "factorized-random", "synthesizer_rank": 3}),
+        "--synthesizer-rank 8",
+    ),
+    (
+        (SYNTHESIZER, {"synthesizer": "factorized-dense", "synthesizer_factor": 5}),
+        (SYNTHESIZER, {"synthesizer": "factorized-dense"}),
+        "--synthesizer-factor 5",
+    ),
+]
+
+
+@pytest.mark.parametrize("trained, into, flag", [*TOLD_BY_TENSORS, *TOLD_BY_THE_RECORD])
+def test_a_checkpoint_of_other_flags_is_refused_by_flag(trained, into, flag):
+    state, model = build(trained[0], **trained[1]).state_dict(), build(into[0], **into[1])
+    by_tensors = (trained, into, flag) in TOLD_BY_TENSORS
+    for known in (state, dict(state)) if by_tensors else (state,):  # a plain dict has no record of the flags
+        with pytest.raises(CheckpointError) as error:
+            model.load_state_dict(known)
+        assert flag in str(error.value) and "\n" not in str(error.value)
+
+
+# Flags of one model each; of every pair, the first is trained and the second loads it.
+OF_PARTS = [
+    *({**SOFT, **flags} for flags in [{}, *VALUES]),
+    *({**SOFT, "feature_mixing": "heads", "mixed_features": mixed} for mixed in ("qk", "v")),
+    {**SOFT, "head_dim": 2},
+    {**SOFT, "head_dim": 2, "heads_per_layer": "decoder-self=3"},
+    {"head_dim": 2, "heads_per_layer": "decoder-self=4:2"},
+    *({**SOFT, "relative_gain": farthest} for farthest in (2, 3)),
+]
+OF_SCOPES = [
+    *({**SOFT, "head_dim": 2, "attention_scope": scope} for scope in SCOPES),
+    {**SOFT, **L2, "attention_scope": "encoder"},
+    {"head_mixing": "differential", "attention_scope": "cross"},
+    {**SOFT, "relative_gain": 3, "attention_scope": "decoder-self"},
+]
+
+
+@pytest.mark.parametrize("known", ["with a record", "tensors alone"])
+@pytest.mark.parametrize("arch, flags", [(LM, OF_PARTS), (TRANSLATION, OF_SCOPES)], ids=["parts", "scopes"])
+def test_a_checkpoint_of_any_other_flags_loads_or_is_refused_by_a_flag(arch, flags, known):
+    """Never by torch's list of tensors."""
+    models = [build(arch, encoder_layers=1, decoder_layers=1, **each) for each in flags]
+    loaded, refused = 0, 0
+    for trained in models:
+        for model in models:
+            state = trained.state_dict() if known == "with a record" else dict(trained.state_dict())
+            try:
+                model.load_state_dict(state)
+                loaded += 1
+            except CheckpointError as error:
+                assert re.search(r"use (--[a-z-]+ \S+)|use an architecture", str(error))
+                refused += 1
+    assert loaded >= len(flags) and refused > len(flags)
+
+
+def test_a_checkpoint_of_another_scope_names_the_head_size_and_the_scope():
+    trained = build(TRANSLATION, **SOFT, head_dim=2, attention_scope="decoder")
+    with pytest.raises(CheckpointError) as error:
+        build(TRANSLATION, **SOFT, head_dim=2).load_state_dict(trained.state_dict())
+    assert str(error.value) == (
+        "checkpoint of another family: its encoder.layers.0.self_attn was trained with --head-dim 4, this model with "
+        "2; use --head-dim 4, or another --attention-scope"
+    )
+
+
+def test_a_checkpoint_of_other_sizes_of_transformer_xl_is_refused_by_its_own_flags():
+    state = build_xl("l2_transformer_xl").state_dict()
+    for flags, flag in (
+        ({"n_head": 5}, "--n-head 3"),
+        ({"d_model": 16}, "--d-model 12"),
+        ({"d_head": 4}, "--head-dim 5"),
+    ):
+        with pytest.raises(CheckpointError, match=f"use {flag}"):
+            build_xl("l2_transformer_xl", **flags).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "arch, before, after",
+    [
+        (TRANSLATION, {"attention_scope": "self"}, {}),
+        (LM, {}, {"relative_gain": 3}),
+        *((LM, {}, flags) for flags in NEUTRAL if "head_mixing" not in flags),
+        *((SYNTHESIZER, {"synthesizer": name, **SOFT}, {"synthesizer": name}) for name in SYNTHESIZERS),
+    ],
+)
+def test_what_a_checkpoint_lacks_starts_without_effect(arch, before, after):
+    trained, model = shake(build(arch, seed=2, **before)).eval(), build(arch, seed=3, **after).eval()
+    model.load_state_dict(copy.deepcopy(trained.state_dict()))
+    sentences = tokens()
+    torch.testing.assert_close(forward(model, sentences), forward(trained, sentences))
+
+
+def test_another_normalizer_for_fairseqs_checkpoint_is_warned_of(caplog):
+    build("sigsoftmax_transformer").load_state_dict(build("transformer").state_dict())
+    assert "--attention-normalizer it was trained; from now on it is sigsoftmax" in caplog.text
+    build(TRANSLATION, attention_sink="zero").load_state_dict(build("transformer").state_dict())
+    assert "--attention-sink it was trained; from now on it is zero" in caplog.text
+
+
+@pytest.mark.parametrize("arch, cutoff", [(LM, "5,10"), (TRANSLATION, [5, 10])])
+def test_an_adaptive_softmax_with_shared_embeddings_can_be_loaded_again(arch, cutoff):
+    """Load a checkpoint to which fairseq has added a matrix that its model does not have."""
+    flags = {"adaptive_softmax_cutoff": cutoff, "share_decoder_input_output_embed": True}
+    trained, loaded = build(arch, **flags), build(arch, seed=2, **flags)
+    loaded.load_state_dict(copy.deepcopy(trained.state_dict()))
+    assert same(loaded, trained)
+
+
+@pytest.mark.parametrize("mixing", TRAINED)
+def test_a_checkpoint_without_a_mixing_becomes_the_identity_whatever_a_new_model_starts_as(mixing):
+    model = build(TRANSLATION, head_mixing=mixing, mixing_start="uniform").eval()
+    assert model.encoder.layers[0].self_attn.head_mixing.start == "uniform"
+    sentences, fairseqs = tokens(), build("transformer", seed=2).eval()
+    assert not torch.allclose(forward(model, sentences), forward(build("transformer").eval(), sentences))
+    model.load_state_dict(copy.deepcopy(fairseqs.state_dict()))
+    torch.testing.assert_close(forward(model, sentences), forward(fairseqs, sentences))

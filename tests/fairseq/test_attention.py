@@ -1,0 +1,271 @@
+"""Test what the module adds to the op: projections, caches, kinds of masks, beams, constant keys, TorchScript."""
+
+import itertools
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+
+from mixhead_plugin.fairseq.attention import HeadGates, MixheadAttention
+from mixhead_plugin.ops import IMPLEMENTATIONS
+from tests.covering import covering, each_once
+from tests.fairseq.definition import (
+    CROSS,
+    KINDS,
+    MIXINGS,
+    NK,
+    NORMALIZERS,
+    NQ,
+    RELATIVE,
+    B,
+    E,
+    H,
+    StepByStep,
+    build,
+    check_half_precision,
+    decode,
+    definition,
+    future,
+    inputs,
+    padding,
+)
+
+# where nothing is different from fairseq before training
+STARTS = [name for name, kind in MIXINGS.items() if kind["head_mixing"] not in ("random", "average", "differential")]
+DEFINED = [kind for kind in KINDS if kind not in ("constant", "zero")]
+
+
+def hidden(kind):
+    return padding()[:, None, None] if kind == "cross" else future().bool()
+
+
+# ---- fairseq's module ------------------------------------------------------------------------------------------------
+
+
+@each_once(
+    mixing=STARTS,
+    kind=["self", "constant", "zero", "cross", "t5", "gain"],
+    masked=[False, True],
+    need=[{"need_weights": False}, {}, {"need_head_weights": True}],
+)
+def test_before_training_it_is_fairseqs_module(mixing, kind, masked, need):
+    arguments = {"self_attention": kind != "cross", **KINDS[kind]}
+    torch.manual_seed(3)
+    ours = MixheadAttention(E, H, **MIXINGS[mixing], **arguments).eval()
+    torch.manual_seed(3)
+    fairseqs = MultiheadAttention(E, H, **{k: v for k, v in arguments.items() if "relative" not in k}).eval()
+    query, key, masks = inputs(kind)
+    need = {**need, "static_kv": kind == "cross"}
+    masks = {name: mask for name, mask in masks.items() if masked and name != "static_kv"}
+    expected, expected_weights = fairseqs(query, key, key, **masks, **need)
+    out, weights = ours(query, key, key, **masks, **need)
+    torch.testing.assert_close(out, expected)
+    if weights is not None and weights.dim() > expected_weights.dim():  # fairseq's self-attention averages anyway
+        weights = weights.mean(0)
+    torch.testing.assert_close(weights, expected_weights)
+    for result in (expected, out):
+        result.square().sum().backward()
+    for name, parameter in fairseqs.named_parameters():
+        assert torch.equal(parameter, ours.get_parameter(name)), name
+        torch.testing.assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
+    for name, parameter in ours.named_parameters():
+        alive = "_mixing" in name and not any(part in name for part in ("hidden", "left"))  # their gradient is 0 at I
+        assert not alive or parameter.grad.abs().max() > 0, name
+
+
+def test_before_softmax_returns_what_fairseqs_module_returns():
+    torch.manual_seed(3)
+    fairseqs = MultiheadAttention(E, H, **CROSS).eval()
+    query, key, masks = inputs("cross")
+    expected = fairseqs(query, key, key, before_softmax=True, **masks)
+    torch.testing.assert_close(build("cross")(query, key, key, before_softmax=True, **masks), expected)
+
+
+# ---- the equations ---------------------------------------------------------------------------------------------------
+
+
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=DEFINED, head_dim=[None, 6])
+def test_outputs_weights_and_gradients_are_those_of_the_equations(normalizer, mixing, kind, head_dim):
+    module = build(kind, mixing, normalizer, head_dim=head_dim).double()
+    query, key, masks = inputs(kind, dtype=torch.float64)
+    expected, weights = definition(module, query, key, hidden(kind))
+    torch.testing.assert_close(module(query, key, key, need_head_weights=True, **masks), (expected, weights))
+    averaged = module(query, key, key, **masks)[1]
+    torch.testing.assert_close(averaged, weights.mean(0))
+    parameters = list(module.parameters())
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    for impl in [name for name in IMPLEMENTATIONS if name != "triton"]:
+        module.impl = impl
+        out, nothing = module(query, key, key, need_weights=False, **masks)
+        assert nothing is None
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.square().sum(), parameters), wanted)
+
+
+@each_once(
+    kind=DEFINED,
+    normalizer=["softmax", "l2", "l2, sink"],
+    mixing=MIXINGS,
+    dtype=[torch.float16, torch.bfloat16],
+    need_weights=[False, True],
+)
+def test_half_precision_is_as_close_as_the_formula_in_half_precision(kind, normalizer, mixing, dtype, need_weights):
+    query, key, masks = inputs(kind)
+    check_half_precision(
+        lambda m, q, k: m(q, q if kind != "cross" else k, k, need_weights=need_weights, **masks)[0],
+        lambda m, q, k: definition(m, q, q if kind != "cross" else k, hidden(kind))[0],
+        build(kind, mixing, normalizer),
+        [query, key],
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("way", ["plain", "weights", "gates", "hook", "beams"])
+def test_training_with_many_small_heads_gives_what_evaluation_gives(way):
+    module = MixheadAttention(32, 8, encoder_decoder_attention=True, head_mixing="position-wise")
+    torch.nn.init.normal_(module.head_mixing.query_weight)
+    query, key, found = torch.randn(20, 4, 32), torch.randn(9, 2, 32).repeat_interleave(2, 1), []
+    if way == "gates":
+        module.gates = HeadGates(torch.linspace(0, 1, 8))
+    elif way == "hook":
+        module.hook = lambda attention, out, heads: out * heads.mixing.mean()
+    elif way == "beams":
+        module.set_beam_size(2)
+    for training in (True, False):
+        options = {"incremental_state": {}, "static_kv": True} if way == "beams" else {}
+        out = module.train(training)(query, key, key, need_weights=way == "weights", **options)[0]
+        found.append((out, torch.autograd.grad(out.sum(), list(module.parameters()))))
+    torch.testing.assert_close(*found)
+
+
+def test_autocast_does_not_lower_the_precision_of_the_weights():
+    module, (x, *_) = build(mixing="position-wise"), inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, x, x)[1].dtype == torch.float32
+
+
+# ---- step-by-step decoding -------------------------------------------------------------------------------------------
+
+
+@covering(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
+def test_step_by_step_with_reordered_hypotheses_is_the_full_pass(normalizer, mixing, kind):
+    module, (x, key, masks) = build(kind, mixing, normalizer).double(), inputs(kind, dtype=torch.float64)
+    order, cross = torch.tensor([2, 0, 0]), kind == "cross"
+    hide = {"key_padding_mask": padding()} if cross else {}
+    steps, state = decode(module, x[:3], key if cross else None, **hide)
+    torch.testing.assert_close(steps, module(x, key, key, need_weights=False, **masks)[0][:3])
+    module.reorder_incremental_state(state, order)
+    chosen = torch.cat([x[:3, order], torch.randn_like(x[3:])])
+    rest, _ = decode(module, chosen[3:], key[:, order] if cross else None, state)
+    key = key[:, order] if cross else chosen
+    masks |= {name: mask[order] for name, mask in hide.items()}
+    torch.testing.assert_close(rest, module(chosen, key, key, need_weights=False, **masks)[0][3:])
+
+
+@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, beam=[2, 3])
+def test_hypotheses_of_a_sentence_share_its_keys(normalizer, mixing, beam):
+    module, key = build("cross", mixing, normalizer).double(), inputs("cross", dtype=torch.float64)[1]
+    query, key = torch.randn(NQ, B * beam, E, dtype=torch.float64), key.repeat_interleave(beam, 1)
+    masks = {"key_padding_mask": padding().repeat_interleave(beam, 0), "static_kv": True}
+    full = module(query, key, key, need_weights=False, **masks)[0]
+    module.set_beam_size(beam)
+    steps, state = decode(module, query, key, **masks)
+    torch.testing.assert_close(steps, full)
+    assert module._get_input_buffer(state)["prev_key"].shape == (B, H, NK, E // H)  # every sentence once
+    whole, weights = module(query, key, key, need_head_weights=True, **masks)
+    torch.testing.assert_close(whole, full)
+    assert weights.shape == (module.num_mixed_heads, B * beam, NQ, NK)
+    masked = {**masks, "attn_mask": torch.randn(NQ, NK, dtype=torch.float64)}
+    together = module(query, key, key, incremental_state={}, **masked)
+    torch.testing.assert_close(together, module(query, key, key, **masked))
+    # sentences that are finished leave the cache, and a hypothesis may continue twice
+    order = torch.tensor([1] * beam + list(range(2 * beam, 3 * beam)))
+    module.reorder_incremental_state(state, order)
+    step = module(query[:1, order], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+    torch.testing.assert_close(step, full[:1, order])
+
+
+@each_once(mixing=STARTS, equal=[False, True])
+def test_the_beam_size_of_an_earlier_search_changes_nothing(mixing, equal):
+    """Neither training changes, nor a search of another beam size with as many sentences, some of them equal."""
+    module = build("cross", mixing)
+    query, key = torch.randn(NQ, 4, E), torch.randn(NK, 4, KINDS["cross"]["kdim"])
+    if equal:
+        key = key[:, [0, 0, 2, 2]]
+    full = module(query, key, key, static_kv=True, need_weights=False)[0]
+    module.set_beam_size(2)
+    torch.testing.assert_close(module(query, key, key, static_kv=True, need_weights=False)[0], full)
+    steps, state = decode(module, query, key)
+    torch.testing.assert_close(steps, full)
+    for order in (torch.tensor([3, 0, 0, 1]), torch.tensor([0, 2, 0, 1])):
+        module.reorder_incremental_state(state, order)
+        query, key = query[:, order], key[:, order]
+        step = module(query[:1], None, None, incremental_state=state, static_kv=True, need_weights=False)[0]
+        torch.testing.assert_close(step, module(query[:1], key, key, static_kv=True, need_weights=False)[0])
+
+
+@each_once(normalizer=NORMALIZERS, mixing=MIXINGS, kind=KINDS)
+def test_torchscript_gives_the_same_outputs(normalizer, mixing, kind):
+    module, (x, key, masks) = build(kind, mixing, normalizer), inputs(kind)
+    scripted = torch.jit.script(StepByStep(module))
+    for weights, head_weights in itertools.product([False, True], repeat=2):
+        arguments = {**masks, "need_weights": weights, "need_head_weights": head_weights}
+        expected = module(x, key, key, **arguments)
+        torch.testing.assert_close(scripted.attention(x, key, key, **arguments), expected)
+    key = key if kind == "cross" else None
+    torch.testing.assert_close(scripted(x, key), decode(module, x, key)[0])
+
+
+# ---- what a constructor takes ----------------------------------------------------------------------------------------
+
+
+def test_dropout_runs_in_training_and_where_it_is_retained():
+    module, (x, *_) = build(mixing="position-wise", dropout=0.5), inputs()
+    first, weights = module(x, x, x)
+    assert torch.equal(first, module(x, x, x)[0])
+    dropout = module.dropout_module
+    dropout.make_generation_fast_("attention", retain_dropout=True, retain_dropout_modules=["MultiheadAttention"])
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+    dropout.apply_during_inference = False
+    again, others = module.train()(x, x, x)
+    assert not torch.equal(again, first)
+    torch.testing.assert_close(others, weights)  # those before dropout
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_heads": 5},  # without a head size
+        {"num_mixed_heads": 2},  # without mixing
+        {"num_mixed_heads": 4, "head_mixing": "differential"},
+        {"num_heads": 1, "head_mixing": "differential"},
+        {"attention_sink": "zero", "normalizer": "sigmoid"},
+        {"kdim": 3, "self_attention": True},
+        {"encoder_decoder_attention": True, "relative_position": "t5"},
+        {"self_attention": True, "add_zero_attn": True, "relative_gain": 2},
+        {"self_attention": True, "head_dim": 3, "relative_position": "rotary"},
+    ],
+)
+def test_what_cannot_work_is_refused(options):
+    with pytest.raises(ValueError):
+        MixheadAttention(E, **{"num_heads": H, **options})
+
+
+def test_quantisation_noise_reaches_the_projections():
+    module, (x, *_) = build(q_noise=0.5, qn_block_size=4).train(), inputs()
+    assert not torch.equal(module(x, x, x)[0], module(x, x, x)[0])
+
+
+# ---- the device `meta`, on which people count parameters -------------------------------------------------------------
+
+
+@each_once(mixing=MIXINGS, kind=["self", "cross", *RELATIVE], need_weights=[False, True])
+def test_a_module_can_be_built_and_run_on_meta(mixing, kind, need_weights):
+    with torch.device("meta"):
+        module = build(kind, mixing)
+        query, key, masks = inputs(kind)
+        out, _ = module(query, key, key, need_weights=need_weights, **masks)
+    assert out.is_meta and out.shape == (NQ, B, E)
+    assert not any(tensor.device.type != "meta" for tensor in module.state_dict().values())
+    expected = {name: tensor.shape for name, tensor in build(kind, mixing).state_dict().items()}
+    assert {name: tensor.shape for name, tensor in module.state_dict().items()} == expected

@@ -1,0 +1,120 @@
+"""Test head mixings alone; test_attention.py has them in whole attentions."""
+
+import pytest
+import torch
+
+from mixhead_plugin.parts import PARTS, Assembly, AttentionSizes, complete, sizes_of
+from mixhead_plugin.parts.head_mixing import HEAD_MIXINGS, MIXING_STARTS
+
+H, D, C = 6, 4, 7
+SHAPES = {"query": (2, H, 3, D), "input": (2, 3, C)}
+built = pytest.mark.parametrize("name", [n for n, kind in HEAD_MIXINGS.items() if kind.build])
+
+
+def build(name, heads=H, mixed=None):
+    kind = HEAD_MIXINGS[name]
+    return kind.build(AttentionSizes(heads, D, mixed or heads // kind.group, kind.group * D, C))
+
+
+def inputs():
+    return {name: torch.randn(shape) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("option", PARTS)
+def test_the_table_says_what_a_part_has(option):
+    for value, kind in PARTS[option].items():
+        mixed = H - 1 if not kind.uncut and kind.trained else H // kind.group
+        module = kind.build(AttentionSizes(H, D, mixed, kind.group * D, C)) if kind.build else torch.nn.Module()
+        assert set(module.state_dict()) == set(kind.parameters), value
+        for parameter, axes in kind.parameters.items():
+            for dim, side, whole_heads in axes:
+                size = {"source": H, "mixed": mixed}[side] * (D if whole_heads else 1)
+                assert module.state_dict()[parameter].shape[dim] == size, value
+
+
+@built
+def test_the_table_says_what_a_mixing_reads(name):
+    """Frozen matrices are in checkpoints too."""
+    kind, mixing, given = HEAD_MIXINGS[name], build(name), inputs()
+    assert bool(list(mixing.parameters())) == kind.trained
+    torch.manual_seed(1)
+    for tensor in mixing.state_dict().values():
+        torch.nn.init.normal_(tensor)
+    for what in given:
+        changed = {**given, what: torch.randn(SHAPES[what])}
+        assert torch.equal(mixing(*given.values()), mixing(*changed.values())) == (kind.reads != what)
+
+
+def test_average_mixing_makes_every_head_the_mean_head():
+    matrix = build("average")(*inputs().values())
+    torch.testing.assert_close(matrix, torch.full((H, H), 1 / H))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8, 64])
+def test_columns_of_random_mixing_sum_to_one(heads):
+    matrix = build("random", heads)(*inputs().values())
+    torch.testing.assert_close(matrix.sum(0), torch.ones(heads))
+    assert heads == 1 or matrix.std() > 0.01
+
+
+def test_a_differential_mixing_starts_at_one_half():
+    """The source says so; tests/fairseq/definition.py has the equation."""
+    matrix = build("differential")(*inputs().values())
+    assert (matrix[..., H // 2 :, :].diagonal(dim1=-2, dim2=-1) == -0.5).all()
+
+
+def test_low_rank_mixings_start_apart():
+    first, _, second = build("low-rank"), torch.rand(1), build("low-rank")
+    for name in ("hidden_weight", "left_weight"):
+        assert not torch.equal(first.get_parameter(name), second.get_parameter(name))
+
+
+# ---- --mixing-start --------------------------------------------------------------------------------------------------
+
+STARTED = [name for name, kind in HEAD_MIXINGS.items() if kind.starts]
+
+
+def started(name, start, heads=H, mixed=H):
+    return HEAD_MIXINGS[name].build(AttentionSizes(heads, D, mixed, D, C, mixing_start=start))
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_a_mixing_starts_as_it_was_asked(name):
+    """Mixhead section 3.2."""
+    for start, expected in (("identity", torch.eye(H, H - 1)), ("uniform", torch.full((H, H - 1), 1 / H))):
+        mixing = started(name, start, mixed=H - 1)
+        torch.testing.assert_close(mixing(*inputs().values()).expand(2, 3, -1, -1)[1, 2], expected)
+    for heads in (16, 100):
+        matrix = started(name, "random", heads, heads)(torch.zeros(1, heads, 1, D), torch.zeros(1, 1, C))
+        assert abs(matrix.std() * heads**0.5 - 1) < 0.2
+        assert abs(matrix.mean()) < 0.05
+
+
+@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.parametrize("start", MIXING_STARTS)
+def test_a_mixing_starts_again_as_it_was_asked(name, start):
+    mixing = started(name, start)
+    for tensor in mixing.state_dict().values():
+        tensor.fill_(7.0)
+    torch.manual_seed(3)
+    mixing.reset_parameters()
+    torch.manual_seed(3)
+    assert all(torch.equal(value, mixing.state_dict()[k]) for k, value in started(name, start).state_dict().items())
+
+
+def test_a_random_start_leaves_the_numbers_of_the_other_weights():
+    numbers = []
+    for start in MIXING_STARTS:
+        torch.manual_seed(1)
+        started("position-wise", start)
+        numbers.append(torch.rand(3))
+    assert torch.equal(numbers[0], numbers[1])
+
+
+def test_a_start_belongs_to_head_mixing_alone():
+    mixings = dict.fromkeys(("head_mixing", "score_mixing"), "position-wise")
+    variant = complete({**mixings, "mixing_start": "uniform"})
+    assembly = Assembly()
+    assembly.add_parts(variant, sizes_of(variant, H, D, H * D))
+    assert torch.equal(assembly.head_mixing.bias, torch.full((H, H), 1 / H))
+    assert torch.equal(assembly.score_mixing.bias, torch.eye(H))

@@ -1,0 +1,97 @@
+"""Test the factor on the learning rate of the mixing."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf  # noqa: F401 (registers the optimizers' configs)
+from fairseq.optim import OPTIMIZER_REGISTRY, build_optimizer
+from fairseq.optim.fp16_optimizer import FP16Optimizer
+from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
+
+from mixhead_plugin.fairseq.learning_rate import scale_learning_rate, scale_steps
+from mixhead_plugin.fairseq.repairs import learning_rate
+from tests.helpers import build, tokens
+
+OPTIMIZERS = {
+    "adam": {
+        "adam_betas": "(0.9, 0.98)",
+        "adam_eps": 1e-8,
+        "weight_decay": 0.01,
+        "use_old_adam": True,
+        "fp16_adam_stats": False,
+        "tpu": False,
+    },
+    "sgd": {"momentum": 0.9, "weight_decay": 0.01},
+}
+
+
+def optimizer_config(name, lr):
+    config = getattr(OPTIMIZER_REGISTRY[name], "__dataclass", None)
+    defaults = {} if config is None else vars(config())
+    defaults = {k: v for k, v in defaults.items() if not str(v).startswith("${")}
+    values = {**defaults, **OPTIMIZERS[name], "lr": [lr], "_name": name}
+    return OmegaConf.create(values)
+
+
+def train(name, factor, lr, updates=1):
+    """Return the parameters after some updates of fairseq's optimizer."""
+    model = build("mixhead_transformer_lm", mixing_lr_scale=factor).train()
+    optimizer = build_optimizer(optimizer_config(name, lr), list(model.parameters()))
+    scale_steps(optimizer.optimizer)
+    torch.manual_seed(2)
+    for _ in range(updates):
+        optimizer.zero_grad()
+        model(tokens())[0].log_softmax(-1)[..., 5].mean().neg().backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_step_moves_the_mixing_by_the_factor_and_nothing_else(name):
+    start, plain, scaled = train(name, 1, 0.01, updates=0), train(name, 1, 0.01), train(name, 5, 0.01)
+    for key, value in start.items():
+        factor = 5 if ".head_mixing." in key else 1
+        torch.testing.assert_close(scaled[key] - value, factor * (plain[key] - value), rtol=1e-4, atol=1e-6, msg=key)
+        assert ".head_mixing." not in key or (plain[key] - value).abs().max() > 1e-5
+
+
+def in_bfloat16(model):
+    """Return fairseq's optimizer with float32 copies of the parameters."""
+    common = {"bf16": True, "fp16_no_flatten_grads": True, "fp16_scale_window": 1}
+    config = OmegaConf.create({"common": common, "optimizer": optimizer_config("sgd", 0.01)})
+    return FP16Optimizer.build_optimizer(config, list(model.parameters()))
+
+
+def test_the_float32_copies_of_half_precision_training_are_scaled_too():
+    deltas = []
+    for factor in (1, 5):
+        model = build("mixhead_transformer_lm", mixing_lr_scale=factor).bfloat16().train()
+        optimizer = in_bfloat16(model)
+        scale_steps(optimizer.optimizer)
+        named = dict(zip(dict(model.named_parameters()), optimizer.fp32_params, strict=True))
+        before = {key: value.detach().clone() for key, value in named.items()}
+        torch.manual_seed(2)
+        optimizer.backward(model(tokens())[0].float().log_softmax(-1)[..., 5].mean().neg())
+        optimizer.step()
+        deltas.append({key: named[key].detach() - value for key, value in before.items()})
+    for key, delta in deltas[0].items():
+        factor = 5 if ".head_mixing." in key else 1
+        torch.testing.assert_close(deltas[1][key], factor * delta, rtol=1e-3, atol=1e-7, msg=key)
+
+
+def test_fairseqs_trainer_scales_the_steps_of_its_optimizer():
+    mixing, trainer = torch.nn.Linear(1, 1, bias=False), SimpleNamespace()
+    scale_learning_rate(mixing, 3)
+    torchs = torch.optim.SGD(mixing.parameters(), lr=0.1)
+
+    def build(trainer):
+        trainer.optimizer = SimpleNamespace(optimizer=torchs)
+
+    assert hasattr(Trainer._build_optimizer, "__wrapped__")
+    learning_rate._build_optimizer(build, trainer)
+    before = mixing.weight.item()
+    mixing.weight.grad = torch.ones(1, 1)
+    torchs.step()
+    assert mixing.weight.item() == pytest.approx(before - 0.3)

@@ -1,0 +1,48 @@
+"""Test figures and JSON files."""
+
+import importlib
+import json
+import sys
+from argparse import Namespace
+
+import numpy as np
+import torch
+
+from mixhead_plugin.fairseq.analysis import output
+from mixhead_plugin.heads import figures
+
+
+def test_matrices_share_one_scale_with_0_in_its_middle():
+    panels = [[("A", [[1.0], [2.0, -3.0]]), None], [("B", [[0.0]]), ("C", [[1.0]])]]
+    figure = figures.heat_maps(panels, (2, 2), "M", "RdBu_r")
+    images = [axes.images[0] for axes in figure.axes[:4] if axes.images]
+    assert [image.get_clim() for image in images] == [(-3, 3)] * 3
+    np.testing.assert_array_equal(images[0].get_array().filled(np.nan), [[1, np.nan], [2, -3]])
+    assert [axes.axison for axes in figure.axes[:4]] == [True, False, True, True]
+    assert figures.heat_maps(panels, (2, 2), "M").axes[0].images[0].get_clim() == (-3, 2)
+
+
+def test_a_variant_has_its_colour_beside_any_other_and_no_two_series_look_alike():
+    alone = {name: figures.lines([name])[name]["color"] for name in figures.VARIANTS}
+    looks = figures.lines([*figures.VARIANTS, *"abcdefgh"])
+    assert {name: looks[name]["color"] for name in alone} == alone
+    assert len({tuple(look.values()) for look in looks.values()}) == len(looks)
+
+
+def test_json_has_versions_flags_and_numbers(tmp_path):
+    args = Namespace(checkpoint="a.pt", limit=None, cpu=True, model_overrides={"dropout": 0.1}, labels="ä,b")
+    args.output = str(tmp_path / "new" / "folder")
+    results = {"rank": torch.tensor([1.5, float("nan")]), "layers": {0: np.float64(2), 1: (np.inf, 3)}}
+    output.write(args, "spectrum", results, {})
+    found = json.loads((tmp_path / "new" / "folder" / "spectrum.json").read_text(encoding="utf-8"))
+    assert found["command"] == "spectrum"
+    flags = {"checkpoint": "a.pt", "cpu": True, "model_overrides": {"dropout": 0.1}, "labels": "ä,b"}
+    assert found["flags"] == {**flags, "output": args.output}
+    assert {"mixhead_plugin", "python", "torch", "fairseq"} == set(found["versions"])
+    assert found["rank"] == [1.5, None]
+    assert found["layers"] == {"0": 2.0, "1": [None, 3]}
+
+
+def test_matplotlib_is_imported_only_for_a_picture(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # importing it would fail
+    importlib.reload(figures)
